@@ -1,0 +1,35 @@
+"""Options: what users wrote becomes one typed `Config` in which every value knows where it came from.
+
+`load` reads the sources of a model directory and an environment; `resolve` decides, by the precedence table in
+`resolve.precedence`, and raises one `ConfigError` with every problem.
+"""
+
+from djl_trtllm.config.choices import Backend, DType, KvCacheDType, Quantization, RollingBatch, SchedulerPolicy
+from djl_trtllm.config.configuration import Config
+from djl_trtllm.config.environment import read_environment
+from djl_trtllm.config.options import Options
+from djl_trtllm.config.origin import Origin, OriginKind
+from djl_trtllm.config.resolve import load, resolve
+from djl_trtllm.config.sources import Layer, Setting, Source, parse_properties, read_arguments, read_properties
+
+__all__ = [
+    "Backend",
+    "Config",
+    "DType",
+    "KvCacheDType",
+    "Layer",
+    "Options",
+    "Origin",
+    "OriginKind",
+    "Quantization",
+    "RollingBatch",
+    "SchedulerPolicy",
+    "Setting",
+    "Source",
+    "load",
+    "parse_properties",
+    "read_arguments",
+    "read_environment",
+    "read_properties",
+    "resolve",
+]

@@ -1,0 +1,98 @@
+"""Rules that give an option its value from others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from djl_trtllm.config.origin import Origin
+from djl_trtllm.config.sources import Setting
+from djl_trtllm.config.values import as_text
+
+
+@dataclass
+class Draft:
+    """Values on their way to a `Config`: those users set, with the winning setting of each, and what rules add."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    chosen: dict[str, Setting] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def is_set(self, name: str) -> bool:
+        """Whether the user set the field to a value that is one."""
+        return name in self.chosen and name in self.values
+
+    def derive(self, name: str, value: Any, rule: str) -> None:
+        """Give a field a value that follows from others."""
+        self.values[name] = value
+        self.origins[name] = Origin.derived(rule)
+
+
+def widen_for_max_num_tokens(draft: Draft) -> None:
+    """`max_num_tokens`, set by the user to N, raises the limits that would keep it from being reached.
+
+    Input and output length to at least min(4096, N), the batch to at least 256 (finding-max-num-tokens.md).
+    """
+    tokens = draft.values.get("max_num_tokens")
+    if tokens is None:
+        return
+    cause = draft.chosen["max_num_tokens"]
+    for name, floor in (
+        ("max_input_len", min(4096, tokens)),
+        ("max_output_len", min(4096, tokens)),
+        ("max_rolling_batch_size", 256),
+    ):
+        own = draft.values.get(name)
+        if own is not None and own >= floor:
+            continue
+        rule = f"option.max_num_tokens={tokens} ({cause.origin})"
+        if own is not None:
+            setting = draft.chosen[name]
+            draft.warnings.append(
+                f"{setting.cited} is raised to {floor}, because {cause.cited} sets it to max({floor}, your value); "
+                "to keep a smaller value, leave option.max_num_tokens out"
+            )
+            rule += f", which raises {as_text(own)} ({setting.origin})"
+        draft.derive(name, floor, rule)
+
+
+def split_inference_address(draft: Draft) -> None:
+    """`inference_address` gives host and port where these are not set themselves."""
+    address = draft.values.get("inference_address")
+    if address is None:
+        return
+    setting = draft.chosen["inference_address"]
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), None, None
+    if parts.scheme != "http" or not host or parts.username or parts.path not in ("", "/") or parts.query:
+        hint = "; this server does not speak TLS, put a proxy in front of it" if parts.scheme == "https" else ""
+        draft.problems.append(f"{setting.cited}: expected http://HOST:PORT{hint}")
+        return
+    rule = setting.cited
+    if not draft.is_set("host"):
+        draft.derive("host", host, rule)
+    if not draft.is_set("port"):
+        draft.derive("port", 80 if port is None else port, rule)
+
+
+def place_engine_cache(draft: Draft) -> None:
+    """The engine cache is the djl-trtllm folder of DJL's cache folder, else of the download folder."""
+    if draft.values.get("engine_cache_dir") is not None:
+        return
+    for name in ("cache_dir", "download_dir"):
+        folder = draft.values.get(name)
+        if folder is not None:
+            setting = draft.chosen[name]
+            draft.derive("engine_cache_dir", folder / "djl-trtllm", setting.cited)
+            return
+
+
+RULES: tuple[Callable[[Draft], None], ...] = (widen_for_max_num_tokens, split_inference_address, place_engine_cache)
+"""Every rule, in the order in which they run."""

@@ -1,0 +1,120 @@
+"""The resolved configuration as a table for people and as a structure for programs; secrets are masked in both."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from djl_trtllm.config.choices import Backend
+from djl_trtllm.config.configuration import Config
+from djl_trtllm.config.masking import masked
+from djl_trtllm.config.origin import OriginKind
+from djl_trtllm.config.registry import OPTIONS, DeclaredOption
+from djl_trtllm.config.values import as_text
+
+_LONGEST_VALUE = 60
+_NO_EFFECT = ("no effect", "ignored")
+
+
+def render(config: Config, backend: Backend | None = None, *, only_set: bool = False) -> Table:
+    """A rich table of all options: value, where it came from and what it does on the backend.
+
+    `backend` is the chosen one where `option.backend` is `auto`; without it, effects are named per backend.
+    `only_set` leaves out options that have their default. Print the warnings beside it: they are `config.warnings`.
+    """
+    chosen = backend or config.options.backend
+    table = Table(title=f"Configuration (backend: {chosen})", title_justify="left", show_lines=False)
+    table.add_column("option", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold")
+    table.add_column("effect", overflow="fold")
+    group = ""
+    for declared in OPTIONS.values():
+        origin = config.origin(declared.name)
+        if only_set and origin.kind is OriginKind.DEFAULT:
+            continue
+        if group and group != declared.group:
+            table.add_section()
+        group = declared.group
+        style = "dim" if origin.kind is OriginKind.DEFAULT else ""
+        beaten = [setting.cited for setting in config.overridden.get(declared.name, ())]
+        came_from = f"{origin}, before {', '.join(beaten)}" if beaten else str(origin)
+        table.add_row(
+            Text(declared.key, style),
+            Text(_shown(declared, getattr(config.options, declared.name)), style),
+            Text(masked(declared.key, came_from), style),
+            Text(declared.option.effect_on(chosen), style),
+        )
+    return table
+
+
+def as_json(config: Config, backend: Backend | None = None) -> dict[str, Any]:
+    """The same for programs: everything is made of dict, list, str, int, float, bool and None.
+
+    `options` maps field names to `key`, `value`, `default`, `unit`, `set` (by the user), `origin` (`kind`, `where`,
+    `line`, `text`), `effect` and `overridden` (what the user wrote that something stronger beat).
+    """
+    chosen = backend or config.options.backend
+    return {
+        "backend": chosen.value,
+        "model_dir": None if config.model_dir is None else str(config.model_dir),
+        "options": {declared.name: _entry(config, declared, chosen) for declared in OPTIONS.values()},
+        "warnings": list(config.warnings),
+    }
+
+
+def without_effect(config: Config, backend: Backend) -> tuple[str, ...]:
+    """One line for each option that the user set and that does nothing on this backend, with the reason."""
+    lines = []
+    for declared in OPTIONS.values():
+        effect = declared.option.effect_on(backend)
+        if config.is_set(declared.name) and effect.startswith(_NO_EFFECT):
+            value = _shown(declared, getattr(config.options, declared.name))
+            lines.append(f"{declared.key} = {value} ({config.origin(declared.name)}): {effect}")
+    return tuple(lines)
+
+
+def _entry(config: Config, declared: DeclaredOption, backend: Backend) -> dict[str, Any]:
+    origin = config.origin(declared.name)
+    return {
+        "key": declared.key,
+        "value": _plain(declared, getattr(config.options, declared.name)),
+        "default": _plain(declared, declared.default),
+        "unit": declared.option.unit or None,
+        "set": config.is_set(declared.name),
+        "origin": {
+            "kind": origin.kind.value,
+            "where": masked(declared.key, origin.where) or None,
+            "line": origin.line,
+            "text": masked(declared.key, str(origin)),
+        },
+        "effect": declared.option.effect_on(backend),
+        "overridden": [
+            {"wrote": setting.shown, "origin": str(setting.origin)}
+            for setting in config.overridden.get(declared.name, ())
+        ],
+    }
+
+
+def _plain(declared: DeclaredOption, value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (str, Path)):
+        return masked(declared.key, str(value))
+    return value
+
+
+def _shown(declared: DeclaredOption, value: Any) -> str:
+    if value is None:
+        note = declared.option.default_note
+        return f"not set: {note}" if note else "not set"
+    text = masked(declared.key, as_text(value))
+    text = text if text.isprintable() else repr(text)[1:-1]
+    if len(text) > _LONGEST_VALUE:
+        text = text[: _LONGEST_VALUE - 3] + "..."
+    unit = declared.option.unit
+    return f"{text} {unit}" if unit and isinstance(value, (int, float)) else text

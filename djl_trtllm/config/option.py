@@ -1,0 +1,81 @@
+"""The declaration of one option: everything about it except its type and default, which its field holds."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from djl_trtllm.config.choices import Backend
+
+
+class Scope(enum.Enum):
+    """To whom an option belongs, which decides what wins over what (see `resolve.precedence`).
+
+    MODEL options travel with the model; SERVER options are about the process and the operator's word comes first;
+    OPERATOR options let a model do something to the machine, so nothing inside a model directory can set them.
+    """
+
+    MODEL = "model"
+    SERVER = "server"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True)
+class Option:
+    """Documentation and limits of one option; stands in the `Annotated` type of a field of `Options`.
+
+    `key` is what users write (`option.max_num_tokens`, or a bare server key) and `aliases` are further spellings.
+    `at_least`, `above`, `at_most`, `below` bound a number. `value_aliases` maps further words to values.
+    `tensorrt`, `pytorch` and `openvino` say what the value becomes on each backend, `effect` says it once for all.
+    `default_note` explains a default that is not a plain value; `example` is shown where the default is empty.
+    """
+
+    key: str
+    description: str
+    aliases: tuple[str, ...] = ()
+    unit: str = ""
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    value_aliases: Mapping[str, str] = field(default_factory=dict)
+    effect: str = ""
+    tensorrt: str = ""
+    pytorch: str = ""
+    openvino: str = ""
+    source: str = ""
+    default_note: str = ""
+    example: str = ""
+    scope: Scope = Scope.MODEL
+
+    def effect_on(self, backend: Backend) -> str:
+        """What the option does on one backend; AUTO names all that differ."""
+        if self.effect:
+            return self.effect
+        if backend is Backend.SCRIPTED:
+            return "at most a limit at admission: the scripted executor has no engine"
+        per_backend = {Backend.TENSORRT: self.tensorrt, Backend.PYTORCH: self.pytorch, Backend.OPENVINO: self.openvino}
+        if backend is Backend.AUTO:
+            return "; ".join(f"{name}: {text}" for name, text in per_backend.items())
+        return per_backend[Backend.PYTORCH if backend is Backend.AUTODEPLOY else backend]
+
+    @property
+    def range_text(self) -> str:
+        """The numeric bounds in words, "" where there are none."""
+        words = (
+            ("at least", self.at_least),
+            ("greater than", self.above),
+            ("at most", self.at_most),
+            ("less than", self.below),
+        )
+        return " and ".join(f"{word} {bound:g}" for word, bound in words if bound is not None)
+
+    def allows(self, number: float) -> bool:
+        """Whether a number is within the bounds."""
+        return (
+            (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.below is None or number < self.below)
+        )

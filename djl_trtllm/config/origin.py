@@ -1,0 +1,70 @@
+"""Where a value came from."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class OriginKind(str, enum.Enum):
+    """The four places a value can come from, and a fifth for values given by a program or a command line."""
+
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    DEFAULT = "default"
+    DERIVED = "derived"
+    OVERRIDE = "override"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one value came from; `str(origin)` is what messages and tables show.
+
+    `where` is a path (FILE), a variable's name (ENVIRONMENT), the text of a rule (DERIVED) or what the caller says
+    (OVERRIDE). `line` counts from 1 and is None outside files.
+    """
+
+    kind: OriginKind
+    where: str = ""
+    line: int | None = None
+
+    @classmethod
+    def file(cls, path: str, line: int) -> Origin:
+        """Line `line` (from 1) of the file at `path`."""
+        return cls(OriginKind.FILE, path, line)
+
+    @classmethod
+    def environment(cls, variable: str) -> Origin:
+        """The environment variable of that name."""
+        return cls(OriginKind.ENVIRONMENT, variable)
+
+    @classmethod
+    def default(cls) -> Origin:
+        """The option's own default."""
+        return cls(OriginKind.DEFAULT)
+
+    @classmethod
+    def derived(cls, rule: str) -> Origin:
+        """Computed from other values; `rule` says from which and how."""
+        return cls(OriginKind.DERIVED, rule)
+
+    @classmethod
+    def override(cls, by: str) -> Origin:
+        """Given by a caller, for example `Origin.override("command line --port")`."""
+        return cls(OriginKind.OVERRIDE, by)
+
+    @property
+    def is_user(self) -> bool:
+        """Whether a person set the value, as opposed to a default or a rule."""
+        return self.kind in (OriginKind.FILE, OriginKind.ENVIRONMENT, OriginKind.OVERRIDE)
+
+    def __str__(self) -> str:
+        if self.kind is OriginKind.FILE:
+            return f"{self.where}:{self.line}"
+        if self.kind is OriginKind.ENVIRONMENT:
+            return f"environment variable {self.where}"
+        if self.kind is OriginKind.DERIVED:
+            return f"derived from {self.where}"
+        if self.kind is OriginKind.OVERRIDE:
+            return self.where
+        return "default"

@@ -1,0 +1,81 @@
+"""All declared options, by field name and by every spelling users may write."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from djl_trtllm.config.option import Option
+from djl_trtllm.config.options import GROUPS, Options
+from djl_trtllm.config.values import ValueType, as_text
+
+
+@dataclass(frozen=True)
+class DeclaredOption:
+    """One field of `Options`: its name in Python, its declaration, type and default, and the title of its group."""
+
+    name: str
+    option: Option
+    type: ValueType
+    default: Any
+    group: str
+
+    @property
+    def key(self) -> str:
+        """The key as users write it."""
+        return self.option.key
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The key and its aliases."""
+        return (self.option.key, *self.option.aliases)
+
+    @property
+    def example(self) -> str:
+        """A value as one may write it: the default, or where that is empty an example."""
+        return as_text(self.default) or self.option.example
+
+    @property
+    def expectation(self) -> str:
+        """What a value has to be, in words: type, unit, range."""
+        return self.type.describe(self.option)
+
+
+def _declared() -> Iterator[DeclaredOption]:
+    for title, group in GROUPS:
+        for name in group.__annotations__:
+            info = Options.model_fields[name]
+            (option,) = (item for item in info.metadata if isinstance(item, Option))
+            yield DeclaredOption(name, option, ValueType.of(info.annotation), info.default, title)
+
+
+OPTIONS: dict[str, DeclaredOption] = {declared.name: declared for declared in _declared()}
+"""Every option by its field name, in the order of the documents."""
+
+_BY_SPELLING: dict[str, DeclaredOption] = {}
+for _option in OPTIONS.values():
+    for _spelling in _option.spellings:
+        if _spelling in _BY_SPELLING:
+            raise AssertionError(f"{_spelling} names both {_BY_SPELLING[_spelling].name} and {_option.name}")
+        _BY_SPELLING[_spelling] = _option
+
+
+def find(key: str) -> DeclaredOption | None:
+    """The option that `key` names, by its own key or by an alias."""
+    return _BY_SPELLING.get(key)
+
+
+def suggest(key: str) -> str | None:
+    """The spelling nearest to an unknown `key`, or None when nothing is near.
+
+    A key that only lacks the prefix `option.`, has it too much or differs in case comes before a similar one.
+    """
+    folded = {spelling.lower(): spelling for spelling in _BY_SPELLING}
+    lowered = key.lower().replace("-", "_")
+    for candidate in (lowered, f"option.{lowered}", lowered.removeprefix("option.")):
+        if candidate in folded:
+            return folded[candidate]
+    near = difflib.get_close_matches(lowered, folded, n=1, cutoff=0.8)
+    return folded[near[0]] if near else None

@@ -1,0 +1,197 @@
+"""From sources to one configuration: the precedence, and nothing else decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.config.configuration import Config
+from djl_trtllm.config.derive import RULES, Draft
+from djl_trtllm.config.environment import read_environment, variables_of
+from djl_trtllm.config.option import Scope
+from djl_trtllm.config.options import Options
+from djl_trtllm.config.origin import Origin, OriginKind
+from djl_trtllm.config.registry import OPTIONS, DeclaredOption, find, suggest
+from djl_trtllm.config.sources import Layer, Setting, Source, read_arguments, read_properties
+from djl_trtllm.config.values import NotAValueError, is_quoted, without_comment
+from djl_trtllm.errors import ConfigError
+
+Candidate = tuple[Layer, Setting]
+
+
+def precedence(scope: Scope) -> tuple[Layer, ...]:
+    """The layers that may set an option, the strongest first.
+
+    ====  =====================================  =====================================  ===========================
+    rank  options of a model (`option.*`,        options of the server (addresses,      options only the operator
+          `job_queue_size`, ...)                 sizes, status codes, ...)              may set
+    ====  =====================================  =====================================  ===========================
+    1     command line                           command line                           SERVING_* variables
+    2     SageMaker variables                    SageMaker variables
+    3     serving.properties                     SERVING_* variables
+    4     OPTION_* variables                     plain variables
+    5     SERVING_* variables                    variables of other servers
+    6     plain variables                        config.properties
+    7     variables of other servers             serving.properties
+    8     config.properties
+    ====  =====================================  =====================================  ===========================
+
+    This is DJL Serving's order: a model's file beats OPTION_*, SageMaker's variables beat the file, SERVING_* beats
+    config.properties, and a variable of another server counts only where its target is not set. What is about the
+    server DJL Serving does not read from a model's file at all; here the file may still set what nothing else sets.
+    """
+    if scope is Scope.OPERATOR:
+        return (Layer.SERVING,)
+    if scope is Scope.SERVER:
+        return (
+            Layer.ARGUMENTS,
+            Layer.SAGEMAKER,
+            Layer.SERVING,
+            Layer.PLAIN,
+            Layer.TRANSLATED,
+            Layer.SERVER_FILE,
+            Layer.FILE,
+        )
+    return (
+        Layer.ARGUMENTS,
+        Layer.SAGEMAKER,
+        Layer.FILE,
+        Layer.OPTION,
+        Layer.SERVING,
+        Layer.PLAIN,
+        Layer.TRANSLATED,
+        Layer.SERVER_FILE,
+    )
+
+
+def load(
+    model_dir: Path | None,
+    environ: Mapping[str, str],
+    *,
+    arguments: Iterable[str] = (),
+    server_properties: Path | None = None,
+) -> Config:
+    """Resolve `serving.properties` of `model_dir` (if there is one), the environment and a command line.
+
+    `arguments` are KEY=VALUE pairs, `server_properties` is a `config.properties` of the server, if it has one.
+    Raises `ConfigError` with every problem found.
+    """
+    sources = list(read_environment(environ))
+    sources.append(read_arguments(arguments))
+    if model_dir is not None:
+        sources.append(read_properties(model_dir / "serving.properties"))
+    if server_properties is not None:
+        sources.append(read_properties(server_properties, Layer.SERVER_FILE))
+    return resolve(sources, model_dir=model_dir)
+
+
+def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Config:
+    """Decide the value of every option. Pure: reads nothing but its arguments.
+
+    Raises `ConfigError` with every problem found, one line each.
+    """
+    draft = Draft()
+    candidates: dict[str, list[Candidate]] = {}
+    unknown: list[Setting] = []
+    for source in sources:
+        draft.warnings += source.warnings
+        draft.problems += source.problems
+        for setting in source.settings:
+            declared = find(setting.key)
+            if declared is None:
+                unknown.append(setting)
+            elif source.layer not in precedence(declared.option.scope):
+                draft.problems.append(_forbidden(declared, setting))
+            elif not setting.value.strip():
+                draft.warnings.append(f"{setting.cited} is empty and counts as not set")
+            else:
+                candidates.setdefault(declared.name, []).append((source.layer, setting))
+
+    overridden: dict[str, tuple[Setting, ...]] = {}
+    for name, found in candidates.items():
+        winner, beaten = _choose(OPTIONS[name], found, draft)
+        draft.chosen[name] = winner
+        _parse(OPTIONS[name], winner, draft)
+        overridden[name] = tuple(beaten)
+    _warn_of_second_model(draft, overridden.get("model_id", ()))
+    for rule in RULES:
+        rule(draft)
+    _report_unknown(unknown, draft)
+    if draft.problems:
+        raise ConfigError(draft.problems)
+
+    origins = {name: draft.chosen[name].origin for name in draft.chosen} | draft.origins
+    return Config(
+        options=Options(**draft.values),
+        origins={name: origins.get(name, Origin.default()) for name in OPTIONS},
+        user_set=frozenset(draft.chosen),
+        warnings=tuple(draft.warnings),
+        model_dir=model_dir,
+        overridden={name: beaten for name, beaten in overridden.items() if beaten},
+    )
+
+
+def _choose(declared: DeclaredOption, found: Sequence[Candidate], draft: Draft) -> tuple[Setting, list[Setting]]:
+    """The setting that counts, and those it beats, the strongest first."""
+    order = precedence(declared.option.scope)
+    ranked = sorted(found, key=lambda candidate: order.index(candidate[0]))
+    layer, winner = ranked[0]
+    for other_layer, other in ranked[1:]:
+        two_names = other_layer is layer and layer.has_own_names
+        if two_names and other.value.strip() != winner.value.strip():
+            draft.problems.append(
+                f"{winner.cited} and {other.cited} are two names of one option with different values; keep one"
+            )
+    return winner, [setting for _, setting in ranked[1:]]
+
+
+def _parse(declared: DeclaredOption, setting: Setting, draft: Draft) -> None:
+    text = setting.value
+    bare = without_comment(text)
+    if bare != text and declared.type.is_text:
+        draft.warnings.append(f"{setting.cited}: the text from # on is part of the value; comments need their own line")
+    elif bare != text:
+        draft.warnings.append(
+            f"{setting.cited}: the comment after the value is left off; comments need their own line, as DJL Serving "
+            "takes them for part of the value"
+        )
+        text = bare
+    elif declared.type.is_text and is_quoted(text):
+        draft.warnings.append(f"{setting.cited}: the quotes are part of the value; write it without them")
+    try:
+        draft.values[declared.name] = declared.type.parse(text, declared.option)
+    except NotAValueError as error:
+        draft.problems.append(f"{setting.cited}: {error}; for example {setting.wrote}={declared.example}")
+
+
+def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
+    (variable, *_) = variables_of(declared.key)
+    return (
+        f"{setting.cited}: {declared.key} lets a model run code on this machine, so it can be set only by the "
+        f"environment variable {variable}; remove it here"
+    )
+
+
+def _warn_of_second_model(draft: Draft, beaten: Iterable[Setting]) -> None:
+    """DJL Serving serves the model of HF_MODEL_ID beside the one of the model directory; here there is one."""
+    for setting in beaten:
+        winner = draft.chosen["model_id"]
+        if setting.wrote == "HF_MODEL_ID" and setting.value.strip() != winner.value.strip():
+            draft.warnings.append(f"{setting.shown} has no effect: one model is served, that of {winner.cited}")
+
+
+def _report_unknown(unknown: Iterable[Setting], draft: Draft) -> None:
+    strict: Any = draft.values.get("strict", False)
+    for setting in unknown:
+        suggestion = suggest(setting.key)
+        name = _spelled_like(setting, suggestion) if suggestion else None
+        advice = f"did you mean {name}?" if name else "see docs/options.md for the options there are"
+        # Values are not shown: of an unknown option nobody knows whether its value is a secret.
+        text = f"{setting.wrote} ({setting.place}) is not an option and has no effect; {advice}"
+        (draft.problems if strict else draft.warnings).append(text)
+
+
+def _spelled_like(setting: Setting, key: str) -> str:
+    """`key` as it is written where `setting` stands: as itself in a file, as a variable in the environment."""
+    return variables_of(key)[0] if setting.origin.kind is OriginKind.ENVIRONMENT else key

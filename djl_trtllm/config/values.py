@@ -1,0 +1,156 @@
+"""Text to typed value, and back."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from djl_trtllm.config.option import Option
+
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+_NONE = frozenset({"none", "null"})
+# Bounded lengths: Python refuses to convert numbers of thousands of digits, with an error of its own.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][+-]?[0-9]{1,3})?")
+_TRAILING_COMMENT = re.compile(r"\s+#.*$", re.DOTALL)
+
+
+class NotAValueError(ValueError):
+    """A text that is no value of its type; the message says what was expected."""
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """The type of an option: `base`, or one of the extra `words`, or nothing where it is `optional`."""
+
+    base: type
+    optional: bool = False
+    words: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, annotation: Any) -> ValueType:
+        """Read a field's annotation: a plain type, an enum, or a union of one with None and `Literal` words."""
+        members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+        words = tuple(word for member in members if get_origin(member) is Literal for word in get_args(member))
+        (base,) = (member for member in members if isinstance(member, type) and member is not types.NoneType)
+        return cls(base, types.NoneType in members, words)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether any text is a value, so that ` # ...` at its end may be part of it."""
+        return self.base in (str, Path)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words of an enum, () for other types."""
+        return tuple(member.value for member in self.base) if issubclass(self.base, enum.Enum) else ()
+
+    def describe(self, option: Option) -> str:
+        """What a value has to be, in words."""
+        if self.choices:
+            text = "one of " + ", ".join(self.choices)
+        elif self.base is bool:
+            text = "true or false"
+        elif self.base in (int, float):
+            text = "a whole number" if self.base is int else "a number"
+            text += f" ({option.unit})" if option.unit else ""
+            text += f", {option.range_text}" if option.range_text else ""
+        else:
+            text = "a path" if self.base is Path else "text"
+        return " or ".join([text, *self.words])
+
+    def parse(self, text: str, option: Option) -> Any:
+        """The value that `text` means.
+
+        Raises `NotAValueError` when it means none.
+        """
+        text = text.strip()
+        if "\0" in text:
+            raise NotAValueError(f"expected {self.describe(option)}, without NUL characters")
+        folded = text.lower()
+        if folded in self.words:
+            return folded
+        if self.optional and not self.is_text and folded in _NONE:
+            return None
+        value = self._convert(text, folded, option)
+        if value is None:
+            raise NotAValueError(f"expected {self.describe(option)}{_hint(text)}")
+        return value
+
+    def check(self, value: Any, option: Option) -> Any:
+        """A value that a program gives, as this type: text is parsed, a whole number may stand for any number.
+
+        Raises `NotAValueError`.
+        """
+        if isinstance(value, str) and not isinstance(value, self.base):
+            return self.parse(value, option)
+        if value is None and self.optional:
+            return None
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if self.base is float and is_number:
+            value = float(value)
+        right_type = isinstance(value, self.base) and (self.base is bool or not isinstance(value, bool))
+        if not right_type or (is_number and not option.allows(value)):
+            raise NotAValueError(f"expected {self.describe(option)}")
+        return value
+
+    def _convert(self, text: str, folded: str, option: Option) -> Any:
+        if self.base is str:
+            return text
+        if self.base is Path:
+            return Path(text)
+        if self.base is bool:
+            return True if folded in _TRUE else False if folded in _FALSE else None
+        if self.base in (int, float):
+            number = _number(text, whole=self.base is int)
+            return number if number is not None and option.allows(number) else None
+        word = option.value_aliases.get(folded, folded)
+        return next((member for member in self.base if member.value == word), None)  # type: ignore[attr-defined]
+
+
+def _number(text: str, *, whole: bool) -> float | None:
+    if whole:
+        return int(text) if _INTEGER.fullmatch(text) else None
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def _hint(text: str) -> str:
+    if is_quoted(text):
+        return ", without quotes"
+    if re.fullmatch(r"[0-9]+([_,][0-9]+)+", text):
+        return ", in digits only"
+    return ""
+
+
+def is_quoted(text: str) -> bool:
+    """Whether quotes stand around `text`; property files have none, so they are part of the value."""
+    text = text.strip()
+    return len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+
+
+def without_comment(text: str) -> str:
+    """`text` without a trailing ` # ...`.
+
+    The properties format has no trailing comments: Java keeps them in the value, and yet documents use them.
+    """
+    return _TRAILING_COMMENT.sub("", text)
+
+
+def as_text(value: Any) -> str:
+    """A value as it is written in `serving.properties`; "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value.value) if isinstance(value, enum.Enum) else str(value)

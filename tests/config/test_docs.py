@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from djl_trtllm.config import parse_properties, resolve
+from djl_trtllm.config.docs import example_file, main, options_page
+from djl_trtllm.config.option import Scope
+from djl_trtllm.config.registry import OPTIONS, find
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def example_lines() -> list[str]:
+    return [line[1:] for line in example_file().splitlines() if line.startswith("#") and not line.startswith("# ")]
+
+
+def test_the_files_in_the_repository_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check", "--root", str(REPOSITORY)]) == 0, capsys.readouterr().err
+
+
+def test_check_says_what_is_out_of_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check", "--root", str(tmp_path)]) == 1
+    assert "python -m djl_trtllm.config.docs" in capsys.readouterr().err
+    assert main(["--root", str(tmp_path)]) == 0
+    assert main(["--check", "--root", str(tmp_path)]) == 0
+    (tmp_path / "docs" / "options.md").write_text("old")
+    assert main(["--check", "--root", str(tmp_path)]) == 1
+
+
+def test_the_page_has_every_option_with_its_aliases() -> None:
+    page = options_page()
+    for declared in OPTIONS.values():
+        assert f"### `{declared.key}`" in page
+        assert all(f"`{alias}`" in page for alias in declared.option.aliases)
+
+
+def test_the_keys_of_the_example_are_the_registrys() -> None:
+    keys = [line.partition("=")[0] for line in example_lines()]
+    expected = [declared.key for declared in OPTIONS.values() if declared.option.scope is not Scope.OPERATOR]
+    assert keys == expected
+
+
+def test_the_example_as_it_is_sets_nothing() -> None:
+    config = resolve([parse_properties(example_file(), "serving.properties")])
+    assert not config.user_set and not config.warnings
+
+
+@pytest.mark.parametrize("line", example_lines())
+def test_each_line_of_the_example_alone_resolves_to_what_it_says(line: str) -> None:
+    config = resolve([parse_properties(line, "serving.properties")])
+    key, _, value = line.partition("=")
+    declared = find(key)
+    assert declared is not None
+    assert getattr(config.options, declared.name) == declared.type.parse(value, declared.option)
+    assert config.is_set(declared.name)
+    assert config.warnings == ()

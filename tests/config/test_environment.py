@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+
+from djl_trtllm.config import load
+from djl_trtllm.config.environment import option_key, serving_key, variables_of
+from djl_trtllm.config.option import Scope
+from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("variable", "key"),
+    [
+        ("OPTION_MAX_INPUT_LEN", "option.max_input_len"),
+        ("OPTION_KEY2", "option.key2"),
+        ("OPTION_modelName", "option.modelName"),
+        ("OPTION_ENTRYPOINT", "option.entryPoint"),
+        ("OPTION_entryPoint", "option.entryPoint"),
+        ("OPTION_ENGINE", "engine"),
+    ],
+)
+def test_option_variables_follow_djls_rule(variable: str, key: str) -> None:
+    assert option_key(variable) == key
+
+
+def test_serving_variables_are_bare_keys_in_lower_case() -> None:
+    assert serving_key("SERVING_JOB_QUEUE_SIZE") == "job_queue_size"
+    assert serving_key("SERVING_MIN_WORKERS") == "minWorkers"
+
+
+@pytest.mark.parametrize(
+    ("environ", "field", "value"),
+    [
+        ({"HF_MODEL_ID": "gpt2"}, "model_id", "gpt2"),
+        ({"HF_REVISION": "v1"}, "revision", "v1"),
+        ({"TENSOR_PARALLEL_DEGREE": "max"}, "tensor_parallel_degree", "max"),
+        ({"PIPELINE_PARALLEL_DEGREE": "2"}, "pipeline_parallel_degree", 2),
+        ({"PREDICT_TIMEOUT": "9"}, "predict_timeout", 9.0),
+        ({"MODEL_LOADING_TIMEOUT": "9"}, "model_loading_timeout", 9.0),
+        ({"DJL_ENTRY_POINT": "m"}, "entry_point", "m"),
+        ({"SAGEMAKER_STARTUP_TIMEOUT": "9"}, "model_loading_timeout", 9.0),
+        ({"SAGEMAKER_BIND_TO_PORT": "9"}, "port", 9),
+        ({"SAGEMAKER_MAX_REQUEST_SIZE": "9"}, "max_request_size", 9),
+        ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}, "max_request_size", 6 * 1024 * 1024),
+        ({"SAGEMAKER_NUM_MODEL_WORKERS": "2"}, "min_workers", 2),
+        ({"HF_MODEL_QUANTIZE": "awq"}, "quantize", "awq"),
+        ({"HF_MODEL_TRUST_REMOTE_CODE": "true"}, "trust_remote_code", True),
+        ({"MAX_BATCH_SIZE": "9"}, "max_rolling_batch_size", 9),
+        ({"CUDA_MEMORY_FRACTION": "0.5"}, "kv_cache_free_gpu_mem_fraction", 0.5),
+        ({"SERVING_FAIL_FAST": "true"}, "fail_fast", True),
+        ({"SERVING_RETRY_THRESHOLD": "0"}, "retry_threshold", 0),
+        ({"SERVING_SHUTDOWN_TIMEOUT": "1"}, "shutdown_timeout", 1.0),
+    ],
+)
+def test_each_variable_sets_its_option(environ: dict[str, str], field: str, value: object) -> None:
+    config = load(None, environ)
+    assert getattr(config.options, field) == value
+    assert config.origin(field).where == next(iter(environ))
+    assert config.warnings == ()
+
+
+def test_a_request_size_in_bytes_counts_before_one_in_megabytes() -> None:
+    environ = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6", "SAGEMAKER_MAX_REQUEST_SIZE": "9"}
+    assert load(None, environ).options.max_request_size == 9
+
+
+@pytest.mark.parametrize("text", ["six", "0", "-1", "1.5"])
+def test_megabytes_that_are_no_number_are_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"SAGEMAKER_MAX_PAYLOAD_IN_MB={text}"):
+        load(None, {"SAGEMAKER_MAX_PAYLOAD_IN_MB": text})
+
+
+def test_empty_variables_are_skipped() -> None:
+    config = load(None, {"OPTION_MAX_INPUT_LEN": "", "SERVING_JOB_QUEUE_SIZE": " ", "HF_MODEL_ID": ""})
+    assert not config.user_set and not config.warnings
+
+
+def test_zero_gpus_do_not_set_a_parallel_degree() -> None:
+    config = load(None, {"SM_NUM_GPUS": "0"})
+    assert config.options.tensor_parallel_degree == 1
+    assert "SM_NUM_GPUS=0" in config.warnings[0]
+
+
+def test_a_memory_fraction_meant_for_another_library_is_said() -> None:
+    config = load(None, {"CUDA_MEMORY_FRACTION": "0.5", "SERVING_FEATURES": "vllm"})
+    assert config.options.kv_cache_free_gpu_mem_fraction is None
+    assert "CUDA_MEMORY_FRACTION=0.5 has no effect" in config.warnings[0]
+
+
+def test_translated_variables_without_a_counterpart_are_answered_by_name() -> None:
+    warnings = load(None, {"MAX_BATCH_PREFILL_TOKENS": "9", "ENABLE_CUDA_GRAPHS": "true"}).warnings
+    assert [warning.split()[0] for warning in warnings] == ["MAX_BATCH_PREFILL_TOKENS", "ENABLE_CUDA_GRAPHS"]
+
+
+def test_foreign_variables_are_left_alone() -> None:
+    assert load(None, {"PATH": "/bin", "HF_TOKEN": "x", "SAGEMAKER_REGION": "eu"}).warnings == ()
+
+
+def test_every_option_but_the_operators_can_be_set_by_its_first_variable() -> None:
+    for name, declared in OPTIONS.items():
+        variable = variables_of(declared.key)[0]
+        value = declared.example if declared.option.scope is not Scope.OPERATOR else "true"
+        assert load(None, {variable: value}).is_set(name), variable
+
+
+def test_only_option_keys_belong_to_option_variables() -> None:
+    for declared in OPTIONS.values():
+        if declared.option.scope is Scope.SERVER:
+            assert not any(spelling.startswith("option.") for spelling in declared.spellings)

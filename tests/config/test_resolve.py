@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from djl_trtllm.config import (
+    Layer,
+    OriginKind,
+    Setting,
+    Source,
+    load,
+    resolve,
+)
+from djl_trtllm.config.option import Scope
+from djl_trtllm.config.origin import Origin
+from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.resolve import precedence
+from djl_trtllm.errors import ConfigError
+
+from .helpers import from_text, problems_of
+
+
+def test_file_beats_environment() -> None:
+    config = from_text("option.max_input_len=256", {"OPTION_MAX_INPUT_LEN": "512"})
+    assert config.options.max_input_len == 256
+    assert config.origin("max_input_len") == Origin.file("serving.properties", 1)
+    assert [setting.shown for setting in config.overridden["max_input_len"]] == ["OPTION_MAX_INPUT_LEN=512"]
+
+
+def test_sagemaker_variables_beat_the_file() -> None:
+    config = from_text("option.predict_timeout=10", {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "50"})
+    assert config.options.predict_timeout == 50
+    assert config.origin("predict_timeout") == Origin.environment("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS")
+
+
+def test_a_models_file_beats_the_server_level_for_the_models_own_keys() -> None:
+    assert from_text("job_queue_size=7", {"SERVING_JOB_QUEUE_SIZE": "8"}).options.job_queue_size == 7
+    assert from_text("", {"SERVING_JOB_QUEUE_SIZE": "8"}, server="job_queue_size=9").options.job_queue_size == 8
+
+
+def test_the_operator_beats_a_models_file_for_the_servers_keys() -> None:
+    config = from_text("inference_port=1", {"SERVING_INFERENCE_PORT": "2"}, server="inference_port=3")
+    assert config.options.port == 2
+    assert from_text("inference_port=1", server="inference_port=3").options.port == 3
+    assert from_text("inference_port=1").options.port == 1
+
+
+def test_a_variable_of_another_server_counts_only_where_its_target_is_not_set() -> None:
+    assert from_text("", {"SM_NUM_GPUS": "4"}).options.tensor_parallel_degree == 4
+    environ = {"SM_NUM_GPUS": "4", "TENSOR_PARALLEL_DEGREE": "2"}
+    assert from_text("", environ).options.tensor_parallel_degree == 2
+    assert from_text("option.tensor_parallel_degree=max", environ).options.tensor_parallel_degree == "max"
+    assert from_text("", {"MAX_CONCURRENT_REQUESTS": "5"}).options.job_queue_size == 5
+
+
+def test_the_command_line_beats_everything(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.predict_timeout=1\n")
+    environ = {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "2"}
+    config = load(tmp_path, environ, arguments=["predict_timeout=3", "job_queue_size=4"])
+    assert (config.options.predict_timeout, config.options.job_queue_size) == (3, 4)
+    assert str(config.origin("predict_timeout")) == "command line"
+
+
+def test_the_precedence_table_in_the_docstring_is_the_function() -> None:
+    words = {
+        Layer.ARGUMENTS: "command line",
+        Layer.SAGEMAKER: "SageMaker variables",
+        Layer.FILE: "serving.properties",
+        Layer.OPTION: "OPTION_* variables",
+        Layer.SERVING: "SERVING_* variables",
+        Layer.PLAIN: "plain variables",
+        Layer.TRANSLATED: "variables of other servers",
+        Layer.SERVER_FILE: "config.properties",
+    }
+    rows = [re.split(r"\s{2,}", line.strip()) for line in (precedence.__doc__ or "").splitlines()]
+    ranked = [row for row in rows if row[0].isdigit()]
+    for column, scope in ((1, Scope.MODEL), (2, Scope.SERVER), (3, Scope.OPERATOR)):
+        cells = [row[column] for row in ranked if len(row) > column]
+        assert cells == [words[layer] for layer in precedence(scope)]
+
+
+def test_two_names_of_one_option_contradict_each_other_in_one_place() -> None:
+    text = "option.enable_kv_cache_reuse=true\noption.enable_prefix_caching=false\n"
+    (problem,) = problems_of(text)
+    assert "serving.properties:1" in problem and "serving.properties:2" in problem
+    assert from_text(text.replace("false", "true")).options.enable_kv_cache_reuse is True
+
+
+def test_hf_model_id_beaten_by_the_file_is_said() -> None:
+    config = from_text("option.model_id=a", {"HF_MODEL_ID": "b"})
+    assert config.options.model_id == "a"
+    assert any("HF_MODEL_ID=b has no effect" in warning for warning in config.warnings)
+
+
+def test_an_unknown_key_warns_with_a_suggestion() -> None:
+    config = from_text("option.max_rolling_batchsize=8", {"OPTION_MAX_IMPUT_LEN": "1"})
+    warnings = "\n".join(config.warnings)
+    assert "did you mean option.max_rolling_batch_size?" in warnings
+    assert "did you mean OPTION_MAX_INPUT_LEN?" in warnings
+
+
+def test_a_key_without_its_prefix_is_recognised() -> None:
+    (warning,) = from_text("max_num_tokens=8").warnings
+    assert "did you mean option.max_num_tokens?" in warning
+
+
+def test_strict_makes_unknown_keys_errors() -> None:
+    assert "option.nonsense" in problems_of("option.strict=true\noption.nonsense=1")[0]
+
+
+def test_the_value_of_an_unknown_key_is_not_shown() -> None:
+    config = from_text("option.hub_tokne=hunter2")
+    assert "hunter2" not in "\n".join(config.warnings)
+
+
+@pytest.mark.parametrize("key", ["install_requirements", "option.install_requirements"])
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_model_cannot_install_its_requirements_by_itself(key: str, value: str) -> None:
+    (problem,) = problems_of(f"{key}={value}")
+    assert "SERVING_INSTALL_REQUIREMENTS" in problem
+
+
+def test_the_operator_can_install_requirements_by_one_variable_only() -> None:
+    assert from_text("", {"SERVING_INSTALL_REQUIREMENTS": "true"}).options.install_requirements is True
+    assert "SERVING_INSTALL_REQUIREMENTS" in problems_of("", {"OPTION_INSTALL_REQUIREMENTS": "true"})[0]
+    assert not OPTIONS["install_requirements"].default
+
+
+_keys = st.sampled_from([spelling for declared in OPTIONS.values() for spelling in declared.spellings])
+_values = st.one_of(
+    st.text(max_size=12),
+    st.integers(-10, 10**7).map(str),
+    st.sampled_from(
+        ["true", "none", "max", "auto", "int8", "0.5", "1e5", "8 # comment", "\0", "http://[::1", "~nobody"]
+    ),
+)
+_settings = st.lists(st.tuples(_keys | st.text(max_size=12), _values), max_size=6)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(by_layer=st.dictionaries(st.sampled_from(list(Layer)), _settings))
+def test_resolve_raises_config_error_or_gives_every_value_an_origin(
+    by_layer: dict[Layer, list[tuple[str, str]]],
+) -> None:
+    sources = [
+        Source(layer, tuple(Setting(key, value, Origin.file("f", 1), key) for key, value in pairs))
+        for layer, pairs in by_layer.items()
+    ]
+    try:
+        config = resolve(sources)
+    except ConfigError as error:
+        assert error.problems
+        return
+    assert set(config.origins) == set(OPTIONS)
+    for name, declared in OPTIONS.items():
+        origin = config.origin(name)
+        if origin.kind is OriginKind.DEFAULT:
+            assert getattr(config.options, name) == declared.default
+        assert declared.type.check(getattr(config.options, name), declared.option) == getattr(config.options, name)
+    assert resolve(sources) == config
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(min_size=1, max_size=12).map(lambda rest: f"OPTION_{rest}"), _values, max_size=5))
+def test_any_environment_resolves_or_is_refused(environ: dict[str, str]) -> None:
+    try:
+        load(None, environ)
+    except ConfigError as error:
+        assert error.problems

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from djl_trtllm.config import (
+    Backend,
+    OriginKind,
+    Quantization,
+    RollingBatch,
+    SchedulerPolicy,
+)
+from djl_trtllm.config.registry import OPTIONS
+
+from .helpers import from_text, problems_of
+
+
+def test_the_lmi_documents_block_resolves() -> None:
+    config = from_text(
+        "option.model_id=gpt2\noption.tensor_parallel_degree=1\n"
+        "option.max_rolling_batch_size=16 # default is 32\n"
+        "option.max_input_len=256 # default is 1024\noption.max_output_len=256 # default is 512\n"
+    )
+    options = config.options
+    assert (options.max_rolling_batch_size, options.max_input_len, options.max_output_len) == (16, 256, 256)
+    assert [re.findall(r"serving\.properties:\d", warning) for warning in config.warnings] == [
+        [f"serving.properties:{line}"] for line in (3, 4, 5)
+    ]
+
+
+def test_a_hash_in_a_text_value_stays_and_is_said() -> None:
+    config = from_text("option.model_id=a/b # the model")
+    assert config.options.model_id == "a/b # the model"
+    assert "part of the value" in config.warnings[0]
+
+
+@pytest.mark.parametrize("text", ["true", "TRUE", "1", "yes", "On"])
+def test_true_in_many_spellings(text: str) -> None:
+    assert from_text(f"option.trust_remote_code={text}").options.trust_remote_code is True
+
+
+@pytest.mark.parametrize("text", ["false", "False", "0", "no", "OFF"])
+def test_false_is_false(text: str) -> None:
+    assert from_text(f"option.trust_remote_code={text}").options.trust_remote_code is False
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("option.max_input_len=lots", "a whole number (tokens), at least 1"),
+        ("option.max_input_len=0", "at least 1"),
+        ('option.max_input_len="256"', "without quotes"),
+        ("option.max_input_len=4_096", "in digits only"),
+        ("option.max_input_len=" + "9" * 5000, "a whole number"),
+        ("option.trust_remote_code=maybe", "true or false"),
+        ("option.kv_cache_free_gpu_mem_fraction=1.0", "greater than 0 and less than 1"),
+        ("option.kv_cache_free_gpu_mem_fraction=0", "greater than 0 and less than 1"),
+        ("option.predict_timeout=nan", "a number (seconds), greater than 0"),
+        ("option.predict_timeout=1e999", "a number (seconds), greater than 0"),
+        ("option.backend=tensorflow", "one of auto, tensorrt, pytorch"),
+        ("option.tensor_parallel_degree=all", "at least 1 or max"),
+        ("inference_address=https://0.0.0.0:8080", "does not speak TLS"),
+        ("inference_address=0.0.0.0:8080", "http://HOST:PORT"),
+        ("inference_address=http://host:99999", "http://HOST:PORT"),
+        ("inference_port=65536", "at most 65535"),
+    ],
+)
+def test_a_wrong_value_names_key_value_place_and_expectation(line: str, expected: str) -> None:
+    (problem,) = problems_of(f"# one line before\n{line}")
+    key, _, value = line.partition("=")
+    assert problem.startswith(f"{key}={value[:20]}")
+    assert "serving.properties:2" in problem
+    assert expected in problem
+
+
+def test_a_wrong_variable_is_named() -> None:
+    (problem,) = problems_of("", {"OPTION_MAX_INPUT_LEN": "x"})
+    assert problem.startswith("OPTION_MAX_INPUT_LEN=x (environment): expected a whole number")
+
+
+def test_all_problems_are_told_at_once() -> None:
+    assert len(problems_of("option.max_input_len=x\noption.dtype=y", {"OPTION_BACKEND": "z"})) == 3
+
+
+@pytest.mark.parametrize("text", ["MAX_UTILIZATION", "max_utilization"])
+def test_words_in_either_case(text: str) -> None:
+    config = from_text(f"option.batch_scheduler_policy={text}")
+    assert config.options.batch_scheduler_policy is SchedulerPolicy.MAX_UTILIZATION
+
+
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("int8_weight_only", Quantization.INT8),
+        ("int4_weight_only", Quantization.INT4),
+        ("AWQ", Quantization.AWQ),
+        ("none", None),
+    ],
+)
+def test_quantize_by_any_of_its_names(word: str, meaning: Quantization | None) -> None:
+    assert from_text(f"option.quantize={word}").options.quantize is meaning
+
+
+def test_old_rolling_batch_names_are_accepted() -> None:
+    for word in ("auto", "trtllm", "disable", "vllm", "lmi-dist", "scheduler"):
+        assert from_text(f"option.rolling_batch={word}").options.rolling_batch is RollingBatch(word)
+
+
+def test_an_empty_value_counts_as_not_set_and_is_said() -> None:
+    config = from_text("option.max_input_len=\n", {"OPTION_MAX_OUTPUT_LEN": ""})
+    assert config.options.max_input_len == 1024
+    assert not config.is_set("max_input_len")
+    assert len(config.warnings) == 1
+    assert "serving.properties:1" in config.warnings[0]
+
+
+def test_defaults_are_defaults() -> None:
+    config = from_text("")
+    assert config.options.backend is Backend.AUTO
+    assert all(config.origin(name).kind is OriginKind.DEFAULT for name in OPTIONS)
+    assert not any(config.is_set(name) for name in OPTIONS)
+    assert config.warnings == ()
+
+
+def test_quotes_around_a_text_stay_and_are_said() -> None:
+    config = from_text('option.model_id="a/b"')
+    assert config.options.model_id == '"a/b"'
+    assert "write it without them" in config.warnings[0]
