@@ -1,0 +1,348 @@
+"""`model.tar.gz` to a model directory, without trusting what is in it.
+
+Nothing an archive says about where, what or whose a file is gets taken over: only regular files and directories
+below the destination are written, with plain permissions, and all bounds are checked while writing.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import logging
+import lzma
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+import filelock
+
+from djl_trtllm.errors import ArchiveError, LayoutError
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 4 * 1024 * 1024
+_MAX_DEPTH = 32
+_MAX_DESCENT = 8
+_MAX_RECORD = 1024 * 1024
+_RECORDS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_LOCK_TIMEOUT = 3600.0
+_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What an archive may come to when extracted."""
+
+    total_bytes: int = 2 * 1024**4
+    """Bytes of the archive once decompressed. The disk's free space is a bound of its own."""
+    members: int = 100_000
+    """Files and directories."""
+    ratio: int = 1_000
+    """Decompressed bytes per archive byte."""
+    ratio_from_bytes: int = 1024**3
+    """Decompressed bytes below which `ratio` is not looked at."""
+    spare_bytes: int = 256 * 1024**2
+    """Bytes that must stay free on the disk."""
+
+
+DEFAULT_BOUNDS = Bounds()
+
+
+def is_archive(path: Path) -> bool:
+    """Whether `path` is a tar archive, plain or compressed; a damaged one counts when its name says so."""
+    if not path.is_file():
+        return False
+    if path.name.lower().endswith(_SUFFIXES):
+        return True
+    try:
+        return tarfile.is_tarfile(path)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError):
+        return False
+
+
+def extract(archive: Path, into: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> Path:
+    """Extracts `archive` to the new directory `into` and returns the model directory in it.
+
+    That is `into` itself or, where the archive has one top folder (`model/`), that folder. Extraction goes to a
+    directory beside `into` which is renamed when whole, so `into` exists completely or not at all. Raises
+    `ArchiveError` for an archive that is damaged, too large, or has members that are not plain files and directories
+    inside it, and when `into` exists.
+    """
+    if into.exists():
+        raise ArchiveError(f"cannot extract {archive}: {into} exists already; remove it, or extract to another place")
+    if not archive.is_file():
+        raise ArchiveError(f"no archive at {archive}: expected a .tar.gz, .tgz or .tar file")
+    into.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{into.name}.partial-", dir=into.parent))
+    try:
+        _Extraction(archive, partial, bounds).run()
+        partial.chmod(0o755)
+        try:
+            partial.rename(into)
+        except OSError as error:
+            raise ArchiveError(f"cannot extract {archive}: {into} was made meanwhile ({error})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return _descend(into)
+
+
+def open_model(path: Path, workdir: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> Path:
+    """The model directory that `path`, a directory or an archive, stands for.
+
+    A directory is returned as it is, or, where its only content is one directory or one archive (SageMaker's
+    `/opt/ml/model`), that is opened in its place. An archive is extracted to a sub-directory of `workdir` named by
+    its content: opening it again, also in another process, finds it there. Raises `ArchiveError`, and `LayoutError`
+    when there is nothing at `path`.
+    """
+    path = Path(path)
+    for _ in range(_MAX_DESCENT):
+        if path.is_dir():
+            below = _only_content(path)
+            if below is None:
+                return path
+            path = below
+        elif path.is_file():
+            path = _open_archive(path, workdir, bounds)
+        else:
+            raise LayoutError(f"no model at {path}: expected a model directory or a .tar.gz of one")
+    raise ArchiveError(f"{path}: more than {_MAX_DESCENT} archives and folders inside one another; pack the model once")
+
+
+def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
+    if not is_archive(archive):
+        raise ArchiveError(
+            f"{archive} is not a tar archive ({archive.stat().st_size} bytes, starts with {_head(archive)!r}): "
+            "expected a model directory, or a .tar.gz, .tgz or .tar of one, like `tar czvf model.tar.gz model/` makes"
+        )
+    into = workdir / _content_key(archive)
+    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(workdir / f".{into.name}.lock", timeout=_LOCK_TIMEOUT):
+            for abandoned in workdir.glob(f".{into.name}.partial-*"):
+                shutil.rmtree(abandoned, ignore_errors=True)
+            if not into.is_dir():
+                logger.info("extracting %s to %s", archive, into)
+                return extract(archive, into, bounds=bounds)
+    except filelock.Timeout as error:
+        raise ArchiveError(
+            f"cannot extract {archive}: another process has been extracting it to {into} for {_LOCK_TIMEOUT:.0f} s; "
+            "end that process, or choose another place"
+        ) from error
+    return _descend(into)
+
+
+class _Extraction:
+    """One pass over an archive, writing below `root` and counting."""
+
+    def __init__(self, archive: Path, root: Path, bounds: Bounds) -> None:
+        self.archive = archive
+        self.root = root
+        self.bounds = bounds
+        self.packed_bytes = archive.stat().st_size
+        self.unpacked_bytes = 0
+        self.members = 0
+        self.current = "(its first member)"
+
+    def run(self) -> None:
+        self._check_disk(0)
+        try:
+            with self.archive.open("rb") as file, _decompressed(file) as self._stream:
+                # Reading as a stream: every member once, in order; no header can point elsewhere.
+                with tarfile.open(fileobj=self, mode="r|", tarinfo=_Header) as tar:  # type: ignore[call-overload]
+                    for member in tar:
+                        self.current = member.name
+                        self._write(tar, member)
+                while self.read(_CHUNK):
+                    pass  # the checksum of a compressed file comes after its last byte
+        except tarfile.TarError as error:
+            raise self._error(f"it is damaged or cut off ({error})", "make or download it again") from error
+        except OSError as error:
+            raise self._error(f"it cannot be written ({error})", "look at the disk and at permissions") from error
+        except (ValueError, OverflowError) as error:
+            raise self._error(f"its header is damaged ({error})", "make or download it again") from error
+        if not any(self.root.iterdir()):
+            raise self._error("there are no files in it", "pack the model directory: tar czvf model.tar.gz model/")
+
+    def read(self, size: int) -> bytes:
+        """What `tarfile` reads from: the decompressed archive, counted as it passes."""
+        try:
+            chunk = self._stream.read(size)
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise self._error(f"the archive is damaged or cut off ({error})", "make or download it again") from error
+        self.unpacked_bytes += len(chunk)
+        if self.unpacked_bytes > self.bounds.total_bytes:
+            bound = _size(self.bounds.total_bytes)
+            raise self._error(f"the archive comes to more than {bound}", "pack less, or raise the bound")
+        if self.unpacked_bytes > max(self.bounds.ratio_from_bytes, self.packed_bytes * self.bounds.ratio):
+            grown = f"{_size(self.unpacked_bytes)} from {_size(self.packed_bytes)}"
+            raise self._error(f"the archive comes to {grown}, which no model does", "look at what is in it")
+        return chunk
+
+    def _write(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        self.members += 1
+        if self.members > self.bounds.members:
+            raise self._error(
+                f"the archive has more than {self.bounds.members:,} members", "pack only the model's files"
+            )
+        parts = self._parts(member)
+        if parts is None:
+            return
+        target = self.root.joinpath(*parts)
+        if member.isdir():
+            self._make_directory(target)
+            return
+        if not member.isreg():
+            raise self._error(f"it is {_kind(member)}", "pack plain files only (tar's option -h follows links)")
+        if target.exists():
+            raise self._error("its path is taken by an earlier member", "make the archive again")
+        self._make_directory(target.parent)
+        self._check_disk(member.size)
+        source = tar.extractfile(member)
+        assert source is not None  # it is a regular file
+        with source, target.open("xb") as sink:
+            self._copy(source, sink, member.size)
+        target.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+    def _parts(self, member: tarfile.TarInfo) -> tuple[str, ...] | None:
+        """The safe path of a member below the destination; None for what is to be skipped."""
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts or "\0" in member.name:
+            raise self._error("its path leads out of the archive", "pack with relative paths, without '..'")
+        if len(path.parts) > _MAX_DEPTH or any(len(os.fsencode(part)) > 255 for part in path.parts):
+            raise self._error("its path is too long", "pack the model's files at the top of the archive")
+        if not path.parts or any(_is_junk(part) for part in path.parts):
+            return None
+        return path.parts
+
+    def _make_directory(self, target: Path) -> None:
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise self._error("a file and a directory have the same name", "make the archive again") from error
+
+    def _copy(self, source: IO[bytes], sink: IO[bytes], size: int) -> None:
+        remaining = size
+        while remaining > 0:
+            chunk = source.read(min(_CHUNK, remaining))
+            if not chunk:
+                raise self._error(f"it ends {remaining:,} bytes early", "make or download it again")
+            remaining -= len(chunk)
+            sink.write(chunk)
+
+    def _check_disk(self, size: int) -> None:
+        free = shutil.disk_usage(self.root).free
+        needed = size or self.packed_bytes
+        if needed + self.bounds.spare_bytes > free:
+            raise ArchiveError(
+                f"cannot extract {self.archive}: {_size(needed)} more are needed in {self.root.parent} and "
+                f"{_size(free)} are free, of which {_size(self.bounds.spare_bytes)} are to stay free; "
+                "free some space, or choose another place"
+            )
+
+    def _error(self, wrong: str, do: str) -> ArchiveError:
+        return ArchiveError(f"cannot extract {self.archive}: at member {self.current[:200]!r}: {wrong}; {do}")
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header that does not pass over damage.
+
+    `tarfile` takes a damaged header for the end of the archive, and reads name and attribute records of any size
+    into memory.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(f"the header after it cannot be read: {error}") from error
+        if header.type in _RECORDS and header.size > _MAX_RECORD:
+            raise tarfile.ReadError(f"the name or attribute record after it has {_size(header.size)}")
+        return header
+
+
+def _decompressed(file: IO[bytes]) -> IO[bytes]:
+    head = file.read(6)
+    file.seek(0)
+    if head.startswith(b"\x1f\x8b"):
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+    if head.startswith(b"BZh"):
+        return cast(IO[bytes], bz2.BZ2File(file))
+    if head.startswith(b"\xfd7zXZ"):
+        return cast(IO[bytes], lzma.LZMAFile(file))
+    return file
+
+
+def _kind(member: tarfile.TarInfo) -> str:
+    if member.issym() or member.islnk():
+        return f"a {'symbolic' if member.issym() else 'hard'} link to {member.linkname[:200]!r}"
+    if member.isfifo():
+        return "a named pipe"
+    return "a device" if member.isdev() else f"of an unknown type ({member.type!r})"
+
+
+def _is_junk(part: str) -> bool:
+    """What archivers leave behind: resource forks of macOS, headers of pax written as files."""
+    return part.startswith("._") or part in ("__MACOSX", ".DS_Store") or part.startswith("PaxHeader")
+
+
+def _descend(directory: Path) -> Path:
+    """`directory`, or the one below it that has the files, as long as there is nothing else beside it."""
+    for _ in range(_MAX_DESCENT):
+        below = _only_content(directory)
+        if below is None or not below.is_dir():
+            break
+        directory = below
+    return directory
+
+
+def _only_content(directory: Path) -> Path | None:
+    """The one directory or archive that is all of a directory's content.
+
+    A folder that means something where it is, is not: `tensorrt_llm/` of a model repository and `1/` in it.
+    """
+    try:
+        entries = [entry for entry in directory.iterdir() if not _is_junk(entry.name) and entry.name != "lost+found"]
+    except OSError as error:
+        raise LayoutError(f"cannot read the model directory {directory}: {error}") from error
+    if len(entries) != 1:
+        return None
+    only = entries[0]
+    if only.is_dir():
+        return None if (only / "config.pbtxt").is_file() or only.name.isdigit() else only
+    return only if is_archive(only) else None
+
+
+def _content_key(archive: Path) -> str:
+    """A name for the archive's content: its SHA-256."""
+    digest = hashlib.sha256()
+    with archive.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return f"model-{digest.hexdigest()[:32]}"
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(16)
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

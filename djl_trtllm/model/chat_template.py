@@ -1,0 +1,156 @@
+"""A model's chat template: messages in, prompt text out.
+
+Renders as transformers does (`apply_chat_template`), with the same sandbox, block trimming, loop controls,
+`{% generation %}` tag and helper functions, without importing transformers: that takes seconds, and it takes
+torch along where torch is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from djl_trtllm.errors import InvalidRequestError, TokenizerError
+from djl_trtllm.model.json_file import read_object
+
+DEFAULT = "default"
+TOOL_USE = "tool_use"
+
+_NO_TEMPLATE = (
+    "this model has no chat template, so it cannot take a list of messages; send the prompt as one text, "
+    "or add a chat_template.jinja (or `chat_template` in tokenizer_config.json) to the model directory"
+)
+
+
+class ChatTemplate:
+    """The named templates of one model; most models have only the one named `default`.
+
+    Raises `TokenizerError` where a template is not valid Jinja.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any], origin: Path) -> None:
+        environment = _environment()
+        self._special_tokens = dict(special_tokens)
+        self._templates: dict[str, jinja2.Template] = {}
+        for name, source in sources.items():
+            try:
+                self._templates[name] = environment.from_string(source)
+            except jinja2.TemplateSyntaxError as error:
+                raise TokenizerError(
+                    f"the chat template {name!r} of {origin} is not valid Jinja: line {error.lineno}: {error.message}; "
+                    "correct it, or remove it to serve the model without chat"
+                ) from error
+
+    def __bool__(self) -> bool:
+        return bool(self._templates)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
+        """The prompt text of a conversation.
+
+        `add_generation_prompt` is True unless given. `tools`, `documents` and any other keyword reach the template
+        as they are. `chat_template` names one of the model's templates; without it, `tool_use` is taken where there
+        are tools and such a template, else `default`. Raises `InvalidRequestError` when the model has no template,
+        or the template refuses these messages.
+        """
+        template = self._select(template_kwargs.pop("chat_template", None), bool(template_kwargs.get("tools")))
+        values = {"tools": None, "documents": None, "add_generation_prompt": True, **self._special_tokens}
+        values.update(template_kwargs)
+        try:
+            return template.render(messages=list(messages), **values)
+        except jinja2.TemplateError as error:
+            if isinstance(error, jinja2.UndefinedError):
+                raise self._failed(messages, error) from error
+            raise InvalidRequestError(f"the model's chat template refuses these messages: {error}") from error
+        except Exception as error:
+            # A template is a program: handed messages it was not written for, it can raise anything.
+            raise self._failed(messages, error) from error
+
+    def _failed(self, messages: Sequence[Any], error: Exception) -> InvalidRequestError:
+        roles = [
+            message.get("role") if isinstance(message, Mapping) else type(message).__name__ for message in messages
+        ]
+        return InvalidRequestError(
+            f"the model's chat template failed on these messages (roles {roles[:20]}): {type(error).__name__}: {error}"
+            '; each message should be like {"role": "user", "content": "text"}'
+        )
+
+    def _select(self, name: str | None, with_tools: bool) -> jinja2.Template:
+        if not self._templates:
+            raise InvalidRequestError(_NO_TEMPLATE)
+        if name is None:
+            name = TOOL_USE if with_tools and TOOL_USE in self._templates else DEFAULT
+        template = self._templates.get(name)
+        if template is None:
+            raise InvalidRequestError(f"this model has no chat template {name!r}; it has {sorted(self._templates)}")
+        return template
+
+
+def read_sources(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Template sources of a model directory by name; empty where it has none.
+
+    `chat_template.jinja` comes before `chat_template.json` and that before `tokenizer_config.json`;
+    `additional_chat_templates/*.jinja` add names (the layout that transformers writes).
+    """
+    sources: dict[str, str] = {}
+    configured = tokenizer_config.get("chat_template")
+    if configured is None:
+        configured = (read_object(path / "chat_template.json", TokenizerError) or {}).get("chat_template")
+    if isinstance(configured, str):
+        configured = {DEFAULT: configured}
+    elif isinstance(configured, list):
+        configured = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
+    if isinstance(configured, dict):
+        sources.update({str(name): text for name, text in configured.items() if isinstance(text, str)})
+    single = path / "chat_template.jinja"
+    if single.is_file():
+        sources[DEFAULT] = single.read_text(encoding="utf-8")
+    for extra in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        sources[extra.stem] = extra.read_text(encoding="utf-8")
+    return sources
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what a model is trained on; for serving it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(helpers)
+    environment.filters["tojson"] = _tojson
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML characters, which a prompt must not have.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,247 @@
+"""What kind of model a directory holds, judged by its content."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.errors import LayoutError
+from djl_trtllm.model import weights
+from djl_trtllm.model.json_file import read_object
+from djl_trtllm.model.shape import ModelShape
+
+ENGINE_FOLDER = "engine"
+"""A checkpoint may carry its compiled engine beside it, in a folder of this name."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
+_OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer in Python code has its own file names
+_RANK_ENGINE = re.compile(r"rank\d+\.engine")
+_OLD_ENGINE = re.compile(r".+_rank\d+\.engine")
+_RANK_WEIGHTS = re.compile(r"rank\d+\.safetensors")
+_OPENVINO_MODEL = "openvino_model.xml"
+_REPOSITORY_MODEL = "tensorrt_llm"
+
+
+class Kind(enum.Enum):
+    """What a model directory can be; the value is its name for a reader."""
+
+    HF_CHECKPOINT = "Hugging Face checkpoint"
+    OPENVINO_ENGINE = "compiled OpenVINO engine"
+    TENSORRT_ENGINE = "compiled TensorRT-LLM engine"
+    TENSORRT_CHECKPOINT = "TensorRT-LLM checkpoint"
+    LMI_REPOSITORY = "LMI model repository of DJL Serving up to 0.31"
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it can be loaded without compiling."""
+        return self not in (Kind.HF_CHECKPOINT, Kind.TENSORRT_CHECKPOINT)
+
+
+_EXPECTED = """expected one of
+  - a Hugging Face checkpoint: config.json with `architectures` or `model_type`, and *.safetensors or pytorch_model*.bin
+  - a compiled OpenVINO engine: openvino_model.xml and openvino_model.bin
+  - a compiled TensorRT-LLM engine: config.json with `build_config`, and rank0.engine, rank1.engine, …
+  - a TensorRT-LLM checkpoint: config.json with `quantization` or `mapping`, and rank0.safetensors, …
+  - an LMI model repository: tensorrt_llm/config.pbtxt and tensorrt_llm/1/ with the engine"""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model directory, understood."""
+
+    kind: Kind
+    path: Path
+    config: dict[str, Any] | None
+    """config.json as parsed; of an LMI repository the one beside the engine. None where there is none."""
+    weight_files: tuple[Path, ...]
+    """Weights of a checkpoint, or the files of an engine, in order of rank or shard."""
+    tokenizer_dir: Path | None
+    """Where the tokenizer files are; None where there are none."""
+    bundled_engine: Path | None = None
+    """The compiled engine that a checkpoint carries beside it."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Sizes of the model. Reads the headers of a checkpoint's weight files."""
+        size = None if self.kind.is_engine else weights.parameter_bytes(self.weight_files)
+        return ModelShape.from_config(self.config or {}, parameter_bytes=size)
+
+    @property
+    def engine_dir(self) -> Path | None:
+        """The directory with the engine files themselves; None for a checkpoint without a bundled engine."""
+        if self.kind is Kind.LMI_REPOSITORY:
+            return self.weight_files[0].parent
+        return self.path if self.kind.is_engine else self.bundled_engine
+
+
+def inspect(path: Path) -> Layout:
+    """What the directory `path` holds.
+
+    Files of an engine come before files of a checkpoint: a directory with both is served as the engine. Raises
+    `LayoutError` that lists what was found and what was expected, or names the files that are missing or damaged.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        what = "it is a file" if path.exists() else "there is nothing"
+        raise LayoutError(
+            f"no model directory at {path}: {what}; expected a directory, or a .tar.gz that is opened first"
+        )
+    names = sorted(entry.name for entry in path.iterdir())
+    config = read_object(path / "config.json", LayoutError)
+    for reading in _READINGS:
+        layout = reading(path, names, config)
+        if layout is not None:
+            return layout
+    raise LayoutError(_unknown(path, names, config))
+
+
+def _openvino_engine(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
+    if _OPENVINO_MODEL not in names:
+        return None
+    model, data = path / _OPENVINO_MODEL, path / "openvino_model.bin"
+    if not data.is_file():
+        raise LayoutError(f"{path} has {_OPENVINO_MODEL} without openvino_model.bin; copy both files of the engine")
+    weights.check_whole((model, data))
+    return Layout(Kind.OPENVINO_ENGINE, path, config, (model, data), _tokenizer_dir(path, *_model_above(path)))
+
+
+def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
+    if not _is_built(config):
+        return None
+    engines = _ranked(path, names, _RANK_ENGINE)
+    if not engines:
+        raise LayoutError(
+            f"{path}: config.json is that of a compiled TensorRT-LLM engine, but there is no rank0.engine; "
+            f"found {weights.bounded(names)}; copy the whole engine directory"
+        )
+    weights.check_whole(engines)
+    _check_ranks(path, engines, config)
+    return Layout(Kind.TENSORRT_ENGINE, path, config, engines, _tokenizer_dir(path, *_model_above(path)))
+
+
+def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
+    # The repository's own directory, or the one above it (the path that DJL Serving wants).
+    for model in (path, path / _REPOSITORY_MODEL):
+        if (model / "config.pbtxt").is_file() and (model / "1").is_dir():
+            break
+    else:
+        return None
+    engine = model / "1"
+    found = sorted(entry.name for entry in engine.iterdir())
+    engines = _ranked(engine, found, _RANK_ENGINE) or _ranked(engine, found, _OLD_ENGINE)
+    if not engines:
+        raise LayoutError(
+            f"{model} is laid out as an LMI model repository, but there is no engine in {engine}: found "
+            f"{weights.bounded(found) or 'nothing'}; expected rank0.engine or …_rank0.engine"
+        )
+    weights.check_whole(engines)
+    engine_config = read_object(engine / "config.json", LayoutError)
+    _check_ranks(engine, engines, engine_config)
+    return Layout(Kind.LMI_REPOSITORY, path, engine_config, engines, _tokenizer_dir(model, engine, path))
+
+
+def _tensorrt_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
+    files = _ranked(path, names, _RANK_WEIGHTS)
+    if config is None or not files or not ({"quantization", "mapping", "architecture"} & config.keys()):
+        return None
+    weights.check_whole(files)
+    _check_ranks(path, files, config)
+    return Layout(
+        Kind.TENSORRT_CHECKPOINT, path, config, files, _tokenizer_dir(path, *_model_above(path)), _bundled_engine(path)
+    )
+
+
+def _hf_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
+    if config is None or not ("architectures" in config or "model_type" in config):
+        return None
+    files = weights.find_weights(path)
+    engine = _bundled_engine(path)
+    if not files:
+        if engine is not None:
+            # Its config and tokenizer are here, its weights are in the engine: the engine is the model.
+            return inspect(engine)
+        return None
+    return Layout(Kind.HF_CHECKPOINT, path, config, files, _tokenizer_dir(path), engine)
+
+
+_READINGS: tuple[Callable[[Path, list[str], dict[str, Any] | None], Layout | None], ...] = (
+    _openvino_engine,
+    _lmi_repository,
+    _tensorrt_engine,
+    _tensorrt_checkpoint,
+    _hf_checkpoint,
+)
+
+
+def _is_built(config: dict[str, Any] | None) -> bool:
+    return config is not None and "build_config" in config
+
+
+def _ranked(path: Path, names: list[str], pattern: re.Pattern[str]) -> tuple[Path, ...]:
+    found = [name for name in names if pattern.fullmatch(name)]
+    return tuple(path / name for name in sorted(found, key=_rank))
+
+
+def _rank(name: str) -> int:
+    return int(name.rpartition("rank")[2].split(".")[0])
+
+
+def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None) -> None:
+    """Every rank has its file, as many as the mapping says."""
+    inner = (config or {}).get("pretrained_config", config or {})
+    mapping = inner.get("mapping") if isinstance(inner, dict) else None
+    world = mapping.get("world_size") if isinstance(mapping, dict) else None
+    present = [_rank(file.name) for file in files]
+    wanted = world if isinstance(world, int) and world > 0 else max(present) + 1
+    missing = sorted(set(range(wanted)) - set(present))
+    if missing:
+        raise LayoutError(
+            f"{path}: files of {len(missing)} of {wanted} ranks are missing: "
+            f"{weights.bounded([f'rank {rank}' for rank in missing])}; "
+            f"found {weights.bounded([file.name for file in files])}; copy the files of all ranks"
+        )
+
+
+def _tokenizer_dir(*candidates: Path) -> Path | None:
+    """The first candidate with tokenizer files."""
+    for names in (_TOKENIZER_FILES, _OTHER_TOKENIZER_FILES):
+        for candidate in candidates:
+            if any((candidate / name).is_file() for name in names) or (
+                names is _TOKENIZER_FILES and any(candidate.glob("*.tiktoken"))
+            ):
+                return candidate
+    return None
+
+
+def _model_above(path: Path) -> list[Path]:
+    """The directory above an engine, if that is a model's own: an engine often has no tokenizer with it."""
+    return [path.parent] if (path.parent / "config.json").is_file() else []
+
+
+def _bundled_engine(path: Path) -> Path | None:
+    """The `engine` folder beside a checkpoint, if it is a compiled engine."""
+    engine = path / ENGINE_FOLDER
+    if (engine / _OPENVINO_MODEL).is_file() or _is_built(read_object(engine / "config.json", LayoutError)):
+        return engine
+    return None
+
+
+def _unknown(path: Path, names: list[str], config: dict[str, Any] | None) -> str:
+    shown = [name + "/" if (path / name).is_dir() else name for name in names]
+    lines = [f"{path} is not a model that can be served: found {weights.bounded(shown) or 'nothing, it is empty'};"]
+    if config is None and any(name.endswith((".safetensors", ".bin", ".engine")) for name in names):
+        lines[0] += " there are weights or engines without a config.json;"
+    elif config is not None and not ({"architectures", "model_type", "architecture", "build_config"} & config.keys()):
+        lines[0] += f" config.json has neither (its keys: {weights.bounded(sorted(config))});"
+    elif config is not None:
+        lines[0] += " there is a config.json without weights beside it;"
+    elif "serving.properties" in names:
+        lines[0] += " with serving.properties alone, option.model_id has to say where the model is;"
+    below = [name for name in names if any((path / name / mark).is_file() for mark in ("config.json", _OPENVINO_MODEL))]
+    if below:
+        lines[0] += f" there may be a model in {weights.bounded([name + '/' for name in below])}: name that directory;"
+    return "\n".join([*lines, _EXPECTED])

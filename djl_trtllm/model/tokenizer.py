@@ -1,0 +1,292 @@
+"""A model's tokenizer: text to ids and back, chat messages to ids, and which ids end a text.
+
+`tokenizer.json` is read with the `tokenizers` library, a SentencePiece model is converted here. transformers is needed
+only for older formats (see `tokenizer_conversion`), and then in a process of its own: importing it takes seconds, and
+takes torch along where torch is installed.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import tokenizers.processors
+
+from djl_trtllm.errors import InvalidRequestError, TokenizerError
+from djl_trtllm.model import chat_template, sentencepiece_model, tokenizer_conversion
+from djl_trtllm.model.json_file import is_lfs_pointer, read_object
+
+logger = logging.getLogger(__name__)
+
+# For these classes transformers (4.57) takes `add_bos_token` and `add_eos_token` from tokenizer_config.json; for all
+# others tokenizer.json decides.
+_AFFIX_CLASSES = {
+    f"{family}Tokenizer{suffix}"
+    for family in ("Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX")
+    for suffix in ("", "Fast")
+}
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Encodes and decodes as the model's Hugging Face tokenizer does. Safe to use from several threads.
+
+    One difference to transformers' `decode`: `clean_up_tokenization_spaces` is never applied, because it changes
+    text that a stream has sent already.
+    """
+
+    raw: tokenizers.Tokenizer
+    """The Rust tokenizer, for `tokenizers.decoders.DecodeStream`. Not to be changed."""
+    end_ids: frozenset[int]
+    """Every id that ends a text: of generation_config.json, of config.json and the tokenizer's own."""
+    special_ids: frozenset[int]
+    """Ids that `skip_special_tokens` leaves out."""
+    vocab_size: int
+    """One more than the highest id the tokenizer knows. The model's logits may be wider (padding)."""
+    pad_id: int | None
+    bos_id: int | None
+
+    def __init__(
+        self,
+        raw: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, Any],
+        end_ids: Iterable[int],
+        templates: Mapping[str, str],
+        origin: Path,
+    ) -> None:
+        raw.no_truncation()
+        raw.no_padding()
+        self.raw = raw
+        self._chat_template = chat_template.ChatTemplate(templates, special_tokens, origin)
+        added = raw.get_added_tokens_decoder()
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.vocab_size = max(raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.pad_id = self._id_of(special_tokens.get("pad_token"))
+        self.bos_id = self._id_of(special_tokens.get("bos_token"))
+        own_end = self._id_of(special_tokens.get("eos_token"))
+        self.end_ids = frozenset(end_ids) | (frozenset() if own_end is None else {own_end})
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._chat_template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; with `add_special_tokens`, also those the model expects around a text (often a BOS).
+
+        Raises `InvalidRequestError` for text that is not valid Unicode (a lone surrogate).
+        """
+        try:
+            ids: list[int] = self.raw.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequestError(f"the prompt is not valid Unicode text: {_reason(text, error)}") from error
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+        """Ids of a conversation, by the model's chat template.
+
+        The template alone decides about BOS and other special tokens, as in transformers; none is added here.
+        Keywords (`tools`, `add_generation_prompt`, the model's own) are those of `ChatTemplate.render`.
+        Raises `InvalidRequestError` when the model has no chat template or its template refuses the messages.
+        """
+        return self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
+        """The text of a conversation that `encode_chat` encodes."""
+        return self._chat_template.render(messages, **template_kwargs)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; an unfinished UTF-8 sequence at the end is a replacement character."""
+        text: str = self.raw.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _id_of(self, token: Any) -> int | None:
+        id_: int | None = self.raw.token_to_id(token) if isinstance(token, str) else None
+        return id_
+
+
+def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of the model directory `path`.
+
+    Reads `tokenizer.json`, or else `tokenizer.model` (SentencePiece). Vocabulary and tiktoken files are converted by
+    transformers first, which takes some seconds; with `trust_remote_code`, that conversion may run Python code that
+    comes with the model. Raises `TokenizerError`.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise TokenizerError(f"no tokenizer at {path}: not a directory")
+    config = _read_json(path / "tokenizer_config.json")
+    tokens = _special_tokens(config, _read_json(path / "special_tokens_map.json"))
+    raw, own_tokens = _open(path, config, trust_remote_code)
+    tokens = {**own_tokens, **tokens}
+    _add_tokens(raw, config, path)
+    _mark_special(raw, tokens)
+    model_configs = [_read_json(path / "generation_config.json"), *_text_configs(_read_json(path / "config.json"))]
+    for name in ("bos_token", "eos_token", "pad_token"):
+        # A directory with tokenizer.json alone names its special tokens only by id, in the model's configuration. These
+        # ids are often mere defaults, so they count only where the tokenizer takes them for special too.
+        token = raw.get_added_tokens_decoder().get(next(iter(_ids(model_configs, f"{name}_id")), -1))
+        if name not in tokens and token is not None and token.special:
+            tokens[name] = token.content
+    if not (path / "tokenizer.json").is_file() or str(config.get("tokenizer_class")) in _AFFIX_CLASSES:
+        _set_affixes(raw, config, tokens)
+    return Tokenizer(
+        raw,
+        special_tokens=tokens,
+        end_ids=_ids(model_configs, "eos_token_id"),
+        templates=chat_template.read_sources(path, config),
+        origin=path,
+    )
+
+
+def _open(
+    path: Path, config: dict[str, Any], trust_remote_code: bool
+) -> tuple[tokenizers.Tokenizer, Mapping[str, Any]]:
+    """The tokenizer, and the special tokens that its own files name."""
+    if (path / "tokenizer.json").is_file():
+        return _read_tokenizer(path / "tokenizer.json"), {}
+    models = [path / name for name in sentencepiece_model.FILES if (path / name).is_file()]
+    if models and "auto_map" not in config:
+        return sentencepiece_model.read(models[0], config)
+    with tempfile.TemporaryDirectory(prefix="djl-trtllm-tokenizer-") as directory:
+        converted = tokenizer_conversion.convert(path, Path(directory), trust_remote_code=trust_remote_code)
+        config.update(converted.affixes)
+        if converted.file is not None:
+            return _read_tokenizer(converted.file), converted.special_tokens
+    if not models:
+        raise TokenizerError(
+            f"the tokenizer of {path} exists only as Python code, with which text cannot be streamed; "
+            "add a tokenizer.json"
+        )
+    # InternLM's and Baichuan's code, for example, is a shell around the SentencePiece model beside it.
+    raw, tokens = sentencepiece_model.read(models[0], config)
+    sentencepiece_model.check(raw, converted.probes, models[0])
+    return raw, {**tokens, **converted.special_tokens}
+
+
+def _read_tokenizer(file: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the Rust library raises bare Exception
+        if is_lfs_pointer(file):
+            raise TokenizerError(f"{file} is a Git LFS pointer, not the file; fetch it with `git lfs pull`") from error
+        raise TokenizerError(
+            f"{file} cannot be read ({file.stat().st_size} bytes): {error}; expected a file written by the Hugging "
+            f"Face tokenizers library, version {tokenizers.__version__} or older"
+        ) from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The object in `file`; empty when there is no such file."""
+    return read_object(file, TokenizerError) or {}
+
+
+def _special_tokens(config: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Named special tokens, as plain strings.
+
+    `special_tokens_map.json` counts less than a configuration that lists its added tokens, and more than an older
+    one that does not (the rule of transformers).
+    """
+    ordered = (mapping, config) if "added_tokens_decoder" in config else (config, mapping)
+    tokens: dict[str, Any] = {}
+    for source in ordered:
+        for name in source:
+            if (name in _NAMED or name.endswith("_token")) and (text := _content(source[name])):
+                tokens[name] = text
+        extra = source.get("additional_special_tokens")
+        if isinstance(extra, list):
+            tokens["additional_special_tokens"] = [text for text in map(_content, extra) if text]
+    return tokens
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token that is written as a string or as an object with flags."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _add_tokens(raw: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
+    """Adds what `added_tokens_decoder` lists and tokenizer.json lacks, or has with other flags."""
+    known = raw.get_added_tokens_decoder()
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    entries = ((int(index), entry) for index, entry in listed.items() if index.isdecimal() and _content(entry))
+    for index, entry in sorted(entries, key=lambda item: item[0]):
+        flags = {
+            key: bool(entry[key])
+            for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
+            if key in entry
+        }
+        token = tokenizers.AddedToken(_content(entry), **flags)
+        if repr(known.get(index)) == repr(token):
+            continue
+        raw.add_tokens([token])
+        if raw.token_to_id(token.content) != index:
+            logger.warning(
+                "%s: tokenizer_config.json gives %r the id %d, and its id is %s",
+                path, token.content, index, raw.token_to_id(token.content),
+            )  # fmt: skip
+
+
+def _mark_special(raw: tokenizers.Tokenizer, tokens: Mapping[str, Any]) -> None:
+    """Makes named tokens special that the vocabulary has as ordinary ones. None is added: the model has none."""
+    known = raw.get_added_tokens_decoder()
+    named = [*(tokens[name] for name in _NAMED if name in tokens), *tokens.get("additional_special_tokens", ())]
+    for text in named:
+        id_ = raw.token_to_id(text)
+        if id_ is not None and id_ not in known:
+            raw.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
+
+
+def _set_affixes(raw: tokenizers.Tokenizer, config: Mapping[str, Any], tokens: Mapping[str, Any]) -> None:
+    """Makes encoding add BOS and EOS as `add_bos_token` and `add_eos_token` say, where they say it."""
+    bos, eos = tokens.get("bos_token"), tokens.get("eos_token")
+    plain, full = raw.encode("a", add_special_tokens=False).ids, raw.encode("a").ids
+    has_bos = bos is not None and full[:1] == [raw.token_to_id(bos)] != plain[:1]
+    has_eos = eos is not None and full[-1:] == [raw.token_to_id(eos)] != plain[-1:]
+    wants_bos, wants_eos = config.get("add_bos_token"), config.get("add_eos_token")
+    want_bos = wants_bos if isinstance(wants_bos, bool) and raw.token_to_id(bos or "") is not None else has_bos
+    want_eos = wants_eos if isinstance(wants_eos, bool) and raw.token_to_id(eos or "") is not None else has_eos
+    if (want_bos, want_eos) == (has_bos, has_eos):
+        return
+    single = [*([f"{bos}:0"] if want_bos else []), "$A:0", *([f"{eos}:0"] if want_eos else [])]
+    pair = [*single, *(piece.replace(":0", ":1").replace("$A", "$B") for piece in single)]
+    raw.post_processor = tokenizers.processors.TemplateProcessing(
+        single=single,
+        pair=pair,
+        special_tokens=[
+            *([(bos, raw.token_to_id(bos))] if want_bos else []),
+            *([(eos, raw.token_to_id(eos))] if want_eos else []),
+        ],
+    )
+
+
+def _text_configs(config: dict[str, Any]) -> list[dict[str, Any]]:
+    nested = config.get("text_config")
+    return [config, nested] if isinstance(nested, dict) else [config]
+
+
+def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:
+    """Token ids that any of `configs` gives for `key`, as a number or a list of numbers."""
+    found: list[int] = []
+    for config in configs:
+        value = config.get(key)
+        for id_ in value if isinstance(value, list) else [value]:
+            if isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0:
+                found.append(id_)
+    return found
+
+
+def _reason(text: Any, error: Exception) -> str:
+    if not isinstance(text, str):
+        return f"expected text, got {type(text).__name__}"
+    for position, character in enumerate(text):
+        if "\ud800" <= character <= "\udfff":
+            return f"lone surrogate \\u{ord(character):04x} at position {position}"
+    return str(error)
