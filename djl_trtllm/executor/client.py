@@ -1,0 +1,258 @@
+"""The server's end of an executor host: starts the process, carries the messages, notices its death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from djl_trtllm.errors import ExecutorDiedError, ExecutorStartError
+from djl_trtllm.executor.protocol import (
+    Cancel,
+    Deframer,
+    Failed,
+    Limits,
+    Ping,
+    Ready,
+    Shutdown,
+    Start,
+    Step,
+    Submit,
+    ToHost,
+    decode_from_host,
+    frame,
+)
+
+logger = logging.getLogger(__name__)
+host_logger = logging.getLogger("djl_trtllm.executor.host")
+
+_SOCKET_BUFFER = 64 * 1024
+"""Bytes between host and server. It bounds how many iterations a slow server takes in at one go, so how long it holds
+its event loop; measured with benchmarks/ceiling.py."""
+
+_IDLE_PING_SECONDS = 5.0
+_TAIL_LINES = 20
+
+
+class ExecutorClient(asyncio.Protocol):
+    """One executor host. It serves once: a dead host is replaced by a new client.
+
+    `on_steps` gets the iterations that arrived together; `on_death` is called once, when a host that was ready is gone
+    for any other reason than `close`. Both run on the event loop. `busy` tells whether requests are unfinished: a host
+    that is silent for `hang_timeout` seconds then, or that does not answer a ping for so long, is killed.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_steps: Callable[[list[Step]], None],
+        on_death: Callable[[ExecutorDiedError], None],
+        busy: Callable[[], bool],
+        hang_timeout: float,
+    ) -> None:
+        self.limits: Limits
+        self.details: dict[str, Any] = {}
+        self._on_steps = on_steps
+        self._on_death = on_death
+        self._busy = busy
+        self._hang_timeout = hang_timeout
+        self._deframer = Deframer()
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[Ready] = self._loop.create_future()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._transport: asyncio.WriteTransport
+        self._process: asyncio.subprocess.Process
+        self._log_task: asyncio.Task[None]
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._failure: str | None = None
+        self._closing = False
+        self._pinged = False
+        self._silent_for = 0.0
+        self._idle_for = 0.0
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self, start: Start, timeout: float) -> None:
+        """Spawn the host and wait until its engine is loaded. Raises ExecutorStartError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "djl_trtllm.executor.host",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        self._log_task = self._loop.create_task(self._forward_log())
+        await self._loop.create_connection(lambda: self, sock=ours)
+        self._send(start)
+        try:
+            ready = await asyncio.wait_for(asyncio.shield(self._ready), timeout)
+        except asyncio.TimeoutError:
+            await self.kill()
+            raise ExecutorStartError(
+                f"the engine was not loaded within {timeout:g} seconds (option.model_loading_timeout)"
+            ) from None
+        except BaseException:
+            await self.kill()
+            raise
+        self.limits, self.details = ready.limits, ready.details
+        self._watch()
+
+    async def close(self, timeout: float = 5.0) -> None:
+        """End the host, by force if it takes longer than `timeout` seconds."""
+        self._closing = True
+        self._send(Shutdown())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), timeout)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End the host by force and wait until nothing of it is left."""
+        self._closing = True
+        self._cancel_watchdog()
+        self._kill_process()
+        await self._collect_process()
+        self._transport.close()
+        await self._gone
+        if self._ready.done() and not self._ready.cancelled():
+            self._ready.exception()  # seen here, should nobody be waiting for it
+
+    @property
+    def pid(self) -> int:
+        """The host's process id."""
+        return self._process.pid
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Submit) -> None:
+        """Start a sequence; everything that comes of it arrives through `on_steps`."""
+        self._send(request)
+
+    def cancel(self, request_id: int) -> None:
+        """End a sequence early; its terminal delta comes later."""
+        self._send(Cancel(request_id))
+
+    # -- asyncio.Protocol ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one in all but name
+
+    def data_received(self, data: bytes) -> None:
+        self._silent_for = 0.0
+        self._pinged = False
+        steps: list[Step] = []
+        for body in self._deframer.feed(data):
+            message = decode_from_host(body)
+            if isinstance(message, Step):
+                steps.append(message)
+            elif isinstance(message, Ready):
+                self._ready.set_result(message)
+            elif isinstance(message, Failed):
+                self._failure = message.message
+        if steps:
+            self._on_steps(steps)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_watchdog()
+        self._gone.set_result(None)
+        if not self._closing:
+            self._loop.create_task(self._bury())
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _send(self, message: ToHost) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(frame(message))
+
+    def _watch(self) -> None:
+        """Count the host's silence, in ticks, so that a pause of the server itself is not held against the host."""
+        tick = min(1.0, self._hang_timeout / 8)
+        self._watchdog = self._loop.call_later(tick, self._watch)
+        if self._busy() or self._pinged:
+            self._idle_for = 0.0
+            self._silent_for += tick
+            if self._silent_for > self._hang_timeout:
+                self._failure = f"silent for {self._hang_timeout:g} seconds (option.executor_hang_timeout)"
+                self._kill_process()
+        else:
+            self._silent_for = 0.0
+            self._idle_for += tick
+            if self._idle_for > _IDLE_PING_SECONDS:
+                self._pinged = True
+                self._send(Ping())
+
+    def _cancel_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def _kill_process(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _collect_process(self) -> None:
+        await self._process.wait()
+        # A grandchild may hold the pipe open longer than the host lives.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._log_task, 1.0)
+
+    async def _bury(self) -> None:
+        """The host closed its end: find out why, and tell."""
+        self._closing = True
+        # A process that is ending needs a moment; one that only closed its socket is of no use any more.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), 1.0)
+        self._kill_process()
+        await self._collect_process()
+        self._transport.close()
+        message = self._describe_end()
+        if self._ready.done():
+            self._on_death(ExecutorDiedError(message))
+        else:
+            self._ready.set_exception(ExecutorStartError(message))
+
+    def _describe_end(self) -> str:
+        status = self._process.returncode
+        assert status is not None
+        if self._failure is not None:
+            cause = self._failure
+        elif status < 0:
+            name = signal.Signals(-status).name
+            cause = f"it was killed by {name}"
+            if status == -signal.SIGKILL:
+                cause += " (the kernel does that when memory runs out)"
+        else:
+            cause = f"it exited with status {status}"
+        lines = [f"the executor host (pid {self.pid}) is gone: {cause}"]
+        if self._tail:
+            lines += ["its last output:", *(f"  | {line}" for line in self._tail)]
+        return "\n".join(lines)
+
+    async def _forward_log(self) -> None:
+        """What the host prints goes to the server's log; the last lines are kept for the error."""
+        stream = self._process.stdout
+        assert stream is not None
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # a line longer than the reader's limit
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self._tail.append(text)
+            host_logger.info("%s", text)
