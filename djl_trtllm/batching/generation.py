@@ -1,0 +1,79 @@
+"""One request in the rolling batch: its sequences, and how their news reach its consumer."""
+
+from __future__ import annotations
+
+from djl_trtllm.batching.request import Consumer, SamplingParameters, Token, Update
+from djl_trtllm.batching.sequence import Sequence
+
+
+class Generation:
+    """What `RollingBatch.submit` returns.
+
+    Its consumer gets each sequence's updates in order, and for each exactly one with a `Finished`, whatever ended it.
+    With `best_of`, everything is delivered at the end, the best sequences first.
+    """
+
+    __slots__ = (
+        "_consumer",
+        "_ranked",
+        "_unfinished",
+        "arrived",
+        "ids",
+        "last_token_at",
+        "prompt_tokens",
+        "sequences",
+        "started",
+    )
+
+    def __init__(
+        self, sampling: SamplingParameters, prompt_tokens: int, sequences: list[Sequence], consumer: Consumer
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.sequences = sequences
+        self.ids: list[int] = []
+        """The executor's ids of the sequences."""
+        self.arrived = 0.0
+        """Seconds on the rolling batch's clock, like the next two."""
+        self.started: float | None = None
+        self.last_token_at: float | None = None
+        self._consumer = consumer
+        self._ranked = sampling.n if sampling.best_of is not None else None
+        self._unfinished = len(sequences)
+
+    @property
+    def done(self) -> bool:
+        """Whether every sequence has ended."""
+        return not self._unfinished
+
+    def deliver(self, sequence: Sequence) -> list[Token]:
+        """Hand the consumer what is new in a sequence. Returns the new tokens, none while ranking holds them back."""
+        if sequence.closed:
+            return []
+        if sequence.finished is not None:
+            sequence.closed = True
+            self._unfinished -= 1
+        if self._ranked is not None:
+            return self._deliver_ranked(self._ranked) if self.done else []
+        update = sequence.drain()
+        if update.tokens or update.finished is not None:
+            self._consumer(update)
+        return update.tokens
+
+    def abandon(self) -> None:
+        """Stop calling the consumer."""
+        self._consumer = _ignore
+
+    def _deliver_ranked(self, n: int) -> list[Token]:
+        best = sorted(self.sequences, key=lambda sequence: sequence.cumulative_logprob, reverse=True)
+        tokens: list[Token] = []
+        for index, sequence in enumerate(best):
+            sequence.index = index
+            update = sequence.drain()
+            tokens += update.tokens
+            if index < n:
+                self._consumer(update)
+        return tokens
+
+
+def _ignore(update: Update) -> None:
+    pass

@@ -1,0 +1,373 @@
+"""The rolling batch: admission, the waiting queue, and what comes of the executor's iterations."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Protocol
+
+from djl_trtllm.batching.generation import Generation
+from djl_trtllm.batching.request import Consumer, FinishReason, GenerationRequest, SamplingParameters
+from djl_trtllm.batching.sequence import Sequence
+from djl_trtllm.batching.statistics import Statistics
+from djl_trtllm.errors import (
+    GenerationError,
+    InvalidRequestError,
+    OverloadedError,
+    PromptTooLongError,
+    RequestError,
+    RequestTimeoutError,
+)
+from djl_trtllm.executor.protocol import Delta, Finish, Limits, Sampling, Stats, Step, Submit
+from djl_trtllm.model import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class ExecutorPort(Protocol):
+    """The executor as the rolling batch sees it."""
+
+    @property
+    def limits(self) -> Limits:
+        """What it can hold."""
+
+    def submit(self, request: Submit) -> None:
+        """Start a sequence."""
+
+    def cancel(self, request_id: int) -> None:
+        """End a sequence early; its terminal delta comes later."""
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Lengths are in tokens, the rest in sequences.
+
+    `max_batch_size` sequences run at once (option.max_rolling_batch_size), `max_queue_size` may wait
+    (job_queue_size). A prompt has at most `max_input_len` tokens, prompt and output together `max_seq_len`;
+    `max_output_len` bounds requests that do not say how much they want.
+    """
+
+    max_batch_size: int
+    max_queue_size: int
+    max_input_len: int
+    max_output_len: int
+    max_seq_len: int
+
+
+class _Slot:
+    """A sequence's place in the table, from `submit` to the executor's terminal delta."""
+
+    __slots__ = ("blocks", "generation", "message", "sequence")
+
+    def __init__(self, generation: Generation, sequence: Sequence, message: Submit, blocks: int) -> None:
+        self.generation = generation
+        self.sequence = sequence
+        self.message = message
+        self.blocks = blocks
+
+
+class RollingBatch:
+    """The requests of one executor host.
+
+    `admit` reserves room before any work is done for a request, `submit` uses it (or `withdraw` gives it back). A
+    sequence ends for its consumer in `_end`, whatever ended it; its slot and KV cache blocks come back in `_receive`,
+    on the executor's terminal delta.
+    """
+
+    def __init__(
+        self,
+        executor: ExecutorPort,
+        tokenizer: Tokenizer,
+        limits: BatchLimits,
+        statistics: Statistics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.statistics = statistics
+        self.engine_stats = Stats()
+        self._executor = executor
+        self._tokenizer = tokenizer
+        # Some models end with a token that their tokenizer does not list as special.
+        self._special_ids = tokenizer.special_ids | tokenizer.end_ids
+        self._clock = clock
+        self._max_seq_len = min(limits.max_seq_len, executor.limits.max_seq_len)
+        self._max_running = limits.max_batch_size + executor.limits.lookahead
+        self._waiting: dict[int, _Slot] = {}
+        self._running: dict[int, _Slot] = {}
+        self._admitted = 0
+        self._blocks_in_use = 0
+        self._next_id = 0
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a place, those still being tokenised included."""
+        return self._admitted - len(self._running)
+
+    @property
+    def running(self) -> int:
+        """Sequences in the executor."""
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is admitted, waiting or running."""
+        return not self._admitted
+
+    # -- the way in ------------------------------------------------------------------------------------------------
+
+    def admit(self, sequences: int) -> None:
+        """Reserve room for a request. Raises OverloadedError if the queue is full."""
+        capacity = self.limits.max_batch_size + self.limits.max_queue_size
+        if self._admitted + sequences > capacity:
+            raise OverloadedError(
+                f"the request queue is full: {self.waiting} waiting, job_queue_size is {self.limits.max_queue_size}",
+                queue_depth=self.waiting,
+                capacity=self.limits.max_queue_size,
+                retry_after=self._retry_after(),
+            )
+        self._admitted += sequences
+
+    def withdraw(self, sequences: int) -> None:
+        """Give back what `admit` reserved: the request will not be submitted."""
+        self._admitted -= sequences
+
+    def submit(self, request: GenerationRequest, prompt_ids: list[int], consumer: Consumer) -> Generation:
+        """Queue an admitted request. Raises InvalidRequestError, its reservation given back, if it cannot ever run."""
+        count = request.sampling.best_of or request.sampling.n
+        try:
+            prompt_ids, max_new_tokens = self._fit(request, prompt_ids)
+        except RequestError:
+            self.withdraw(count)
+            raise
+        sampling = request.sampling
+        seed = None
+        if sampling.do_sample:
+            seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        # Ranking needs the log-probabilities, asked for or not.
+        logprobs = request.logprobs or sampling.best_of is not None
+        sequences = [
+            Sequence(
+                index=index,
+                tokenizer=self._tokenizer.raw,
+                special_ids=self._special_ids,
+                prompt_ids=prompt_ids,
+                stop=request.stop,
+                seed=None if seed is None else (seed + index) % 2**64,
+                logprobs=logprobs,
+            )
+            for index in range(count)
+        ]
+        generation = Generation(sampling, len(prompt_ids), sequences, consumer)
+        generation.arrived = self._clock()
+        end_ids = () if sampling.ignore_eos else self._tokenizer.end_ids
+        stop_token_ids = [*end_ids, *request.stop_token_ids]
+        blocks = self._blocks(len(prompt_ids), max_new_tokens)
+        for sequence in sequences:
+            executor_sampling = _executor_sampling(sampling, max_new_tokens, sequence.seed or 0, logprobs)
+            message = Submit(self._next_id, prompt_ids, executor_sampling, stop_token_ids)
+            self._waiting[self._next_id] = _Slot(generation, sequence, message, blocks)
+            generation.ids.append(self._next_id)
+            self._next_id += 1
+        self.statistics.requests += 1
+        self.statistics.prompt_tokens += len(prompt_ids)
+        self._schedule()
+        return generation
+
+    # -- the way out -----------------------------------------------------------------------------------------------
+
+    def process(self, steps: SequenceOf[Step]) -> None:
+        """Take in the executor's iterations: every consumer gets its news once, then freed places are filled."""
+        touched: dict[int, _Slot] = {}
+        for step in steps:
+            for delta in step.deltas:
+                slot = self._running.get(delta.request_id)
+                if slot is not None:
+                    touched[delta.request_id] = slot
+                    self._receive(slot, delta)
+        if steps:
+            self.engine_stats = steps[-1].stats
+        now = self._clock()
+        for slot in touched.values():
+            self._deliver(slot, now)
+        self._schedule()
+
+    def cancel(self, generation: Generation) -> None:
+        """End a request whose client is gone."""
+        self._abort(generation, FinishReason.CANCELLED, None)
+        self._schedule()
+
+    def expire(self, timeout: float) -> None:
+        """End the requests that arrived more than `timeout` seconds ago."""
+        oldest = self._clock() - timeout
+        late = {
+            id(slot.generation): slot.generation
+            for table in (self._waiting, self._running)
+            for slot in table.values()
+            if slot.generation.arrived < oldest and not slot.generation.done
+        }
+        for generation in late.values():
+            error = RequestTimeoutError(f"the request did not finish within predict_timeout={timeout:g} seconds")
+            self._abort(generation, FinishReason.ERROR, error)
+        if late:
+            self._schedule()
+
+    def fail(self, error: RequestError) -> None:
+        """End every request: the executor is gone, and with it slots and KV cache."""
+        slots = [*self._running.values(), *self._waiting.values()]
+        self._running.clear()
+        self._waiting.clear()
+        self._admitted -= len(slots)
+        self._blocks_in_use = 0
+        self.engine_stats = Stats()
+        for slot in slots:
+            self._end(slot, FinishReason.ERROR, error)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _fit(self, request: GenerationRequest, prompt_ids: list[int]) -> tuple[list[int], int]:
+        """The prompt (truncated if asked) and the number of tokens to generate."""
+        if request.truncate is not None:
+            prompt_ids = prompt_ids[-request.truncate :]
+        length, wanted, limits = len(prompt_ids), request.sampling.max_new_tokens, self.limits
+        if not length:
+            raise InvalidRequestError("the prompt is empty: it has no tokens")
+        if length > limits.max_input_len:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens, max_input_len is {limits.max_input_len}: "
+                "shorten it, or raise option.max_input_len"
+            )
+        room = self._max_seq_len - length
+        if room < max(wanted, 1):
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens and max_new_tokens is {wanted or 'not set'}; together they may have "
+                f"{self._max_seq_len} (max_seq_len): {max(room, 0)} are left for the output"
+            )
+        wanted = wanted or min(room, limits.max_output_len)
+        blocks, available = self._blocks(length, wanted), self._executor.limits.kv_blocks
+        if available and blocks > available:
+            raise PromptTooLongError(
+                f"{length} prompt tokens and {wanted} new tokens need {blocks} KV cache blocks, the engine has "
+                f"{available}: shorten the request, or give the KV cache more memory "
+                "(option.max_tokens_in_paged_kv_cache, option.kv_cache_free_gpu_mem_fraction)"
+            )
+        return prompt_ids, wanted
+
+    def _blocks(self, prompt_tokens: int, new_tokens: int) -> int:
+        """KV cache blocks of a sequence to its end, and one to spare (facts: with it, no request was ever lost)."""
+        return math.ceil((prompt_tokens + new_tokens) / self._executor.limits.block_size) + 1
+
+    def _schedule(self) -> None:
+        """Move waiting sequences into the executor, in order, while it has places and KV cache blocks for them."""
+        available = self._executor.limits.kv_blocks
+        while self._waiting and len(self._running) < self._max_running:
+            request_id, slot = next(iter(self._waiting.items()))
+            if available and self._blocks_in_use + slot.blocks > available:
+                break
+            del self._waiting[request_id]
+            self._running[request_id] = slot
+            self._blocks_in_use += slot.blocks
+            if slot.generation.started is None:
+                slot.generation.started = self._clock()
+                self.statistics.queue_time.observe(slot.generation.started - slot.generation.arrived)
+            self._executor.submit(slot.message)
+
+    def _receive(self, slot: _Slot, delta: Delta) -> None:
+        """Take in what one iteration brought for a sequence; on the terminal delta its place is free again."""
+        sequence = slot.sequence
+        self.statistics.reused_prompt_tokens += delta.cached_tokens
+        if sequence.finished is None:
+            if not sequence.take(delta.token_ids, delta.logprobs):
+                if not delta.finish:
+                    self._executor.cancel(delta.request_id)
+            elif delta.finish:
+                sequence.finish(self._reason(delta), GenerationError(delta.error) if delta.error else None)
+        if delta.finish:
+            del self._running[delta.request_id]
+            self._admitted -= 1
+            self._blocks_in_use -= slot.blocks
+
+    def _reason(self, delta: Delta) -> FinishReason:
+        match delta.finish:
+            case Finish.LENGTH:
+                return FinishReason.LENGTH
+            case Finish.CANCELLED:
+                return FinishReason.CANCELLED
+            case Finish.ERROR:
+                return FinishReason.ERROR
+        ended_by = delta.token_ids[-1] if delta.token_ids else None
+        return FinishReason.EOS_TOKEN if ended_by in self._tokenizer.end_ids else FinishReason.STOP_SEQUENCE
+
+    def _abort(self, generation: Generation, reason: FinishReason, error: RequestError | None) -> None:
+        for request_id in generation.ids:
+            slot = self._waiting.pop(request_id, None)
+            if slot is not None:
+                self._admitted -= 1
+            else:
+                slot = self._running.get(request_id)
+                if slot is None or slot.sequence.finished is not None:
+                    continue
+                self._executor.cancel(request_id)
+            self._end(slot, reason, error)
+
+    def _end(self, slot: _Slot, reason: FinishReason, error: RequestError | None) -> None:
+        if slot.sequence.finished is None:
+            slot.sequence.finish(reason, error)
+            self._deliver(slot, self._clock())
+
+    def _deliver(self, slot: _Slot, now: float) -> None:
+        """Hand a sequence's news to its consumer, and count them."""
+        generation, sequence = slot.generation, slot.sequence
+        try:
+            tokens = generation.deliver(sequence)
+        except Exception:
+            # One broken consumer must not stop the others' tokens.
+            logger.exception("a request's consumer failed; the request is cancelled")
+            generation.abandon()
+            self._abort(generation, FinishReason.CANCELLED, None)
+            return
+        self._count(generation, sequence, len(tokens), now)
+
+    def _count(self, generation: Generation, sequence: Sequence, tokens: int, now: float) -> None:
+        statistics = self.statistics
+        if tokens:
+            statistics.generated_tokens += tokens
+            if generation.last_token_at is None:
+                statistics.time_to_first_token.observe(now - generation.arrived)
+            else:
+                statistics.inter_token_latency.observe((now - generation.last_token_at) / tokens, tokens)
+            generation.last_token_at = now
+        if sequence.finished is not None:
+            statistics.finished[sequence.finished.reason.value] += 1
+            if generation.done:
+                statistics.request_time.observe(now - generation.arrived)
+
+    def _retry_after(self) -> int:
+        """Seconds until the present queue has probably been worked off, 1 to 30."""
+        times = self.statistics.request_time
+        finished = sum(times.counts)
+        mean = times.sum / finished if finished else 1.0
+        return max(1, min(30, math.ceil(mean * self.waiting / self.limits.max_batch_size)))
+
+
+def _executor_sampling(sampling: SamplingParameters, max_new_tokens: int, seed: int, logprobs: bool) -> Sampling:
+    return Sampling(
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min(sampling.min_new_tokens, max_new_tokens),
+        do_sample=sampling.do_sample,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=seed,
+        ignore_eos=sampling.ignore_eos,
+        logprobs=logprobs,
+    )

@@ -1,0 +1,122 @@
+"""One sequence on its way through the executor: its tokens become text here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+
+from msgspec.structs import replace
+from tokenizers import Tokenizer
+
+from djl_trtllm.batching.detokenizer import Detokenizer
+from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
+from djl_trtllm.batching.stopping import StopMatcher
+from djl_trtllm.errors import RequestError
+
+
+class Sequence:
+    """The output of one sequence.
+
+    `take` turns token ids into tokens with text, and holds back those whose character is unfinished or whose text may
+    belong to a stop string; `finish` ends it; `drain` hands out what is new. A token that a stop string swallows keeps
+    its place with the text before it, so the number of tokens is always `generated_tokens` and their texts always join
+    to the output.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_held",
+        "_logprobs",
+        "_matcher",
+        "_ready",
+        "_special_ids",
+        "_text_end",
+        "closed",
+        "cumulative_logprob",
+        "finished",
+        "generated_tokens",
+        "index",
+        "seed",
+    )
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        tokenizer: Tokenizer,
+        special_ids: frozenset[int],
+        prompt_ids: SequenceOf[int],
+        stop: SequenceOf[str],
+        seed: int | None,
+        logprobs: bool,
+    ) -> None:
+        self.index = index
+        self.seed = seed
+        self.generated_tokens = 0
+        self.cumulative_logprob = 0.0
+        self.finished: Finished | None = None
+        self.closed = False
+        """Whether the end has been delivered."""
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids)
+        self._matcher = StopMatcher(stop) if stop else None
+        self._special_ids = special_ids
+        self._ready: list[Token] = []
+        self._held: deque[tuple[int, Token]] = deque()
+        """Tokens that wait for a possible stop string to resolve, with the offset where each one's text begins."""
+        self._text_end = 0
+        self._logprobs = logprobs
+
+    def take(self, token_ids: SequenceOf[int], logprobs: SequenceOf[float] | None) -> bool:
+        """Append tokens. False if a stop string ended the sequence; tokens after it are thrown away."""
+        for position, token_id in enumerate(token_ids):
+            self.generated_tokens += 1
+            logprob = None
+            if logprobs is not None:
+                logprob = logprobs[position]
+                self.cumulative_logprob += logprob
+            if token_id in self._special_ids:
+                token = Token(token_id, "", logprob, True)
+            else:
+                token = Token(token_id, self._detokenizer.step(token_id), logprob, False)
+            if self._matcher is None and not self._detokenizer.pending and not self._held:
+                self._ready.append(token)
+            elif self._hold(token):
+                return False
+        return True
+
+    def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
+        """End the sequence; text that was held back is let go."""
+        tail = self._detokenizer.flush()
+        self._ready += [token for _, token in self._held]
+        if tail:
+            # A character is unfinished, so at least the token that began it is still here.
+            last = max(at for at, token in enumerate(self._ready) if not token.special)
+            self._ready[last] = replace(self._ready[last], text=self._ready[last].text + tail)
+        self._end(reason, None, error)
+
+    def drain(self) -> Update:
+        """What is new since the last call."""
+        tokens, self._ready = self._ready, []
+        return Update(self.index, tokens, self.finished)
+
+    def _hold(self, token: Token) -> bool:
+        """Hold a token back, and let go what no longer need be. True if a stop string is complete."""
+        self._held.append((self._text_end, token))
+        self._text_end += len(token.text)
+        safe = self._text_end
+        if self._matcher is not None:
+            match = self._matcher.feed(token.text)
+            safe = self._matcher.safe
+            if match is not None:
+                self._ready += [replace(held, text=held.text[: max(0, safe - start)]) for start, held in self._held]
+                self._end(FinishReason.STOP_SEQUENCE, match.stop, None)
+                return True
+        if not self._detokenizer.pending:
+            while self._held and self._held[0][0] + len(self._held[0][1].text) <= safe:
+                self._ready.append(self._held.popleft()[1])
+        return False
+
+    def _end(self, reason: FinishReason, stop: str | None, error: RequestError | None) -> None:
+        self._held.clear()
+        logprob = self.cumulative_logprob if self._logprobs else None
+        self.finished = Finished(reason, self.generated_tokens, logprob, self.seed, stop, error)
