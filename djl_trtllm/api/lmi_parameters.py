@@ -1,0 +1,138 @@
+"""The LMI schema's parameters, as tables: DJL's documented ones, TGI's and vLLM's where clients send them.
+
+Targets are the field names of `SamplingParameters`, `GenerationRequest` and `Presentation`. Ranges are DJL's where
+it documents any, otherwise TGI's; `top_k` -1 is vLLM's way to say 0.
+"""
+
+from __future__ import annotations
+
+from djl_trtllm.api.parameters import (
+    BOOLEAN,
+    IGNORED,
+    OBJECT,
+    STRINGS,
+    TEXT,
+    TOKEN_IDS,
+    Kind,
+    Parameter,
+    Table,
+    integer,
+    number,
+)
+
+_COUNT = 2**31 - 1
+"""No request generates more tokens than this; the model's own limits are checked after tokenising."""
+
+
+def _read_top_k(value: object) -> int:
+    count: int = integer(-1, _COUNT).read(value)
+    return max(count, 0)
+
+
+_TOP_K = Kind(f"an integer from 0 to {_COUNT}, 0 for the whole vocabulary", _read_top_k)
+_NO_BEAMS = "there is no beam search; use 'n' and 'best_of' with sampling"
+_NO_GUIDE = "output cannot be constrained to a grammar"
+
+_SAMPLING = (
+    Parameter(("do_sample",), BOOLEAN, "do_sample"),
+    Parameter(("top_k",), _TOP_K, "top_k"),
+    Parameter(("top_p",), number(0, 1, above=True), "top_p"),
+    Parameter(("repetition_penalty",), number(0, above=True), "repetition_penalty"),
+    Parameter(("presence_penalty",), number(-2, 2), "presence_penalty"),
+    Parameter(("frequency_penalty",), number(-2, 2), "frequency_penalty"),
+    Parameter(("seed",), integer(0, 2**64 - 1), "seed"),
+    Parameter(("n",), integer(1), "n"),
+    Parameter(("best_of",), integer(1), "best_of"),
+    Parameter(("min_new_tokens", "min_length", "min_tokens"), integer(0, _COUNT), "min_new_tokens"),
+    Parameter(("stop_sequences", "stop"), STRINGS, "stop", union=True),
+    Parameter(("stop_token_ids",), TOKEN_IDS, "stop_token_ids"),
+    Parameter(("ignore_eos_token", "ignore_eos"), BOOLEAN, "ignore_eos"),
+    Parameter(("truncate",), integer(1, _COUNT), "truncate"),
+    Parameter(("output_formatter",), TEXT, "output_formatter"),
+)
+
+_NOT_HONOURED = (
+    Parameter(("bad_sequences", "bad_words"), neutral=([], "")),
+    Parameter(("num_beams", "beam_width"), neutral=(1,), advice=_NO_BEAMS),
+    Parameter(("length_penalty",), neutral=(1,), advice=_NO_BEAMS),
+    Parameter(("early_stopping",), neutral=(False,), advice=_NO_BEAMS),
+    Parameter(("beam_search_diversity_rate",), neutral=(0,), advice=_NO_BEAMS),
+    Parameter(("top_n_tokens",), neutral=(0,), advice="tokens carry the chosen token's log-probability only"),
+    Parameter(("prompt_logprobs",), neutral=(0, False)),
+    Parameter(("typical_p",), neutral=(1,), advice="use 'top_p'"),
+    Parameter(("min_p",), neutral=(0,), advice="use 'top_p'"),
+    Parameter(("no_repeat_ngram_size",), neutral=(0,), advice="use 'repetition_penalty'"),
+    Parameter(("watermark",), neutral=(False,)),
+    Parameter(("logit_bias",), neutral=({},)),
+    Parameter(("grammar", "guided_decoding"), advice=_NO_GUIDE),
+    Parameter(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), advice=_NO_GUIDE),
+    Parameter(("response_format",), neutral=({"type": "text"},), advice=_NO_GUIDE),
+    Parameter(("adapters", "adapter_id"), neutral=("", []), advice="this model is served without LoRA adapters"),
+    Parameter(("cached_prompt",), advice="equal prompt beginnings are reused by themselves (prefix caching)"),
+    Parameter(("include_stop_str_in_output",), neutral=(False,)),
+    Parameter(("skip_special_tokens",), neutral=(True,)),
+    Parameter(("spaces_between_special_tokens",), neutral=(True,)),
+)
+
+INPUTS_PARAMETERS = Table(
+    _SAMPLING,
+    _NOT_HONOURED,
+    (
+        Parameter(("max_new_tokens",), integer(1, _COUNT), "max_new_tokens"),
+        Parameter(("temperature",), number(0), "temperature"),
+        Parameter(("details",), BOOLEAN, "details"),
+        Parameter(("return_full_text",), BOOLEAN, "return_full_text"),
+        Parameter(("decoder_input_details",), BOOLEAN, "prefill"),
+        Parameter(("logprobs",), neutral=(0, 1, True, False), advice="only the chosen token's is available"),
+    ),
+    elsewhere=dict.fromkeys(("inputs", "stream", "messages"), "beside 'parameters', not in it"),
+)
+"""`parameters` of `{"inputs", "parameters", "stream"}`."""
+
+CHAT_FIELDS = Table(
+    _SAMPLING,
+    _NOT_HONOURED,
+    (
+        Parameter(("messages",), target=IGNORED),
+        Parameter(("max_tokens", "max_completion_tokens", "max_new_tokens"), integer(1, _COUNT), "max_new_tokens"),
+        Parameter(("temperature",), number(0, 2), "temperature"),
+        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("stream_options",), OBJECT, "stream_options"),
+        Parameter(("logprobs",), BOOLEAN, "logprobs"),
+        Parameter(("top_logprobs",), neutral=(0, 1), advice="only the chosen token's is available"),
+        Parameter(("tools",), neutral=([],), advice="this dialect has no tool calls"),
+        Parameter(("tool_choice",), neutral=("none", "auto"), advice="this dialect has no tool calls"),
+        Parameter(("model",), target=IGNORED),
+        Parameter(("user",), target=IGNORED),
+    ),
+    elsewhere={
+        "inputs": "to requests without 'messages'",
+        "parameters": "to requests without 'messages', here its members stand beside 'messages'",
+    },
+)
+"""Top level of `{"messages", ...}`."""
+
+INPUTS_FIELDS = Table(
+    _NOT_HONOURED,
+    (
+        Parameter(("inputs",), target=IGNORED),
+        Parameter(("parameters",), target=IGNORED),
+        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("model",), target=IGNORED),
+        # Hugging Face's hosted inference API; its clients send it wherever they point.
+        Parameter(("options",), target=IGNORED),
+    ),
+    elsewhere=dict.fromkeys(INPUTS_PARAMETERS.rows, "in 'parameters'")
+    | {"prompt": "to requests under option.bedrock_compat, here it is 'inputs'"},
+)
+"""Top level of `{"inputs", "parameters", "stream"}`."""
+
+BEDROCK_FIELDS = Table(
+    (
+        Parameter(("prompt",), target=IGNORED),
+        Parameter(("temperature",), number(0), "temperature"),
+        Parameter(("top_p",), number(0, 1, above=True), "top_p"),
+        Parameter(("max_gen_len",), integer(1, _COUNT), "max_new_tokens"),
+    )
+)
+"""Top level of `{"prompt", ...}` under `option.bedrock_compat`."""

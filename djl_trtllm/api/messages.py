@@ -1,0 +1,51 @@
+"""Chat messages: checked, and in the form that chat templates take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from djl_trtllm.api.parameters import Problems, show
+
+
+def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
+    """The messages with contents as strings; text parts are joined by newlines.
+
+    Most chat templates cannot take a list of parts. Fields besides `role` and `content` (`name`, `tool_calls`, ...)
+    go through to the template as they are; whether a role is known is the template's to say.
+    """
+    if type(raw) is not list or not raw:
+        problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")
+        return []
+    messages: list[dict[str, Any]] = []
+    for index, message in enumerate(raw):
+        where = f"messages[{index}]"
+        if type(message) is not dict:
+            problems.invalid.append(f"'{where}' is {show(message)}: expected an object with 'role' and 'content'")
+            continue
+        role = message.get("role")
+        if type(role) is not str or not role:
+            problems.invalid.append(f"'{where}.role' is {show(role)}: expected a string such as \"user\"")
+        content = message.get("content")
+        if type(content) is list:
+            content = _join_parts(content, where, problems)
+        elif type(content) is not str and not (content is None and message.get("tool_calls")):
+            problems.invalid.append(f"'{where}.content' is {show(content)}: expected a string or a list of text parts")
+        messages.append(message | {"content": content})
+    return messages
+
+
+def _join_parts(parts: list[Any], where: str, problems: Problems) -> str:
+    texts: list[str] = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if type(part) is dict else None
+        if kind == "text" and type(part.get("text")) is str:
+            texts.append(part["text"])
+        elif kind in ("image_url", "image", "input_audio", "audio_url", "video_url", "file"):
+            problems.unsupported.append(
+                f"'{where}.content[{index}]' is of type {show(kind)}, and this model takes text only"
+            )
+        else:
+            problems.invalid.append(
+                f'\'{where}.content[{index}]\' is {show(part)}: expected {{"type": "text", "text": string}}'
+            )
+    return "\n".join(texts)

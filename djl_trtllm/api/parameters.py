@@ -1,0 +1,219 @@
+"""The parameter table: one row per request parameter, and the function that reads a request by it.
+
+A row says what a parameter is called, what values it takes and what it becomes. Rows without a `target` are
+parameters of the schema that cannot be honoured here: they are accepted while their value changes nothing, and
+refused by name otherwise. All problems of a request are collected before any is raised.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
+
+IGNORED = ""
+"""Target of parameters that are accepted and have no effect by design."""
+
+_SHOWN = 80
+_MOST_PROBLEMS = 10
+# Every token is checked against every stop string, so their number is bounded.
+_MOST_STRINGS = 64
+_MOST_IDS = 1024
+
+
+class Kind(NamedTuple):
+    """A type and its range. `read` returns the value to use, or raises ValueError with a hint (may be empty)."""
+
+    expected: str
+    read: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One row.
+
+    `names`: the first is the documented one. `target`: the key of the value in what `read` returns, `IGNORED`, or
+    None for a parameter that is refused unless its value is one of `neutral`. `advice` completes the refusal.
+    Several names of one row may be given with equal values; with `union`, their lists are joined.
+    """
+
+    names: tuple[str, ...]
+    kind: Kind | None = None
+    target: str | None = None
+    neutral: tuple[object, ...] = ()
+    advice: str = ""
+    union: bool = False
+
+
+@dataclass(slots=True)
+class Problems:
+    """Everything that is wrong with one request."""
+
+    invalid: list[str] = field(default_factory=list)
+    unsupported: list[str] = field(default_factory=list)
+
+    def raise_any(self, prefix: str = "") -> None:
+        """Raises one error that tells all problems; UnsupportedParameterError if there is no other kind."""
+        lines = self.invalid + self.unsupported
+        if not lines:
+            return
+        shown = lines[:_MOST_PROBLEMS]
+        if len(lines) > len(shown):
+            shown.append(f"and {len(lines) - len(shown)} more")
+        error = InvalidRequestError if self.invalid else UnsupportedParameterError
+        raise error(prefix + "; ".join(shown))
+
+
+class Table:
+    """Rows by name. `elsewhere` says of names that are known and misplaced where they belong."""
+
+    def __init__(self, *groups: Iterable[Parameter], elsewhere: Mapping[str, str] | None = None) -> None:
+        self.rows: dict[str, Parameter] = {name: row for group in groups for row in group for name in row.names}
+        self._elsewhere = elsewhere or {}
+
+    def read(self, given: Mapping[str, Any], problems: Problems, where: str) -> dict[str, Any]:
+        """Values by target. A JSON null counts as not given. `where` says in errors what the names belong to."""
+        values: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for name, raw in given.items():
+            if raw is None:
+                continue
+            row = self.rows.get(name)
+            if row is None:
+                problems.invalid.append(self._unknown(name, where))
+            elif row.target is None:
+                if not any(raw is neutral or (raw == neutral and type(raw) is not bool) for neutral in row.neutral):
+                    problems.unsupported.append(_refusal(name, raw, row))
+            elif row.target != IGNORED:
+                assert row.kind is not None
+                try:
+                    value = row.kind.read(raw)
+                except ValueError as error:
+                    problems.invalid.append(f"'{name}' is {show(raw)}: expected {row.kind.expected}{error}")
+                    continue
+                if row.target not in values:
+                    origins[row.target] = name
+                    values[row.target] = value
+                elif row.union:
+                    values[row.target] = tuple(dict.fromkeys((*values[row.target], *value)))
+                elif values[row.target] != value:
+                    problems.invalid.append(
+                        f"'{name}' and '{origins[row.target]}' mean the same and have different values: give one"
+                    )
+        return values
+
+    def _unknown(self, name: str, where: str) -> str:
+        if name in self._elsewhere:
+            return f"'{name}' belongs {self._elsewhere[name]}"
+        near = difflib.get_close_matches(name[:_SHOWN], self.rows, n=1, cutoff=0.6)
+        hint = f", did you mean '{near[0]}'?" if near else ""
+        return f"unknown {where} {show(name)}{hint}"
+
+
+def show(value: object) -> str:
+    """The value as JSON, at most about 80 characters of it."""
+    try:
+        text = orjson.dumps(value[: _SHOWN + 1] if isinstance(value, str) else value).decode()
+    except TypeError:  # not out of JSON: a model directory's own formatter made it
+        text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def integer(low: int, high: int | None = None) -> Kind:
+    """A JSON integer of `low` to `high`, both included."""
+    expected = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+
+    def read(value: Any) -> int:
+        if type(value) is not int:
+            if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+                raise ValueError(f" (written without a decimal point: {int(value)})")
+            raise ValueError(_unquote(value))
+        if value < low or (high is not None and value > high):
+            raise ValueError("")
+        return value
+
+    return Kind(expected, read)
+
+
+def number(low: float, high: float = math.inf, *, above: bool = False) -> Kind:
+    """A finite JSON number of `low` to `high`; `low` itself is out of range if `above`."""
+    if high == math.inf:
+        expected = f"a number {'greater than' if above else 'of at least'} {low:g}"
+    else:
+        expected = f"a number {'greater than' if above else 'from'} {low:g} {'and at most' if above else 'to'} {high:g}"
+
+    def read(value: Any) -> float:
+        if type(value) is not float and type(value) is not int:
+            raise ValueError(_unquote(value))
+        if not low <= value <= high or (above and value == low) or math.isinf(value):
+            raise ValueError("")
+        return float(value)
+
+    return Kind(expected, read)
+
+
+def _read_boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(_unquote(value))
+    return value
+
+
+def _read_text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError("")
+    return value
+
+
+def _read_strings(value: Any) -> tuple[str, ...]:
+    strings = [value] if type(value) is str else value
+    if type(strings) is not list or len(strings) > _MOST_STRINGS:
+        raise ValueError("")
+    if not all(type(item) is str and item for item in strings):
+        raise ValueError("")
+    return tuple(dict.fromkeys(strings))
+
+
+def _read_token_ids(value: Any) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > _MOST_IDS:
+        raise ValueError("")
+    if not all(type(item) is int and 0 <= item < 2**31 for item in value):
+        raise ValueError("")
+    return tuple(dict.fromkeys(value))
+
+
+def _read_object(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise ValueError("")
+    return value
+
+
+BOOLEAN = Kind("true or false", _read_boolean)
+TEXT = Kind("a string", _read_text)
+STRINGS = Kind(f"a string or a list of up to {_MOST_STRINGS} strings, none of them empty", _read_strings)
+TOKEN_IDS = Kind(f"a list of up to {_MOST_IDS} token ids", _read_token_ids)
+OBJECT = Kind("an object", _read_object)
+
+
+def _unquote(value: object) -> str:
+    """The hint for a value that would be right without its quotation marks."""
+    if isinstance(value, str):
+        try:
+            inner = orjson.loads(value.lower())
+        except orjson.JSONDecodeError:
+            return ""
+        if isinstance(inner, (bool, int, float)):
+            return " (written without quotation marks)"
+    return ""
+
+
+def _refusal(name: str, value: object, row: Parameter) -> str:
+    accepted = " or ".join(show(neutral) for neutral in row.neutral)
+    without = f" other than {accepted}" if accepted else ""
+    advice = f": {row.advice}" if row.advice else ""
+    return f"'{name}' is {show(value)}, and values{without} are not supported by this backend{advice}"

@@ -1,0 +1,63 @@
+"""Scripted updates of the rolling batch, and what to do with them."""
+
+from __future__ import annotations
+
+from djl_trtllm.api import Framer, Prompt
+from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
+from djl_trtllm.errors import GenerationError
+
+PROMPT = Prompt(
+    "The wolf",
+    3,
+    (Token(1, "", None, True), Token(450, "The", None, False), Token(281, " wolf", None, False)),
+)
+
+TOKENS = [
+    Token(304, ' said: "', -0.0524, False),
+    Token(11157, "", -1.2865, False),
+    Token(278, "é🦊\n", -0.0075, False),
+    Token(29901, "\\ \t", None, False),
+]
+END = Token(2, "", -0.5, True)
+TEXT = ' said: "é🦊\n\\ \t'
+
+EOS = [
+    Update(0, TOKENS[:1], None),
+    Update(0, TOKENS[1:3], None),
+    Update(0, TOKENS[3:], None),
+    Update(0, [END], Finished(FinishReason.EOS_TOKEN, 5, -1.8464, 7)),
+]
+"""Ends with its end token, two tokens merged on the way."""
+
+STOP = [
+    Update(0, TOKENS[:1], None),
+    Update(0, TOKENS[1:], None),
+    Update(0, [], Finished(FinishReason.STOP_SEQUENCE, 5, -1.8464, 7, stop_sequence="###")),
+]
+"""Ends without a token: the stop string took the text."""
+
+FAILURE = GenerationError('the engine "died"')
+FAILED = [
+    Update(0, TOKENS[:1], None),
+    Update(0, TOKENS[1:2], Finished(FinishReason.ERROR, 2, None, None, error=FAILURE)),
+]
+
+
+def several(n: int) -> list[Update]:
+    """`n` sequences, interleaved; sequence i says "i0 i1" and ends by length."""
+    updates = [Update(index, [Token(index, f"{index}0", -0.1 * (index + 1), False)], None) for index in range(n)]
+    updates += [
+        Update(
+            index,
+            [Token(index + 10, f" {index}1", -0.1, False)],
+            Finished(FinishReason.LENGTH, 2, -0.1 * (index + 2), index),
+        )
+        for index in range(n)
+    ]
+    return updates
+
+
+def answer(framer: Framer, updates: list[Update]) -> bytes:
+    """The answer's whole body."""
+    framer.begin(PROMPT)
+    return b"".join([framer.frame(update) for update in updates])
