@@ -1,0 +1,121 @@
+"""Compiling ahead of time: `djl-trtllm compile CHECKPOINT OUT`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import javaproperties
+
+from djl_trtllm.config import Config
+from djl_trtllm.engine.build import build_engine
+from djl_trtllm.engine.directory import EngineDir, check_engine
+from djl_trtllm.engine.manifest import Manifest, compiler_versions
+from djl_trtllm.engine.plan import EnginePlan, plan_engine
+from djl_trtllm.engine.preparation import require_buildable
+from djl_trtllm.engine.staging import sweep
+from djl_trtllm.errors import EngineError, EngineMismatchError
+from djl_trtllm.model import inspect
+
+log = logging.getLogger(__name__)
+
+PROPERTIES_FILE = "serving.properties"
+_CARRIED_OPTIONS = (
+    "max_input_len",
+    "max_output_len",
+    "max_seq_len",
+    "max_num_tokens",
+    "max_rolling_batch_size",
+    "max_num_sequences",
+    "kv_cache_free_gpu_mem_fraction",
+    "max_tokens_in_paged_kv_cache",
+    "enable_kv_cache_reuse",
+    "kv_cache_dtype",
+    "trust_remote_code",
+)
+
+
+def compile_checkpoint(
+    config: Config, checkpoint: Path, out: Path, progress: Callable[[str], None] = log.info
+) -> EngineDir:
+    """Compile a local checkpoint into the directory `out`, with a `serving.properties` that serves it.
+
+    `out` may not exist, be empty, or hold an engine of the same checkpoint: that one is kept when it is whole and was
+    compiled by the same versions with the same options, and replaced (its serving.properties too) otherwise. The log
+    of a failure stays in `OUT.log`.
+
+    Raises EngineError where there is nothing to compile or `out` holds something else, LayoutError, ConfigError,
+    CompilerMissingError and BuildError.
+    """
+    layout = inspect(checkpoint)
+    if layout.kind.is_engine:
+        raise EngineError(f"{checkpoint} is a {layout.kind.value}: there is nothing to compile, serve it as it is")
+    plan = plan_engine(config, layout, compile_only=True)
+    require_buildable(plan)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        engine = _replace(plan, out, progress)
+    else:
+        if out.exists():
+            out.rmdir()
+        sweep(out)
+        engine = build_engine(plan, out, progress)
+        out.with_name(f"{out.name}.log").unlink(missing_ok=True)
+    _write_properties(config, plan, out)
+    return engine
+
+
+def _replace(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> EngineDir:
+    manifest = _manifest_of(out)
+    if manifest is None:
+        raise EngineError(f"{out} is not empty and is not an engine this program compiled: choose another directory")
+    if differences := manifest.differences(backend=plan.backend.value, checkpoint=plan.checkpoint_identity):
+        raise EngineError(
+            f"{out} holds another engine ({'; '.join(differences)}): remove it or choose another directory"
+        )
+    if _is_current(plan, manifest, out):
+        progress(f"{out} is up to date")
+        return EngineDir(path=out, backend=plan.backend.value, manifest=manifest, tokenizer_dir=out)
+    # Built beside it and swapped when done, so that a failure leaves the old engine.
+    fresh = out.with_name(f".{out.name}.{os.getpid()}.new")
+    engine = build_engine(plan, fresh, progress)
+    shutil.rmtree(out)
+    fresh.rename(out)
+    fresh.with_name(f"{fresh.name}.log").unlink(missing_ok=True)
+    return EngineDir(path=out, backend=engine.backend, manifest=engine.manifest, tokenizer_dir=out)
+
+
+def _manifest_of(out: Path) -> Manifest | None:
+    try:
+        return Manifest.read(out)
+    except EngineMismatchError:
+        return None
+
+
+def _is_current(plan: EnginePlan, manifest: Manifest, out: Path) -> bool:
+    if manifest.options != plan.build_options or manifest.versions != compiler_versions():
+        return False
+    try:
+        check_engine(out)
+    except EngineMismatchError:
+        return False
+    return not manifest.verify(out)
+
+
+def _write_properties(config: Config, plan: EnginePlan, out: Path) -> None:
+    path = out / PROPERTIES_FILE
+    if path.exists():
+        return  # the user's by now
+    properties = {"engine": "Python", "option.backend": plan.backend.value, "option.dtype": plan.dtype}
+    if plan.quantize != "none":
+        properties["option.quantize"] = plan.quantize
+    for field in _CARRIED_OPTIONS:
+        value = getattr(config.options, field)
+        if value is not None and config.is_set(field):
+            properties[f"option.{field}"] = str(value).lower() if isinstance(value, bool) else str(value)
+    path.write_text(
+        javaproperties.dumps(properties, comments="Serves the engine in this directory.", timestamp=False),
+        encoding="utf-8",
+    )

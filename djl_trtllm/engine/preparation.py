@@ -1,0 +1,129 @@
+"""From a model directory to an engine that can be loaded: as it is, bundled, cached, or compiled now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from djl_trtllm.config import Backend, Config
+from djl_trtllm.engine.build import build_engine
+from djl_trtllm.engine.cache import EngineCache
+from djl_trtllm.engine.directory import EngineDir, check_engine
+from djl_trtllm.engine.kv_cache import shown_bytes
+from djl_trtllm.engine.manifest import Manifest, runtime_versions
+from djl_trtllm.engine.plan import EnginePlan, plan_engine
+from djl_trtllm.errors import CompilerMissingError, EngineError, EngineMismatchError
+from djl_trtllm.model import Layout
+
+_WORTH_TELLING_BYTES = 2 * 10**9
+
+
+def prepare(
+    config: Config, layout: Layout, progress: Callable[[str], None], *, plan: EnginePlan | None = None
+) -> EngineDir:
+    """The engine of a model directory, compiled first where there is none.
+
+    An engine directory is served as it is, a checkpoint by the engine it bundles where that one fits, else by an
+    engine compiled through the local cache. `progress` gets one line at a time; `plan` defaults to `plan_engine()`'s.
+
+    Raises EngineMismatchError for an engine directory that is damaged or that differs from this machine or these
+    options, CompilerMissingError, BuildError and EngineError where compiling fails, and what `plan_engine` raises.
+    """
+    plan = plan_engine(config, layout) if plan is None else plan
+    if plan.backend is Backend.SCRIPTED:
+        return _found(layout.path, plan, layout, None)
+    require_buildable(plan)
+    if layout.kind.is_engine:
+        return _as_it_is(plan, layout)
+    refusal = None
+    if layout.bundled_engine is not None:
+        engine, refusal = _bundled(plan, layout, layout.bundled_engine, progress)
+        if engine is not None:
+            return engine
+        progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
+    try:
+        return _through_cache(config, plan, layout, progress)
+    except CompilerMissingError as error:
+        if refusal is None:
+            raise
+        raise CompilerMissingError(f"the bundled engine is not used: {refusal}\n{error}") from error
+
+
+def require_buildable(plan: EnginePlan) -> None:
+    """Raise EngineError for backends that this version does not compile or load."""
+    if plan.backend is not Backend.OPENVINO:
+        raise EngineError(
+            f"backend {plan.backend} ({plan.reason}): this version of djl-trtllm runs models with OpenVINO only; "
+            "set option.backend=openvino to serve a Hugging Face checkpoint on the CPU"
+        )
+
+
+def _as_it_is(plan: EnginePlan, layout: Layout) -> EngineDir:
+    manifest = check_engine(layout.path)
+    differences = _differences(plan, manifest)
+    if differences:
+        raise EngineMismatchError(
+            "\n".join(
+                [
+                    f"the engine {layout.path} does not fit:",
+                    *(f"  - {difference}" for difference in differences),
+                    "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`",
+                ]
+            )
+        )
+    return _found(layout.path, plan, layout, manifest)
+
+
+def _bundled(
+    plan: EnginePlan, layout: Layout, path: Path, progress: Callable[[str], None]
+) -> tuple[EngineDir | None, str]:
+    """The bundled engine, or why it is not used."""
+    try:
+        manifest = check_engine(path)
+    except EngineMismatchError as error:
+        return None, str(error)
+    if manifest is None and plan.asked:
+        options = ", ".join(f"option.{name}={value}" for name, value in plan.asked.items())
+        return None, f"it has no manifest, so that nothing says whether it was compiled with {options}"
+    if manifest is None:
+        progress(f"the bundled engine {path} has no manifest and is used unchecked")
+    elif differences := _differences(plan, manifest) or manifest.differences(checkpoint=_identified(plan, progress)):
+        return None, "; ".join(differences)
+    return _found(path, plan, layout, manifest), ""
+
+
+def _through_cache(config: Config, plan: EnginePlan, layout: Layout, progress: Callable[[str], None]) -> EngineDir:
+    _identified(plan, progress)
+    cache = EngineCache(config.engine_cache_dir)
+    key = plan.cache_key
+    if (path := cache.lookup(key)) is not None:
+        progress(f"using the cached engine {path}")
+    else:
+        path = cache.get_or_build(key, lambda out: _compile(plan, out, progress), progress)
+    return _found(path, plan, layout, Manifest.read(path))
+
+
+def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> None:
+    weights = plan.dtype if plan.quantize == "none" else f"{plan.quantize} (the rest {plan.dtype})"
+    progress(f"compiling {plan.source} for {plan.backend}, weights {weights}, into {out}")
+    build_engine(plan, out, progress)
+
+
+def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:
+    size = sum(path.stat().st_size for path in plan.source.glob("*.safetensors"))
+    if size > _WORTH_TELLING_BYTES:
+        progress(f"reading {shown_bytes(size)} of weights to identify the checkpoint")
+    return plan.checkpoint_identity
+
+
+def _differences(plan: EnginePlan, manifest: Manifest | None) -> list[str]:
+    if manifest is None:
+        return []
+    # The machine's architecture is not compared: OpenVINO's IR is the same on all of them.
+    return manifest.differences(backend=plan.backend.value, options=plan.asked, versions=runtime_versions())
+
+
+def _found(path: Path, plan: EnginePlan, layout: Layout, manifest: Manifest | None) -> EngineDir:
+    return EngineDir(
+        path=path, backend=plan.backend.value, manifest=manifest, tokenizer_dir=layout.tokenizer_dir or path
+    )
