@@ -1,0 +1,142 @@
+"""What the server costs: the scripted executor through the whole road, beside a bare uvicorn application.
+
+    python benchmarks/ceiling.py [--streams 64 256] [--seconds 10] [--offered 28000]
+
+Everything above the executor is real: host process, messages, rolling batch, detokeniser, dialect, HTTP. The measure
+is streamed tokens per CPU-second of the server process (its executor host not counted), because client, server and
+engine share the machine. `saturated`: the engine is faster than the server. `paced`: it offers a fixed rate, one token
+for every stream per step; added inter-token latency is the client's p99 less the step's period. The bare application
+streams as many tokens, in chunks of the size that the server was seen to send.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from load import percentile, post, run_streams
+from rich.console import Console
+from rich.table import Table
+from servers import cpu_seconds, free_port, ours, started
+
+MODEL = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
+PROMPT = "the little red riding hood went into the dark wood to see her grandmother and there she met the wolf"
+
+
+@dataclass
+class Measured:
+    """One run."""
+
+    tokens_per_cpu_second: float
+    tokens_per_second: float
+    cpu_share: float
+    tokens_per_chunk: float
+    latency: float | None = None
+
+
+def model_directory(root: Path, script: dict[str, object]) -> Path:
+    """The bundled model's tokenizer in front of the scripted executor."""
+    directory = root / f"scripted-{len(list(root.iterdir()))}"
+    directory.mkdir()
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ):
+        (directory / name).symlink_to(MODEL / name)
+    lines = {
+        "option.backend": "scripted",
+        "option.script": json.dumps(script),
+        "option.max_rolling_batch_size": "256",
+        "option.max_input_len": "4096",
+        "option.max_output_len": "1000000",
+        "option.max_seq_len": "1000000",
+    }
+    (directory / "serving.properties").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+    return directory
+
+
+def measure(process: object, port: int, requests: list[bytes], period: float | None) -> Measured:
+    before = cpu_seconds(process)  # type: ignore[arg-type]
+    results = run_streams(port, requests)
+    cpu = cpu_seconds(process) - before  # type: ignore[arg-type]
+    failures = [result.failed for result in results if result.failed]
+    if failures:
+        sys.exit(f"{len(failures)} streams failed, the first with: {failures[0]}")
+    tokens = sum(result.tokens for result in results)
+    seconds = max(r.arrivals[-1][0] for r in results) - min(r.started for r in results)
+    chunks = sum(len(result.arrivals) for result in results)
+    latency = None
+    if period is not None:
+        latency = percentile([gap for result in results for gap in result.intervals()], 0.99) - period
+    return Measured(tokens / cpu, tokens / seconds, cpu / seconds, tokens / chunks, latency)
+
+
+def ours_measured(root: Path, streams: int, steps_per_second: float, tokens: int) -> Measured:
+    port = free_port()
+    model = model_directory(root, {"max_sequences": 256, "steps_per_second": steps_per_second})
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens}, "stream": True}
+    with started(ours(model, port), port) as process:
+        run_streams(port, [post("/invocations", {**body, "parameters": {"max_new_tokens": 8}})] * streams)
+        period = 1 / steps_per_second if steps_per_second else None
+        return measure(process, port, [post("/invocations", body)] * streams, period)
+
+
+def bare_measured(streams: int, steps_per_second: float, tokens: int, tokens_per_chunk: int) -> Measured:
+    port = free_port()
+    body = {"chunks": tokens // tokens_per_chunk, "tokens_per_chunk": tokens_per_chunk}
+    app = str(Path(__file__).parent / "bare_app.py")
+    with started([app], port, PORT=str(port), STEPS_PER_SECOND=str(steps_per_second)) as process:
+        run_streams(port, [post("/stream", {"chunks": 8, "tokens_per_chunk": 1})] * streams)
+        period = 1 / steps_per_second if steps_per_second else None
+        return measure(process, port, [post("/stream", body)] * streams, period)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--seconds", type=float, default=10.0, help="roughly, per run")
+    parser.add_argument("--offered", type=float, default=28_000, help="tokens per second of the paced runs")
+    arguments = parser.parse_args()
+    table = Table(title="Streamed tokens per CPU-second of the server process")
+    for column in (
+        "load",
+        "streams",
+        "server",
+        "tok per CPU-s",
+        "tok/s",
+        "CPU-s per s",
+        "tok per chunk",
+        "added ITL p99",
+    ):
+        table.add_column(column, justify="left" if column in ("load", "server") else "right")
+
+    def row(load: str, streams: int, server: str, m: Measured) -> None:
+        latency = "" if m.latency is None else f"{m.latency * 1000:.1f} ms"
+        cells = (f"{m.tokens_per_cpu_second:,.0f}", f"{m.tokens_per_second:,.0f}", f"{m.cpu_share:.2f}")
+        table.add_row(load, str(streams), server, *cells, f"{m.tokens_per_chunk:.1f}", latency)
+
+    with tempfile.TemporaryDirectory() as folder:
+        for streams in arguments.streams:
+            tokens = max(16, int(arguments.seconds * 100_000 / streams))
+            saturated = ours_measured(Path(folder), streams, 0, tokens)
+            row("saturated", streams, "djl-trtllm", saturated)
+            chunk = max(1, round(saturated.tokens_per_chunk))
+            row("saturated", streams, "bare uvicorn", bare_measured(streams, 0, tokens, chunk))
+            steps = arguments.offered / streams
+            tokens = max(16, int(arguments.seconds * steps))
+            paced = ours_measured(Path(folder), streams, steps, tokens)
+            row(f"{arguments.offered:,.0f} tok/s", streams, "djl-trtllm", paced)
+            bare = bare_measured(streams, steps, tokens, 1)
+            row(f"{arguments.offered:,.0f} tok/s", streams, "bare uvicorn", bare)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The `djl-trtllm` command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from djl_trtllm import __version__
+from djl_trtllm.errors import DjlTrtllmError
+
+app = typer.Typer(
+    help="Serve large language models as DJL Serving and SageMaker do, on TensorRT-LLM or OpenVINO.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
+
+ModelArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[DIR | FILE.tar.gz]", help="The model; without one, SageMaker's /opt/ml/model."),
+]
+
+
+@contextmanager
+def _errors_for_the_reader() -> Iterator[None]:
+    """Expected errors are a message and exit status 1, not a traceback."""
+    try:
+        yield
+    except DjlTrtllmError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(str(error))}", highlight=False)
+        raise typer.Exit(1) from None
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def _log_to_stderr(level: str) -> None:
+    if sys.stderr.isatty():
+        handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False, rich_tracebacks=False)
+        logging.basicConfig(level=level, format="%(message)s", datefmt="%X", handlers=[handler])
+    else:
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _source(model: Path | None) -> Path:
+    if model is not None:
+        return model
+    if SAGEMAKER_MODEL_DIR.is_dir():
+        return SAGEMAKER_MODEL_DIR
+    message = f"no model given, and there is no {SAGEMAKER_MODEL_DIR}: name a model directory or a model.tar.gz"
+    raise DjlTrtllmError(message)
+
+
+@app.command()
+def serve(
+    model: ModelArgument = None,
+    port: Annotated[int | None, typer.Option(help="Port; default inference_address, 8080.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    log_level: Annotated[str, typer.Option(help="Level of the log on stderr.")] = "INFO",
+) -> None:
+    """Serve a model over HTTP: /ping, /invocations, /predictions/NAME, /metrics."""
+    _log_to_stderr(log_level.upper())
+    with _errors_for_the_reader():
+        # The server's imports cost half a second that `config` and `--help` need not wait for.
+        from djl_trtllm.server.app import run
+        from djl_trtllm.service import open_source, prepare
+
+        environ = dict(os.environ)
+        if port is not None:
+            environ["SERVING_INFERENCE_PORT"] = str(port)
+        if host is not None:
+            environ["SERVING_INFERENCE_HOST"] = host
+        source = open_source(_source(model), environ)
+        status = run(source.name, source.config.options, lambda: prepare(source))
+    raise typer.Exit(status)
+
+
+@app.command()
+def compile(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint directory (with or without a serving.properties).")],
+    out: Annotated[Path, typer.Argument(help="Where the engine directory goes.")],
+) -> None:
+    """Compile a checkpoint into an engine directory that `serve` loads without a compiler."""
+    _log_to_stderr("INFO")
+    with _errors_for_the_reader():
+        from djl_trtllm.config import load
+        from djl_trtllm.engine import compile_checkpoint
+
+        config = load(checkpoint, os.environ)
+        console = Console(stderr=True)
+        engine = compile_checkpoint(config, checkpoint, out, lambda line: console.print(line, highlight=False))
+        console.print(f"[green]compiled[/] {engine.path}", highlight=False)
+
+
+@app.command()
+def config(
+    model: ModelArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    only_set: Annotated[bool, typer.Option("--set", help="Only options that are not at their default.")] = False,
+) -> None:
+    """Show the resolved configuration: every option's value, where it came from and what it does."""
+    with _errors_for_the_reader():
+        from djl_trtllm.config import explain, load
+
+        directory = model if model is not None else SAGEMAKER_MODEL_DIR if SAGEMAKER_MODEL_DIR.is_dir() else None
+        resolved = load(directory, os.environ)
+        if as_json:
+            print(json.dumps(explain.as_json(resolved), indent=2))
+            return
+        Console().print(explain.render(resolved, only_set=only_set))
+        for warning in resolved.warnings:
+            Console(stderr=True).print(f"[yellow]warning:[/] {_escaped(warning)}", highlight=False)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The answer to one request, written by whoever pumps the rolling batch.
+
+A task per stream that wakes up for every token is what a streaming server mostly costs. Here the rolling batch calls
+`Answer.deliver`, and the bytes go to the transport at once, in the same turn of the event loop for all streams; the
+request's own task sleeps until its answer is complete or its client is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Generator
+from functools import partial
+from types import coroutine
+from typing import Any
+
+from djl_trtllm.api import Framer
+from djl_trtllm.batching.request import Update
+from djl_trtllm.errors import RequestError
+from djl_trtllm.server.exchange import Exchange
+
+logger = logging.getLogger(__name__)
+
+
+@coroutine
+def _resume(step: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """Go on with a coroutine that has already been run up to where it awaits `waits_for`."""
+    while True:
+        try:
+            value = yield waits_for
+        except BaseException as error:
+            proceed = partial(step.throw, error)
+        else:
+            proceed = partial(step.send, value)
+        try:
+            waits_for = proceed()
+        except StopIteration:
+            return
+
+
+async def _rest(step: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    await _resume(step, waits_for)
+
+
+def start_now(step: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
+    """Run a coroutine up to its first real wait. None if it ended there, else what is left of it, to be awaited.
+
+    What `asyncio.eager_task_factory` does from Python 3.12 on, without a task for those that never wait.
+    """
+    try:
+        waits_for = step.send(None)
+    except StopIteration:
+        return None
+    return _rest(step, waits_for)
+
+
+class Answer:
+    """Frames the updates of one request into ASGI messages.
+
+    `sequences`: how many will end. While the client does not read, updates are kept and sent in one chunk when it
+    does; after `stream_write_timeout` seconds of that it counts as gone.
+    """
+
+    def __init__(self, framer: Framer, exchange: Exchange, *, sequences: int) -> None:
+        self._framer = framer
+        self._exchange = exchange
+        self._unfinished = sequences
+        self._write_timeout = exchange.settings.stream_write_timeout
+        self._blocked: asyncio.Task[None] | None = None
+        self._kept: list[Update] = []
+        self._complete = False
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # -- for the rolling batch -------------------------------------------------------------------------------------
+
+    def deliver(self, update: Update) -> None:
+        """Take in an update: send it, or keep it while the client does not read."""
+        if self._blocked is not None:
+            self._kept.append(update)
+        elif not self._closed.done():
+            self._send_framed([update])
+
+    # -- for the request's task ------------------------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Sleep until the answer has been sent, or its client is gone, or does not read."""
+        disconnect = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait({disconnect, self._closed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            disconnect.cancel()
+            self._close()
+            if self._blocked is not None:
+                self._blocked.cancel()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _disconnected(self) -> None:
+        while (await self._exchange.receive())["type"] != "http.disconnect":
+            pass
+
+    def _send_framed(self, updates: list[Update]) -> None:
+        try:
+            chunks = [self._frame(update) for update in updates]
+        except Exception as error:
+            self._break_off(error)
+            return
+        chunk = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if chunk or self._complete:
+            self._run(self._body(chunk))
+
+    def _frame(self, update: Update) -> bytes:
+        finished = update.finished
+        if finished is not None:
+            self._unfinished -= 1
+            self._complete = not self._unfinished
+            if finished.error is not None and not self._exchange.sent_head:
+                raise finished.error
+        return self._framer.frame(update)
+
+    def _break_off(self, error: Exception) -> None:
+        """The answer cannot go on. What the engine still generates for it is thrown away."""
+        if not isinstance(error, RequestError):
+            logger.error("request %s: framing its answer failed", self._exchange.request_id, exc_info=error)
+        self._complete = True
+        if not self._exchange.sent_head:
+            self._run(self._exchange.fail(error))
+        elif isinstance(error, RequestError) and (last := self._framer.error(error)):
+            self._run(self._body(last))
+        else:
+            # Nothing can be said any more; a body that does not end is how the client learns of it.
+            self._close()
+
+    async def _body(self, chunk: bytes) -> None:
+        exchange, complete = self._exchange, self._complete
+        if not exchange.sent_head:
+            await exchange.begin(200, self._framer.content_type, len(chunk) if complete else None)
+        await exchange.send({"type": "http.response.body", "body": chunk, "more_body": not complete})
+
+    def _run(self, messages: Coroutine[Any, Any, None]) -> None:
+        rest = start_now(messages)
+        if rest is not None:
+            self._blocked = asyncio.ensure_future(self._wait_for_reader(rest))
+        elif self._complete:
+            self._close()
+
+    async def _wait_for_reader(self, rest: Coroutine[Any, Any, None]) -> None:
+        """The client does not read: wait for it, then send at once what has come up meanwhile."""
+        try:
+            await asyncio.wait_for(rest, self._write_timeout)
+        except asyncio.TimeoutError:
+            logger.warning(
+                "request %s: its client did not read for %g seconds (option.stream_write_timeout) and is dropped",
+                self._exchange.request_id,
+                self._write_timeout,
+            )
+            self._close()
+            return
+        except OSError as error:
+            logger.info("request %s: its client is gone: %s", self._exchange.request_id, error)
+            self._close()
+            return
+        self._blocked = None
+        kept, self._kept = self._kept, []
+        if self._complete:
+            self._close()
+        elif kept:
+            self._send_framed(kept)
+
+    def _close(self) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)

@@ -1,0 +1,93 @@
+"""One HTTP request and its answer, a little above ASGI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from starlette.datastructures import Headers as RequestHeaders
+from starlette.types import Receive, Scope, Send
+
+from djl_trtllm.api import Reply
+from djl_trtllm.api.errors import StatusCodes
+from djl_trtllm.api.errors import reply as reply_to
+from djl_trtllm.api.headers import properties, request_id
+from djl_trtllm.server.metrics import ServerCounts
+
+Headers: TypeAlias = Iterable[tuple[str, str]]
+
+_NO_CACHE = (b"cache-control", b"no-cache")
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """What the routes need of the configuration. `max_request_size` is in bytes, the timeout in seconds."""
+
+    max_request_size: int
+    stream_write_timeout: float
+    request_id_header: str
+    codes: StatusCodes
+
+
+class ClientGone(Exception):
+    """The client went away while its request was being read."""
+
+
+class Exchange:
+    """One HTTP request and its answer."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, settings: HttpSettings, counts: ServerCounts
+    ) -> None:
+        self.properties = properties(RequestHeaders(scope=scope).items())
+        self.scope = scope
+        self.settings = settings
+        self.receive = receive
+        self.request_id = request_id(self.properties, settings.request_id_header)
+        self._counts = counts
+        self._transport = send
+        self.sent_head = False
+
+    async def send(self, message: dict[str, object]) -> None:
+        """Pass a message on to the server, with a note of its status."""
+        if message["type"] == "http.response.start":
+            self.sent_head = True
+            status = message["status"]
+            assert isinstance(status, int)
+            self._counts.response(status)
+        await self._transport(message)
+
+    async def body(self) -> bytes | None:
+        """The request body; None if it is larger than `max_request_size`."""
+        limit = self.settings.max_request_size
+        declared = self.properties.get("content-length", "")
+        if declared.isdigit() and int(declared) > limit:
+            return None
+        body = bytearray()
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > limit:
+                return None
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    async def begin(self, status: int, content_type: str, length: int | None, more: Headers = ()) -> None:
+        """Send status and headers; without `length` the body comes in chunks."""
+        headers = [("content-type", content_type), (self.settings.request_id_header, self.request_id), *more]
+        if length is not None:
+            headers.append(("content-length", str(length)))
+        fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": [*fields, _NO_CACHE]})
+
+    async def reply(self, reply: Reply) -> None:
+        """Answer with a whole reply."""
+        await self.begin(reply.status, reply.content_type, len(reply.body), reply.headers)
+        await self.send({"type": "http.response.body", "body": reply.body})
+
+    async def fail(self, error: Exception) -> None:
+        """Answer with an error; nothing may have been sent yet."""
+        await self.reply(reply_to(error, self.settings.codes))

@@ -1,0 +1,114 @@
+"""`GET /metrics`: the counts of every model, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from djl_trtllm.api import Reply
+from djl_trtllm.batching.statistics import Histogram
+from djl_trtllm.service import ModelService, Registry, State
+
+_PREFIX = "djl_trtllm_"
+
+_HISTOGRAMS = {
+    "time_to_first_token": "Seconds from arrival to the first token of a request.",
+    "inter_token_latency": "Seconds between two tokens of a sequence.",
+    "queue_time": "Seconds a request waited before it ran.",
+    "request_time": "Seconds from arrival to the end of a request.",
+}
+
+
+class ServerCounts:
+    """What the HTTP side counts: answers by status."""
+
+    def __init__(self) -> None:
+        self.responses: dict[int, int] = {}
+
+    def response(self, status: int) -> None:
+        """Count an answer."""
+        self.responses[status] = self.responses.get(status, 0) + 1
+
+
+class ModelCollector:
+    """Reads the models' statistics when it is asked to, so that counting costs the token path no locks."""
+
+    def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
+        self._registry = registry
+        self._counts = counts
+        self._stall = stall
+
+    def collect(self) -> Iterator[Metric]:
+        """All metric families."""
+        responses = CounterMetricFamily(_PREFIX + "http_responses", "HTTP answers by status.", labels=["status"])
+        for status, count in sorted(self._counts.responses.items()):
+            responses.add_metric([str(status)], count)
+        yield responses
+        yield _histogram("event_loop_stall_seconds", "How late the event loop ran a timer.", {"server": self._stall})
+        services = list(self._registry.services.values())
+        yield from _gauges(services)
+        yield from _counters(services)
+        for name, text in _HISTOGRAMS.items():
+            yield _histogram(name + "_seconds", text, {s.name: getattr(s.statistics, name) for s in services})
+
+
+def _gauges(services: list[ModelService]) -> Iterator[Metric]:
+    def gauge(name: str, text: str, values: dict[str, float]) -> Metric:
+        family = GaugeMetricFamily(_PREFIX + name, text, labels=["model"])
+        for model, value in values.items():
+            family.add_metric([model], value)
+        return family
+
+    batches = {service.name: service.batch for service in services}
+    yield gauge("ready", "1 while the model can generate.", {s.name: float(s.state is State.READY) for s in services})
+    yield gauge("waiting", "Sequences in the queue.", {n: float(b.waiting if b else 0) for n, b in batches.items()})
+    yield gauge("running", "Sequences in the engine.", {n: float(b.running if b else 0) for n, b in batches.items()})
+    usage = {n: b.engine_stats.kv_usage if b else 0.0 for n, b in batches.items()}
+    yield gauge("kv_cache_usage_ratio", "Used share of the KV cache, 0 to 1.", usage)
+
+
+def _counters(services: list[ModelService]) -> Iterator[Metric]:
+    def counter(name: str, text: str, values: dict[str, int]) -> Metric:
+        family = CounterMetricFamily(_PREFIX + name, text, labels=["model"])
+        for model, value in values.items():
+            family.add_metric([model], value)
+        return family
+
+    statistics = {service.name: service.statistics for service in services}
+    yield counter("requests", "Requests queued.", {n: s.requests for n, s in statistics.items()})
+    yield counter("prompt_tokens", "Prompt tokens.", {n: s.prompt_tokens for n, s in statistics.items()})
+    reused = {n: s.reused_prompt_tokens for n, s in statistics.items()}
+    yield counter("reused_prompt_tokens", "Prompt tokens taken from the prefix cache.", reused)
+    yield counter("generated_tokens", "Tokens generated.", {n: s.generated_tokens for n, s in statistics.items()})
+    yield counter("executor_restarts", "Executor hosts replaced.", {s.name: s.restarts for s in services})
+    finished = CounterMetricFamily(_PREFIX + "finished", "Sequences by finish reason.", labels=["model", "reason"])
+    for name, figures in statistics.items():
+        for reason, count in figures.finished.items():
+            finished.add_metric([name, reason], count)
+    yield finished
+
+
+def _histogram(name: str, text: str, values: dict[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(_PREFIX + name, text, labels=["model"])
+    for model, histogram in values.items():
+        total = 0
+        buckets = []
+        for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        family.add_metric([model], buckets, histogram.sum)
+    return family
+
+
+class MetricsPage:
+    """Renders the metrics."""
+
+    def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
+        self._prometheus = CollectorRegistry(auto_describe=False)
+        self._prometheus.register(ModelCollector(registry, counts, stall))
+
+    def reply(self) -> Reply:
+        """The page."""
+        return Reply(200, "text/plain; version=0.0.4; charset=utf-8", generate_latest(self._prometheus))

@@ -1,0 +1,135 @@
+"""The HTTP routes: find the model, read the body, let the dialect and the service do the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import orjson
+from starlette.routing import Route, Router
+from starlette.types import Lifespan, Receive, Scope, Send
+
+from djl_trtllm.api import Reply
+from djl_trtllm.api.errors import front_end
+from djl_trtllm.errors import NotReadyError, RequestError
+from djl_trtllm.server.answer import Answer
+from djl_trtllm.server.exchange import ClientGone, Exchange, HttpSettings
+from djl_trtllm.server.metrics import MetricsPage, ServerCounts
+from djl_trtllm.service import ModelService, Registry, State
+
+logger = logging.getLogger(__name__)
+
+_HEALTH = {
+    State.LOADING: (503, "PENDING"),
+    State.READY: (200, "Healthy"),
+    State.RECOVERING: (503, "Unhealthy"),
+    State.DRAINING: (503, "Unhealthy"),
+    State.FAILED: (500, "FAILED"),
+    State.STOPPED: (503, "Unhealthy"),
+}
+"""Status of /ping and DJL's word for the state."""
+
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """A handler as an ASGI application (a class, so that Starlette passes scope, receive and send as they are)."""
+
+    def __init__(self, handler: Handler, method: str, settings: HttpSettings, counts: ServerCounts) -> None:
+        self._handler = handler
+        self._method = method
+        self._settings = settings
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._settings, self._counts)
+        try:
+            if scope["method"] not in (self._method, "HEAD" if self._method == "GET" else self._method):
+                message = f"{scope['path']} takes {self._method}, not {scope['method']}"
+                await exchange.reply(front_end(405, message)._replace(headers=(("Allow", self._method),)))
+                return
+            await self._handler(exchange)
+        except ClientGone:
+            pass
+        except RequestError as error:
+            await exchange.fail(error)
+        except Exception as error:
+            if exchange.sent_head:
+                raise
+            logger.exception("request %s failed", exchange.request_id)
+            await exchange.fail(error)
+
+
+class Routes:
+    """The handlers, over the models of a registry."""
+
+    def __init__(self, registry: Registry, settings: HttpSettings, metrics: MetricsPage, counts: ServerCounts) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._metrics = metrics
+        self._counts = counts
+
+    def router(self, lifespan: Lifespan[Router]) -> Router:
+        """The ASGI application."""
+        paths: list[tuple[str, str, Handler]] = [
+            ("/ping", "GET", self.ping),
+            ("/metrics", "GET", self.metrics),
+            ("/invocations", "POST", self.invoke),
+            ("/predictions/{model}", "POST", self.invoke),
+            ("/endpoints/{endpoint}/invocations", "POST", self.invoke),
+        ]
+        routes = [
+            Route(path, Endpoint(handler, method, self._settings, self._counts)) for path, method, handler in paths
+        ]
+        not_found = Endpoint(self.not_found, "", self._settings, self._counts)
+        return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
+
+    async def ping(self, exchange: Exchange) -> None:
+        """200 only when every model can generate. Answered from state alone, so never slower under load."""
+        services = self._registry.services.values()
+        status = max(
+            (_HEALTH[service.state][0] for service in services), key=lambda code: (code == 500, code), default=503
+        )
+        body = {service.name: {"status": _HEALTH[service.state][1]} for service in services}
+        await exchange.reply(Reply(status, "application/json", orjson.dumps(body)))
+
+    async def metrics(self, exchange: Exchange) -> None:
+        """Prometheus metrics."""
+        await exchange.reply(self._metrics.reply())
+
+    async def invoke(self, exchange: Exchange) -> None:
+        """Generate."""
+        service = self._service(exchange)
+        if service is None:
+            name = exchange.scope["path_params"].get("model", "")
+            known = ", ".join(sorted(self._registry.services))
+            await exchange.reply(front_end(404, f"there is no model named {name!r} here; loaded: {known}"))
+            return
+        if service.state is State.DRAINING:
+            # Tell keep-alive clients to go elsewhere.
+            raise NotReadyError(f"model {service.name} is shutting down")
+        body = await exchange.body()
+        if body is None:
+            limit = self._settings.max_request_size
+            await exchange.reply(front_end(413, f"the request body is larger than max_request_size={limit} bytes"))
+            return
+        call = service.model.parse(body, exchange.properties.get("content-type"), exchange.properties)
+        answer = Answer(call.framer, exchange, sequences=call.request.sampling.n)
+        generation = await service.generate(call, answer.deliver)
+        try:
+            await answer.wait()
+        finally:
+            # The client may be gone, or its answer have ended before its tokens did.
+            service.cancel(generation)
+
+    async def not_found(self, exchange: Exchange) -> None:
+        """Any other path."""
+        await exchange.reply(front_end(404, f"there is nothing at {exchange.scope['path']}"))
+
+    def _service(self, exchange: Exchange) -> ModelService | None:
+        params = exchange.scope["path_params"]
+        if "endpoint" in params:
+            # SageMaker's client names the endpoint, which says nothing about the model unless it is one's name.
+            return self._registry.find(params["endpoint"]) or self._registry.find(None)
+        return self._registry.find(params.get("model"))

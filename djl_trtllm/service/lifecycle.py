@@ -1,0 +1,260 @@
+"""The life of a loaded model, and the way of a request into its rolling batch.
+
+LOADING ──► READY ◄──► RECOVERING        a dead executor host is replaced, `retry_threshold` times
+   │          │            │
+   ▼          ▼            ▼
+FAILED     DRAINING     FAILED
+              │
+              ▼
+           STOPPED
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Callable
+
+from djl_trtllm.api import Call, Prompt
+from djl_trtllm.batching.generation import Generation
+from djl_trtllm.batching.request import Consumer, GenerationRequest, Token
+from djl_trtllm.batching.rolling_batch import RollingBatch
+from djl_trtllm.batching.statistics import Statistics
+from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, ExecutorError, GenerationError, NotReadyError
+from djl_trtllm.executor.client import ExecutorClient
+from djl_trtllm.executor.protocol import Step
+from djl_trtllm.service.model import Model
+
+logger = logging.getLogger(__name__)
+
+_INLINE_CHARACTERS = 2048
+"""Texts up to this length are tokenised on the event loop: below a millisecond, less than handing them to a thread."""
+
+_EXPIRY_SECONDS = 0.25
+_FIRST_BACKOFF_SECONDS = 0.1
+_LONGEST_BACKOFF_SECONDS = 10.0
+_FORGIVEN_AFTER_SECONDS = 600.0
+"""Deaths of executor hosts longer ago than this no longer count against `retry_threshold`."""
+
+
+class State(enum.Enum):
+    """Where a model is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RECOVERING = "recovering"
+    DRAINING = "draining"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class ModelService:
+    """A model that is served.
+
+    All methods run on the event loop. `on_failed` is called when the model is FAILED for good.
+    """
+
+    def __init__(self, name: str, *, on_failed: Callable[[DjlTrtllmError], None] | None = None) -> None:
+        self.name = name
+        self.state = State.LOADING
+        self.failure: DjlTrtllmError | None = None
+        self.statistics = Statistics()
+        self.restarts = 0
+        self._model: Model | None = None
+        self._on_failed = on_failed
+        self._deaths: list[float] = []
+        self._client: ExecutorClient | None = None
+        self._batch: RollingBatch | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def load(self, model: Model) -> None:
+        """Start the executor host; READY when this returns. Raises ExecutorStartError and is FAILED then."""
+        self._model = model
+        try:
+            await self._start_host(model)
+        except DjlTrtllmError as error:
+            self.fail(error)
+            raise
+        self._expire()
+
+    def fail(self, error: DjlTrtllmError) -> None:
+        """Give the model up."""
+        self.state = State.FAILED
+        self.failure = error
+        logger.error("model %s has failed: %s", self.name, error)
+        if self._on_failed is not None:
+            self._on_failed(error)
+
+    def refuse_new(self) -> None:
+        """From now on requests are refused; those that are here go on."""
+        if self.state not in (State.FAILED, State.STOPPED):
+            self.state = State.DRAINING
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new requests and wait until the present ones have ended, at most `timeout` seconds."""
+        self.refuse_new()
+        deadline = time.monotonic() + timeout
+        while self._batch is not None and not self._batch.idle and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """End everything: what still runs gets an error."""
+        self.refuse_new()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._recovery is not None:
+            self._recovery.cancel()
+            await asyncio.gather(self._recovery, return_exceptions=True)
+        if self._batch is not None:
+            self._batch.fail(NotReadyError(f"model {self.name} was shut down while it was answering"))
+            self._batch = None
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        if self.state is not State.FAILED:
+            self.state = State.STOPPED
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Model:
+        """The model. Raises NotReadyError while its files are still being prepared."""
+        if self._model is None:
+            raise self._not_ready()
+        return self._model
+
+    @property
+    def batch(self) -> RollingBatch | None:
+        """The rolling batch; None while there is no executor host."""
+        return self._batch
+
+    async def generate(self, call: Call, consumer: Consumer) -> Generation:
+        """Admit, tokenise and queue a request; its framer has been told the prompt when this returns.
+
+        Raises NotReadyError, OverloadedError (before any work is done) and InvalidRequestError.
+        """
+        request, framer = call
+        batch = self._batch
+        if batch is None or self.state is not State.READY:
+            raise self._not_ready()
+        sequences = request.sampling.best_of or request.sampling.n
+        batch.admit(sequences)
+        try:
+            text, ids = await self._tokenize(request)
+            if self._batch is not batch or self.state not in (State.READY, State.DRAINING):
+                raise self._not_ready()
+            framer.begin(Prompt(text, len(ids), self._prompt_tokens(ids) if framer.wants_prompt_tokens else ()))
+        except BaseException:
+            batch.withdraw(sequences)
+            raise
+        return batch.submit(request, ids, consumer)
+
+    def cancel(self, generation: Generation) -> None:
+        """End a request whose client is gone."""
+        if self._batch is not None and not generation.done:
+            self._batch.cancel(generation)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _tokenize(self, request: GenerationRequest) -> tuple[str, list[int]]:
+        tokenizer = self.model.tokenizer
+        if request.prompt_ids is not None:
+            return tokenizer.decode(request.prompt_ids), request.prompt_ids
+        if request.messages is not None:
+            text, special = tokenizer.render_chat(request.messages), False
+        else:
+            assert request.prompt is not None
+            text, special = request.prompt, True
+        if len(text) <= _INLINE_CHARACTERS:
+            return text, tokenizer.encode(text, special)
+        return text, await asyncio.to_thread(tokenizer.encode, text, special)
+
+    def _prompt_tokens(self, ids: list[int]) -> list[Token]:
+        tokenizer = self.model.tokenizer
+        return [Token(id_, tokenizer.decode([id_], False), None, id_ in tokenizer.special_ids) for id_ in ids]
+
+    def _not_ready(self) -> NotReadyError:
+        match self.state:
+            case State.LOADING:
+                return NotReadyError(f"model {self.name} is still loading", retry_after=10)
+            case State.DRAINING | State.STOPPED:
+                return NotReadyError(f"model {self.name} is shutting down")
+            case State.FAILED:
+                return NotReadyError(f"model {self.name} has failed; the server's log says why")
+            case _:
+                return NotReadyError(f"model {self.name} is recovering from a failure of its engine", retry_after=5)
+
+    async def _start_host(self, model: Model) -> None:
+        options = model.config.options
+        client = ExecutorClient(
+            on_steps=self._process,
+            on_death=self._host_died,
+            busy=lambda: self._batch is not None and self._batch.running > 0,
+            hang_timeout=options.executor_hang_timeout,
+        )
+        started = time.monotonic()
+        await client.start(model.start, options.model_loading_timeout)
+        batch = RollingBatch(client, model.tokenizer, model.limits, self.statistics)
+        self._client, self._batch = client, batch
+        if self.state in (State.LOADING, State.RECOVERING):
+            self.state = State.READY
+        logger.info(
+            "model %s is ready after %.1f s: %s executor (pid %d), %s, %s",
+            self.name,
+            time.monotonic() - started,
+            model.start.executor,
+            client.pid,
+            client.limits,
+            client.details,
+        )
+
+    def _process(self, steps: list[Step]) -> None:
+        if self._batch is not None:
+            self._batch.process(steps)
+
+    def _host_died(self, error: ExecutorDiedError) -> None:
+        logger.error("model %s: %s", self.name, error)
+        batch, self._batch, self._client = self._batch, None, None
+        if self.state is State.READY:
+            self.state = State.RECOVERING
+        if batch is not None:
+            cause = str(error).partition("\n")[0]
+            batch.fail(
+                GenerationError(f"the engine failed while it was generating ({cause}); the request may be repeated")
+            )
+        if self.state is State.RECOVERING:
+            self._recovery = asyncio.get_running_loop().create_task(self._recover(error))
+
+    async def _recover(self, error: ExecutorError) -> None:
+        """Replace the executor host, or give the model up when it died too often."""
+        model = self.model
+        threshold = model.config.options.retry_threshold
+        while True:
+            now = time.monotonic()
+            self._deaths = [death for death in self._deaths if now - death < _FORGIVEN_AFTER_SECONDS] + [now]
+            if len(self._deaths) > threshold:
+                self.fail(error)
+                return
+            tries = len(self._deaths)
+            await asyncio.sleep(min(_FIRST_BACKOFF_SECONDS * 2 ** (tries - 1), _LONGEST_BACKOFF_SECONDS))
+            logger.warning(
+                "model %s: starting a new executor host (%d of retry_threshold=%d)", self.name, tries, threshold
+            )
+            try:
+                await self._start_host(model)
+            except ExecutorError as again:
+                logger.error("model %s: %s", self.name, again)
+                error = again
+                continue
+            self.restarts += 1
+            return
+
+    def _expire(self) -> None:
+        self._expiry = asyncio.get_running_loop().call_later(_EXPIRY_SECONDS, self._expire)
+        if self._batch is not None:
+            self._batch.expire(self.model.config.options.predict_timeout)

@@ -1,0 +1,121 @@
+"""What is known of a model before anything runs: its files, its configuration, how its executor is started."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from djl_trtllm.api import Call, Defaults, lmi
+from djl_trtllm.api.custom import CustomFormatters, load_custom
+from djl_trtllm.batching.rolling_batch import BatchLimits
+from djl_trtllm.config import Backend, Config, load
+from djl_trtllm.engine import plan_engine
+from djl_trtllm.engine import prepare as prepare_engine
+from djl_trtllm.errors import ConfigError, ModelError
+from djl_trtllm.executor.protocol import Start
+from djl_trtllm.model import Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model directory and its resolved configuration."""
+
+    name: str
+    directory: Path
+    config: Config
+
+
+@dataclass(frozen=True)
+class Model:
+    """Everything that is known before an executor host is started. `directory` holds serving.properties."""
+
+    name: str
+    directory: Path
+    config: Config
+    tokenizer: Tokenizer
+    start: Start
+    limits: BatchLimits
+    defaults: Defaults
+    custom: CustomFormatters | None
+
+    def parse(self, body: bytes, content_type: str | None, properties: Mapping[str, str]) -> Call:
+        """Read a request, by the model's own formatters where it has some. Raises InvalidRequestError."""
+        parse = lmi.parse if self.custom is None else self.custom.parse
+        return parse(body, content_type, self.defaults, properties)
+
+
+def open_source(path: Path, environ: Mapping[str, str]) -> Source:
+    """The model at `path`, a directory or an archive, and its configuration. Raises ModelError and ConfigError."""
+    # Where archives go may be configured, but not by what is in them.
+    cache = load(None, environ).engine_cache_dir
+    directory = open_model(path, cache / "models")
+    config = load(directory, environ)
+    for warning in config.warnings:
+        logger.warning("%s", warning)
+    name = config.options.model_name or re.sub(r"\W+", "-", directory.name).strip("-") or "model"
+    return Source(name, directory, config)
+
+
+def prepare(source: Source) -> Model:
+    """Find or compile the engine and load the tokenizer; takes as long as a compile takes. Raises DjlTrtllmError."""
+    config, options = source.config, source.config.options
+    handle_requirements(source.directory, options.install_requirements)
+    files = _model_files(source)
+    layout = inspect(files)
+    plan = plan_engine(config, layout)
+    logger.info("%s", plan.describe())
+    for note in plan.notes:
+        logger.warning("%s", note)
+    engine = prepare_engine(config, layout, lambda line: logger.info("%s", line), plan=plan)
+    scripted = plan.backend is Backend.SCRIPTED
+    executor_options = _script(config) if scripted else plan.at(engine.path).executor_options()
+    start = Start(engine.backend, executor_options)
+    limits = BatchLimits(
+        max_batch_size=plan.max_sequences,
+        max_queue_size=options.job_queue_size,
+        max_input_len=options.max_input_len,
+        max_output_len=options.max_output_len,
+        max_seq_len=plan.max_seq_len,
+    )
+    defaults = Defaults(
+        output_formatter=options.output_formatter,
+        tgi_compat=options.tgi_compat,
+        bedrock_compat=options.bedrock_compat,
+    )
+    tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
+    custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
+    return Model(source.name, source.directory, config, tokenizer, start, limits, defaults, custom)
+
+
+def _model_files(source: Source) -> Path:
+    """Where checkpoint or engine are: `option.model_id`, if it is a local path, or the model directory itself."""
+    model_id = source.config.options.model_id
+    if model_id is None:
+        return source.directory
+    for candidate in (source.directory / model_id, Path(model_id)):
+        if candidate.is_dir():
+            return candidate
+    where = source.config.origin("model_id")
+    raise ModelError(
+        f"option.model_id={model_id} ({where}) is not a directory on this machine. This version serves local models: "
+        "download the model and name its directory, or put its files beside serving.properties and leave the option out"
+    )
+
+
+def _script(config: Config) -> dict[str, Any]:
+    text = config.options.script or "{}"
+    try:
+        script = orjson.loads(text)
+        if not isinstance(script, dict):
+            raise ValueError("not a JSON object")
+    except ValueError as error:
+        raise ConfigError([f"option.script={text} ({config.origin('script')}): {error}"]) from None
+    return script

@@ -1,0 +1,29 @@
+# make_environment VENV PROJECT EXTRA: a virtual environment with the project (editable) and one of its extras.
+# Made once, and again when pyproject.toml has changed. With uv where it can be had (8 s instead of a minute for
+# serving, 25 s instead of 4.5 minutes with torch), else with pip.
+make_environment() {
+    venv=$1 project=$2 extra=$3
+    if [ -f "$venv/.complete" ] && cmp -s "$venv/.complete" "$project/pyproject.toml"; then
+        return
+    fi
+    python=""
+    for candidate in python3 python3.12 python3.11 python3.10 python3.13; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            python=$candidate
+            break
+        fi
+    done
+    if [ -z "$python" ]; then
+        echo "djl-trtllm needs Python 3.10 or newer as python3; none was found" >&2
+        exit 1
+    fi
+    echo "Setting up $venv (once)" >&2
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+    if "$venv/bin/python" -m pip install --quiet --disable-pip-version-check uv 2>/dev/null; then
+        "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable "$project[$extra]"
+    else
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$project[$extra]"
+    fi
+    cp "$project/pyproject.toml" "$venv/.complete"
+}
