@@ -114,15 +114,28 @@ def config(
     """Show the resolved configuration: every option's value, where it came from and what it does."""
     with _errors_for_the_reader():
         from djl_trtllm.config import explain, load
+        from djl_trtllm.service import open_source, plan
 
-        directory = model if model is not None else SAGEMAKER_MODEL_DIR if SAGEMAKER_MODEL_DIR.is_dir() else None
-        resolved = load(directory, os.environ)
+        backend, summary = None, []
+        if model is None and not SAGEMAKER_MODEL_DIR.is_dir():
+            resolved = load(None, os.environ)
+        else:
+            source = open_source(_source(model), os.environ)
+            resolved = source.config
+            try:
+                engine_plan = plan(source)[1]
+                backend, summary = engine_plan.backend, [engine_plan.describe(), *engine_plan.notes]
+            except DjlTrtllmError as error:
+                # What is configured can be told all the same.
+                summary = [f"cannot be served here: {error}"]
         if as_json:
-            print(json.dumps(explain.as_json(resolved), indent=2))
+            print(json.dumps({**explain.as_json(resolved, backend), "summary": summary}, indent=2))
             return
-        Console().print(explain.render(resolved, only_set=only_set))
+        Console().print(explain.render(resolved, backend, only_set=only_set))
+        for line in summary:
+            Console(soft_wrap=True).print(_escaped(line), highlight=False)
         for warning in resolved.warnings:
-            Console(stderr=True).print(f"[yellow]warning:[/] {_escaped(warning)}", highlight=False)
+            Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/] {_escaped(warning)}", highlight=False)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ _POLL_SECONDS = 0.1
 _TELL_EVERY_SECONDS = 30.0
 _TERMINATE_SECONDS = 5.0
 _TAIL_LINES = 20
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 
 
 def build_engine(
@@ -55,7 +57,8 @@ def build_engine(
         with staged(out) as partial:
             spec_path = partial / "spec.json"
             plan.compile_spec(partial).save(spec_path)
-            _Compiler([*command, str(spec_path)], log_path, progress, timeout, cancel).run()
+            environment = _environment(offline=not plan.trust_remote_code)
+            _Compiler([*command, str(spec_path)], environment, log_path, progress, timeout, cancel).run()
             spec_path.unlink()
             _accept(plan, partial, log_path)
     except OSError as error:
@@ -103,12 +106,14 @@ class _Compiler:
     def __init__(
         self,
         command: list[str],
+        environment: dict[str, str],
         log_path: Path,
         progress: Callable[[str], None],
         timeout: float,
         cancel: threading.Event | None,
     ) -> None:
         self._command = command
+        self._environment = environment
         self._log_path = log_path
         self._progress = progress
         self._timeout = timeout
@@ -126,7 +131,7 @@ class _Compiler:
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment(),
+                env=self._environment,
             )
         try:
             status = self._watch(process)
@@ -171,14 +176,18 @@ class _Compiler:
         # Progress bars overwrite themselves with carriage returns; only their last state is of use.
         lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")]
         tail = [line for line in lines if line and not line.startswith(PHASE_MARK)][-_TAIL_LINES:]
-        return BuildError(f"the compiler {what} in phase {self._phase}", self._log_path, tail)
+        cause = next((f": {line}" for line in reversed(tail) if _EXCEPTION.match(line)), "")
+        return BuildError(f"the compiler {what} in phase {self._phase}{cause}", self._log_path, tail)
 
 
-def _environment() -> dict[str, str]:
+def _environment(*, offline: bool) -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH")
+    # The checkpoint is local; only code of its own may lie elsewhere on the hub.
+    hub = {"HF_HUB_OFFLINE": "1"} if offline else {}
     return {
         **os.environ,
+        **hub,
         "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root]),
         "PYTHONUNBUFFERED": "1",
         # The working directory may be a model's, with files named like modules.

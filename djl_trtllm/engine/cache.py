@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -52,18 +53,19 @@ class EngineCache:
         progress: Callable[[str], None] = log.info,
         *,
         wait_seconds: float | None = None,
+        cancel: threading.Event | None = None,
     ) -> Path:
         """The entry of this key, made by `builder(entry)` where no process has made it yet.
 
         `builder` writes the directory it is given and its manifest last; of all processes on this cache one builds at
         a time, the others wait and tell `progress` so. Raises EngineError where the cache cannot be written, where
-        `wait_seconds` pass in waiting (default: as long as the builder lives), or where the builder left no whole
-        engine; what the builder raises is passed on.
+        `wait_seconds` pass in waiting (default: as long as the builder lives) or `cancel` is set meanwhile, or where
+        the builder left no whole engine; what the builder raises is passed on.
         """
         if (entry := self.lookup(key)) is not None:
             return entry
         entry = self.root / key
-        lock = self._lock(key, progress, wait_seconds)
+        lock = self._lock(key, progress, wait_seconds, cancel)
         try:
             defects = _defects(entry)
             if not defects:
@@ -76,7 +78,13 @@ class EngineCache:
         finally:
             lock.release()
 
-    def _lock(self, key: str, progress: Callable[[str], None], wait_seconds: float | None) -> FileLock:
+    def _lock(
+        self,
+        key: str,
+        progress: Callable[[str], None],
+        wait_seconds: float | None,
+        cancel: threading.Event | None,
+    ) -> FileLock:
         lock = FileLock(self.root / f"{key}.lock")
         started = time.monotonic()
         told = -_TELL_EVERY_SECONDS
@@ -92,6 +100,8 @@ class EngineCache:
                         f"another process has been compiling {self.root / key} for more than {wait_seconds:.0f} s "
                         f"(its log: {self.root / key}.log)"
                     ) from None
+                if cancel is not None and cancel.is_set():
+                    raise EngineError(f"cancelled while another process was compiling {self.root / key}") from None
                 if waited - told >= _TELL_EVERY_SECONDS:
                     progress(f"another process is compiling this engine, waiting for it ({waited:.0f} s)")
                     told = waited

@@ -5,13 +5,15 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from djl_trtllm.engine.file_hashes import FileHashes
 from djl_trtllm.errors import ModelError
 
-_CHUNK_BYTES = 4 << 20
+_MOST_THREADS = 8
 _SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
 _PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json", "*.pt", "*.pth")
 _CONFIG_AND_TOKENIZER = (
@@ -33,23 +35,26 @@ _CONFIG_AND_TOKENIZER = (
 )
 
 
-def checkpoint_identity(checkpoint: Path, tokenizer_dir: Path | None = None) -> str:
+def checkpoint_identity(checkpoint: Path, tokenizer_dir: Path | None = None, hashes: FileHashes | None = None) -> str:
     """`sha256:...` over the sorted (name, size, sha256) of a checkpoint's config, weight and tokenizer files.
 
     Two directories with the same identity compile to the same engine, wherever they lie; model cards, serving
-    configuration and nested directories do not count. Every byte is read: about 1 s per GB from a warm page cache with
-    two threads (1.8 GB/s measured on one core with SHA extensions), and the disk's read time from a cold one.
+    configuration and nested directories do not count. Reads every byte of what `hashes` does not remember (see
+    `FileHashes` for what that costs), several files at a time.
 
     Raises ModelError where a file cannot be read.
     """
+    hashes = FileHashes() if hashes is None else hashes
     named = [(path.name, path) for path in identity_files(checkpoint)]
     if tokenizer_dir is not None and tokenizer_dir.resolve() != checkpoint.resolve():
         named += [(f"tokenizer/{path.name}", path) for path in _matching(tokenizer_dir, _CONFIG_AND_TOKENIZER)]
     named.sort()
     digest = hashlib.sha256()
     try:
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            for (name, path), file_hash in zip(named, pool.map(file_sha256, [path for _, path in named]), strict=True):
+        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
+            for (name, path), file_hash in zip(
+                named, pool.map(hashes.sha256, [path for _, path in named]), strict=True
+            ):
                 digest.update(json.dumps([name, path.stat().st_size, file_hash]).encode())
     except OSError as error:
         raise ModelError(f"cannot read the checkpoint {checkpoint}: {error}") from error
@@ -61,17 +66,6 @@ def identity_files(checkpoint: Path) -> list[Path]:
     weights = _matching(checkpoint, _SAFETENSORS) or _matching(checkpoint, _PICKLED)
     code = _matching(checkpoint, ("*.py",)) if _has_own_code(checkpoint) else []
     return weights + code + _matching(checkpoint, _CONFIG_AND_TOKENIZER)
-
-
-def file_sha256(path: Path) -> str:
-    """Hex SHA-256 of a file, read in chunks (constant memory). Raises OSError."""
-    digest = hashlib.sha256()
-    buffer = bytearray(_CHUNK_BYTES)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
-            digest.update(view[:count])
-    return digest.hexdigest()
 
 
 def _matching(directory: Path, patterns: Iterable[str]) -> list[Path]:

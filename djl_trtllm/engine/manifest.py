@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from djl_trtllm.engine.identity import file_sha256
+from djl_trtllm.engine.file_hashes import file_sha256
 from djl_trtllm.errors import EngineMismatchError
 
 MANIFEST_FILE = "manifest.json"
@@ -97,7 +97,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def verify(self, directory: Path, *, contents: bool = True) -> list[str]:
         """What is missing, truncated or changed, one line per file; empty when the directory is whole.
 
-        With `contents=False` only sizes are compared (no file is read), with it every byte is (seconds per GB).
+        With `contents=False` only sizes are compared and no file is read; with it every byte is (`FileHashes` says
+        what that costs).
         """
         problems = []
         for name, entry in self.files.items():

@@ -13,6 +13,7 @@ from djl_trtllm.config import Backend, Config, DType, Quantization
 from djl_trtllm.engine.backend import choose_backend
 from djl_trtllm.engine.cache import cache_key
 from djl_trtllm.engine.citing import cited
+from djl_trtllm.engine.file_hashes import FileHashes
 from djl_trtllm.engine.hardware import Hardware
 from djl_trtllm.engine.identity import checkpoint_identity
 from djl_trtllm.engine.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache, shown_bytes
@@ -41,7 +42,7 @@ class EnginePlan:
     `source` is the checkpoint or engine directory. `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq)
     are what its weights become, `asked` those of them that the user set. `max_seq_len`, `max_num_batched_tokens` are in
     tokens. `notes` tell what was changed and why, one line each, for the log. `kv_cache` is None where the engine has
-    none of ours to size, and in a plan for compiling only.
+    none of ours to size, and in a plan for compiling only. `hash_store` is a folder for remembered file hashes.
     """
 
     backend: Backend
@@ -60,6 +61,7 @@ class EnginePlan:
     num_threads: int | None
     notes: tuple[str, ...] = ()
     engine_dir: Path | None = None
+    hash_store: Path | None = None
 
     @property
     def build_options(self) -> dict[str, OptionValue]:
@@ -68,8 +70,8 @@ class EnginePlan:
 
     @cached_property
     def checkpoint_identity(self) -> str:
-        """Content identity of the checkpoint; reads all of it the first time (see `identity`). Raises ModelError."""
-        return checkpoint_identity(self.source, self.tokenizer_dir)
+        """Content identity of the checkpoint; reads all of it the first time (see `FileHashes`). Raises ModelError."""
+        return checkpoint_identity(self.source, self.tokenizer_dir, FileHashes(self.hash_store))
 
     @property
     def cache_key(self) -> str:
@@ -184,6 +186,7 @@ def plan_engine(
         num_threads=options.inference_num_threads,
         notes=tuple(notes),
         engine_dir=layout.engine_dir if layout.kind.is_engine else None,
+        hash_store=config.engine_cache_dir / "hashes",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,12 +20,18 @@ _WORTH_TELLING_BYTES = 2 * 10**9
 
 
 def prepare(
-    config: Config, layout: Layout, progress: Callable[[str], None], *, plan: EnginePlan | None = None
+    config: Config,
+    layout: Layout,
+    progress: Callable[[str], None],
+    *,
+    plan: EnginePlan | None = None,
+    cancel: threading.Event | None = None,
 ) -> EngineDir:
     """The engine of a model directory, compiled first where there is none.
 
     An engine directory is served as it is, a checkpoint by the engine it bundles where that one fits, else by an
-    engine compiled through the local cache. `progress` gets one line at a time; `plan` defaults to `plan_engine()`'s.
+    engine compiled through the local cache. `progress` gets one line at a time; `plan` defaults to `plan_engine()`'s;
+    setting `cancel` ends a compile with a BuildError.
 
     Raises EngineMismatchError for an engine directory that is damaged or that differs from this machine or these
     options, CompilerMissingError, BuildError and EngineError where compiling fails, and what `plan_engine` raises.
@@ -42,7 +49,7 @@ def prepare(
             return engine
         progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
     try:
-        return _through_cache(config, plan, layout, progress)
+        return _through_cache(config, plan, layout, progress, cancel)
     except CompilerMissingError as error:
         if refusal is None:
             raise
@@ -92,21 +99,27 @@ def _bundled(
     return _found(path, plan, layout, manifest), ""
 
 
-def _through_cache(config: Config, plan: EnginePlan, layout: Layout, progress: Callable[[str], None]) -> EngineDir:
+def _through_cache(
+    config: Config,
+    plan: EnginePlan,
+    layout: Layout,
+    progress: Callable[[str], None],
+    cancel: threading.Event | None,
+) -> EngineDir:
     _identified(plan, progress)
     cache = EngineCache(config.engine_cache_dir)
     key = plan.cache_key
     if (path := cache.lookup(key)) is not None:
         progress(f"using the cached engine {path}")
     else:
-        path = cache.get_or_build(key, lambda out: _compile(plan, out, progress), progress)
+        path = cache.get_or_build(key, lambda out: _compile(plan, out, progress, cancel), progress, cancel=cancel)
     return _found(path, plan, layout, Manifest.read(path))
 
 
-def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> None:
+def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None], cancel: threading.Event | None) -> None:
     weights = plan.dtype if plan.quantize == "none" else f"{plan.quantize} (the rest {plan.dtype})"
     progress(f"compiling {plan.source} for {plan.backend}, weights {weights}, into {out}")
-    build_engine(plan, out, progress)
+    build_engine(plan, out, progress, cancel=cancel)
 
 
 def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:

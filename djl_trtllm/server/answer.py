@@ -12,7 +12,7 @@ import logging
 from collections.abc import Coroutine, Generator
 from functools import partial
 from types import coroutine
-from typing import Any
+from typing import Any, cast
 
 from djl_trtllm.api import Framer
 from djl_trtllm.batching.request import Update
@@ -131,11 +131,16 @@ class Answer:
             # Nothing can be said any more; a body that does not end is how the client learns of it.
             self._close()
 
-    async def _body(self, chunk: bytes) -> None:
-        exchange, complete = self._exchange, self._complete
-        if not exchange.sent_head:
-            await exchange.begin(200, self._framer.content_type, len(chunk) if complete else None)
-        await exchange.send({"type": "http.response.body", "body": chunk, "more_body": not complete})
+    def _body(self, chunk: bytes) -> Coroutine[Any, Any, None]:
+        exchange = self._exchange
+        message = {"type": "http.response.body", "body": chunk, "more_body": not self._complete}
+        if exchange.sent_head:
+            return cast(Coroutine[Any, Any, None], exchange.send(message))
+        return self._first(message, len(chunk) if self._complete else None)
+
+    async def _first(self, message: dict[str, Any], length: int | None) -> None:
+        await self._exchange.begin(200, self._framer.content_type, length)
+        await self._exchange.send(message)
 
     def _run(self, messages: Coroutine[Any, Any, None]) -> None:
         rest = start_now(messages)
@@ -154,6 +159,7 @@ class Answer:
                 self._exchange.request_id,
                 self._write_timeout,
             )
+            self._exchange.abort()
             self._close()
             return
         except OSError as error:

@@ -7,27 +7,41 @@ import contextlib
 import gc
 import logging
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from types import FrameType
+from typing import TypeVar
 
 import uvicorn
 from starlette.routing import Router
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from djl_trtllm.api.errors import StatusCodes
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.server.exchange import HttpSettings
+from djl_trtllm.server.exchange import ABORT, HttpSettings
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.routes import Routes
 from djl_trtllm.service import Model, ModelService, Registry
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _STALL_TICK_SECONDS = 0.02
 _FLUSH_SECONDS = 2
 """How long connections may take to send what has been answered, once every request has ended."""
+
+
+class _HttpProtocol(HttpToolsProtocol):
+    """uvicorn's, with the extension that drops a connection."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
 
 
 class Server(uvicorn.Server):
@@ -44,7 +58,8 @@ class Server(uvicorn.Server):
         self._service = ModelService(name, on_failed=self._model_failed)
         self._registry = Registry()
         self._registry.add(self._service)
-        self._loop: asyncio.AbstractEventLoop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._interrupted = False
         self._loading: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[None] | None = None
         self._stall = Histogram()
@@ -53,6 +68,8 @@ class Server(uvicorn.Server):
                 self._application(),
                 host=options.host,
                 port=options.port,
+                http=_HttpProtocol,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="on",
@@ -63,17 +80,20 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM or SIGINT: refuse new requests, then let uvicorn end what is open. A second SIGINT is immediate."""
-        if self._drained is not None or sig not in (signal.SIGTERM, signal.SIGINT):
+        if self._loop is None:
             super().handle_exit(sig, frame)
-            return
-        # A signal handler runs between any two bytecodes: the loop's own turn is the place for the rest.
-        self._loop.call_soon_threadsafe(self._drain, signal.Signals(sig).name)
+        elif self._interrupted and sig == signal.SIGINT:
+            self.should_exit = self.force_exit = True
+        else:
+            self._interrupted |= sig == signal.SIGINT
+            # A signal handler runs between any two bytecodes: the loop's own turn is the place for the rest.
+            self._loop.call_soon_threadsafe(self._drain, signal.Signals(sig).name)
 
     def _drain(self, reason: str) -> None:
         if self._drained is None:
             logger.info("%s: refusing new requests, ending running ones", reason)
             self._service.refuse_new()
-            self._drained = self._loop.create_task(self._end())
+            self._drained = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
         assert self._loading is not None
@@ -101,9 +121,9 @@ class Server(uvicorn.Server):
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Router) -> AsyncIterator[None]:
+        self._loading = asyncio.create_task(self._load())
+        monitor = asyncio.create_task(self._watch_stalls())
         self._loop = asyncio.get_running_loop()
-        self._loading = self._loop.create_task(self._load())
-        monitor = self._loop.create_task(self._watch_stalls())
         try:
             yield
         finally:
@@ -114,7 +134,7 @@ class Server(uvicorn.Server):
 
     async def _load(self) -> None:
         try:
-            model = await asyncio.to_thread(self._prepare)
+            model = await _in_background(self._prepare)
             await self._service.load(model)
             _settle_garbage_collector()
         except DjlTrtllmError as error:
@@ -127,10 +147,11 @@ class Server(uvicorn.Server):
 
     async def _watch_stalls(self) -> None:
         """How late the event loop runs a timer is how long everything else has to wait."""
+        now = asyncio.get_running_loop().time
         while True:
-            due = self._loop.time() + _STALL_TICK_SECONDS
+            due = now() + _STALL_TICK_SECONDS
             await asyncio.sleep(_STALL_TICK_SECONDS)
-            self._stall.observe(max(0.0, self._loop.time() - due))
+            self._stall.observe(max(0.0, now() - due))
 
     def _model_failed(self, error: DjlTrtllmError) -> None:
         if self._options.fail_fast:
@@ -139,6 +160,27 @@ class Server(uvicorn.Server):
     def _exit(self, status: int) -> None:
         self.exit_status = status
         self.should_exit = True
+
+
+async def _in_background(work: Callable[[], T]) -> T:
+    """Run `work` in a thread that the end of the process does not wait for: compiling takes minutes."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(settler: Callable[[], None]) -> None:
+        if not outcome.done():
+            settler()
+
+    def run() -> None:
+        try:
+            settler = partial(outcome.set_result, work())
+        except BaseException as error:
+            settler = partial(outcome.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, settler)
+
+    threading.Thread(target=run, name="prepare", daemon=True).start()
+    return await outcome
 
 
 def _settle_garbage_collector() -> None:

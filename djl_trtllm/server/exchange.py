@@ -17,6 +17,9 @@ from djl_trtllm.server.metrics import ServerCounts
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
 
+ABORT = "djl_trtllm.abort"
+"""ASGI extension of our server; its `call` drops the connection. Closing it would wait for the client to read."""
+
 _NO_CACHE = (b"cache-control", b"no-cache")
 
 
@@ -45,18 +48,10 @@ class Exchange:
         self.settings = settings
         self.receive = receive
         self.request_id = request_id(self.properties, settings.request_id_header)
-        self._counts = counts
-        self._transport = send
+        self.send = send
+        """The server's own, for bodies; answers are begun with `begin`."""
         self.sent_head = False
-
-    async def send(self, message: dict[str, object]) -> None:
-        """Pass a message on to the server, with a note of its status."""
-        if message["type"] == "http.response.start":
-            self.sent_head = True
-            status = message["status"]
-            assert isinstance(status, int)
-            self._counts.response(status)
-        await self._transport(message)
+        self._counts = counts
 
     async def body(self) -> bytes | None:
         """The request body; None if it is larger than `max_request_size`."""
@@ -81,6 +76,8 @@ class Exchange:
         if length is not None:
             headers.append(("content-length", str(length)))
         fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        self.sent_head = True
+        self._counts.response(status)
         await self.send({"type": "http.response.start", "status": status, "headers": [*fields, _NO_CACHE]})
 
     async def reply(self, reply: Reply) -> None:
@@ -88,6 +85,13 @@ class Exchange:
         await self.begin(reply.status, reply.content_type, len(reply.body), reply.headers)
         await self.send({"type": "http.response.body", "body": reply.body})
 
-    async def fail(self, error: Exception) -> None:
-        """Answer with an error; nothing may have been sent yet."""
-        await self.reply(reply_to(error, self.settings.codes))
+    async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
+        """Answer with an error, and headers beside its own; nothing may have been sent yet."""
+        reply = reply_to(error, self.settings.codes)
+        await self.reply(reply._replace(headers=(*reply.headers, *more)))
+
+    def abort(self) -> None:
+        """Drop the connection together with what its client has not read yet."""
+        extension = self.scope.get("extensions", {}).get(ABORT)
+        if extension is not None:
+            extension["call"]()

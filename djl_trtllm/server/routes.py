@@ -34,9 +34,12 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Endpoint:
-    """A handler as an ASGI application (a class, so that Starlette passes scope, receive and send as they are)."""
+    """A handler as an ASGI application (a class, so that Starlette passes scope, receive and send as they are).
 
-    def __init__(self, handler: Handler, method: str, settings: HttpSettings, counts: ServerCounts) -> None:
+    `method` None takes every method.
+    """
+
+    def __init__(self, handler: Handler, method: str | None, settings: HttpSettings, counts: ServerCounts) -> None:
         self._handler = handler
         self._method = method
         self._settings = settings
@@ -45,7 +48,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._settings, self._counts)
         try:
-            if scope["method"] not in (self._method, "HEAD" if self._method == "GET" else self._method):
+            if self._method is not None and not self._takes(scope["method"]):
                 message = f"{scope['path']} takes {self._method}, not {scope['method']}"
                 await exchange.reply(front_end(405, message)._replace(headers=(("Allow", self._method),)))
                 return
@@ -59,6 +62,9 @@ class Endpoint:
                 raise
             logger.exception("request %s failed", exchange.request_id)
             await exchange.fail(error)
+
+    def _takes(self, method: str) -> bool:
+        return method == self._method or (method == "HEAD" and self._method == "GET")
 
 
 class Routes:
@@ -82,7 +88,7 @@ class Routes:
         routes = [
             Route(path, Endpoint(handler, method, self._settings, self._counts)) for path, method, handler in paths
         ]
-        not_found = Endpoint(self.not_found, "", self._settings, self._counts)
+        not_found = Endpoint(self.not_found, None, self._settings, self._counts)
         return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
 
     async def ping(self, exchange: Exchange) -> None:
@@ -107,8 +113,10 @@ class Routes:
             await exchange.reply(front_end(404, f"there is no model named {name!r} here; loaded: {known}"))
             return
         if service.state is State.DRAINING:
-            # Tell keep-alive clients to go elsewhere.
-            raise NotReadyError(f"model {service.name} is shutting down")
+            # Keep-alive clients are told to go elsewhere.
+            error = NotReadyError(f"model {service.name} is shutting down")
+            await exchange.fail(error, (("Connection", "close"),))
+            return
         body = await exchange.body()
         if body is None:
             limit = self._settings.max_request_size

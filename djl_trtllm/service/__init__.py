@@ -4,7 +4,7 @@
 """
 
 from djl_trtllm.service.lifecycle import ModelService, State
-from djl_trtllm.service.model import Model, Source, open_source, prepare
+from djl_trtllm.service.model import Model, Source, open_source, plan, prepare
 from djl_trtllm.service.registry import Registry
 
-__all__ = ["Model", "ModelService", "Registry", "Source", "State", "open_source", "prepare"]
+__all__ = ["Model", "ModelService", "Registry", "Source", "State", "open_source", "plan", "prepare"]

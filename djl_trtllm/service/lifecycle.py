@@ -94,6 +94,8 @@ class ModelService:
         """From now on requests are refused; those that are here go on."""
         if self.state not in (State.FAILED, State.STOPPED):
             self.state = State.DRAINING
+        if self._recovery is not None:
+            self._recovery.cancel()
 
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait until the present ones have ended, at most `timeout` seconds."""
@@ -108,7 +110,6 @@ class ModelService:
         if self._expiry is not None:
             self._expiry.cancel()
         if self._recovery is not None:
-            self._recovery.cancel()
             await asyncio.gather(self._recovery, return_exceptions=True)
         if self._batch is not None:
             self._batch.fail(NotReadyError(f"model {self.name} was shut down while it was answering"))

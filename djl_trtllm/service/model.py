@@ -14,12 +14,12 @@ import orjson
 from djl_trtllm.api import Call, Defaults, lmi
 from djl_trtllm.api.custom import CustomFormatters, load_custom
 from djl_trtllm.batching.rolling_batch import BatchLimits
-from djl_trtllm.config import Backend, Config, load
-from djl_trtllm.engine import plan_engine
+from djl_trtllm.config import Backend, Config, explain, load
+from djl_trtllm.engine import EnginePlan, plan_engine
 from djl_trtllm.engine import prepare as prepare_engine
 from djl_trtllm.errors import ConfigError, ModelError
 from djl_trtllm.executor.protocol import Start
-from djl_trtllm.model import Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
+from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
 
 logger = logging.getLogger(__name__)
 
@@ -58,32 +58,34 @@ def open_source(path: Path, environ: Mapping[str, str]) -> Source:
     cache = load(None, environ).engine_cache_dir
     directory = open_model(path, cache / "models")
     config = load(directory, environ)
-    for warning in config.warnings:
-        logger.warning("%s", warning)
     name = config.options.model_name or re.sub(r"\W+", "-", directory.name).strip("-") or "model"
     return Source(name, directory, config)
+
+
+def plan(source: Source) -> tuple[Layout, EnginePlan]:
+    """What the model's files are, and what they, the configuration and this machine come to. Raises DjlTrtllmError."""
+    layout = inspect(_model_files(source))
+    return layout, plan_engine(source.config, layout)
 
 
 def prepare(source: Source) -> Model:
     """Find or compile the engine and load the tokenizer; takes as long as a compile takes. Raises DjlTrtllmError."""
     config, options = source.config, source.config.options
+    layout, engine_plan = plan(source)
+    logger.info("%s", engine_plan.describe())
+    for line in (*config.warnings, *explain.without_effect(config, engine_plan.backend), *engine_plan.notes):
+        logger.warning("%s", line)
     handle_requirements(source.directory, options.install_requirements)
-    files = _model_files(source)
-    layout = inspect(files)
-    plan = plan_engine(config, layout)
-    logger.info("%s", plan.describe())
-    for note in plan.notes:
-        logger.warning("%s", note)
-    engine = prepare_engine(config, layout, lambda line: logger.info("%s", line), plan=plan)
-    scripted = plan.backend is Backend.SCRIPTED
-    executor_options = _script(config) if scripted else plan.at(engine.path).executor_options()
+    engine = prepare_engine(config, layout, lambda line: logger.info("%s", line), plan=engine_plan)
+    scripted = engine_plan.backend is Backend.SCRIPTED
+    executor_options = _script(config) if scripted else engine_plan.at(engine.path).executor_options()
     start = Start(engine.backend, executor_options)
     limits = BatchLimits(
-        max_batch_size=plan.max_sequences,
+        max_batch_size=engine_plan.max_sequences,
         max_queue_size=options.job_queue_size,
         max_input_len=options.max_input_len,
         max_output_len=options.max_output_len,
-        max_seq_len=plan.max_seq_len,
+        max_seq_len=engine_plan.max_seq_len,
     )
     defaults = Defaults(
         output_formatter=options.output_formatter,

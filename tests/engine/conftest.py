@@ -1,0 +1,46 @@
+"""A tiny checkpoint, fake compilers, and one engine compiled for real."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from djl_trtllm.engine import EngineDir, prepare
+from djl_trtllm.model import inspect
+
+from .helpers import configured, write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint; tests that change it copy it first."""
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache that `engine` was compiled into."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def build_progress() -> list[str]:
+    """What compiling `engine` told."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def engine(checkpoint: Path, engine_cache: Path, build_progress: list[str]) -> EngineDir:
+    """The tiny checkpoint compiled for real, once per run, as serving a checkpoint does it."""
+    config = configured(engine_cache_dir=engine_cache)
+    return prepare(config, inspect(checkpoint), build_progress.append)
+
+
+@pytest.fixture
+def fake_compiler() -> Callable[..., list[str]]:
+    """Commands of compilers that do one thing: `fake_compiler("fail")`."""
+    script = Path(__file__).with_name("fake_compiler.py")
+    return lambda *behaviour: [sys.executable, str(script), *behaviour]

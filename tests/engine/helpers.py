@@ -1,0 +1,110 @@
+"""A tiny checkpoint made without torch, engine files that only look like one, configurations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from djl_trtllm.config import Config, load
+from djl_trtllm.engine import Hardware
+
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY, CONTEXT = 2, 4, 2, 16, 128, 512, 256
+HIDDEN = HEADS * HEAD_DIM
+CPU_ONLY = Hardware(gpus=0, tensorrt_llm=None, available_memory=8 * 10**9)
+
+
+def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
+    """A random Llama in float16 with a byte-level BPE tokenizer."""
+    path.mkdir(parents=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float16",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
+    save_file(_weights(seed), path / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(path)
+    return path
+
+
+def _weights(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens": (VOCABULARY, HIDDEN),
+        "lm_head": (VOCABULARY, HIDDEN),
+        "model.norm": (HIDDEN,),
+    }
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        shapes |= {
+            f"{prefix}.self_attn.q_proj": (HIDDEN, HIDDEN),
+            f"{prefix}.self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{prefix}.self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{prefix}.self_attn.o_proj": (HIDDEN, HIDDEN),
+            f"{prefix}.mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+            f"{prefix}.mlp.up_proj": (INTERMEDIATE, HIDDEN),
+            f"{prefix}.mlp.down_proj": (HIDDEN, INTERMEDIATE),
+            f"{prefix}.input_layernorm": (HIDDEN,),
+            f"{prefix}.post_attention_layernorm": (HIDDEN,),
+        }
+    # Large enough that logits are far apart: identity of greedy output must not hang on rounding.
+    return {
+        f"{name}.weight": (np.ones(shape) if len(shape) == 1 else random.normal(0, 0.08, shape)).astype(np.float16)
+        for name, shape in shapes.items()
+    }
+
+
+def _write_tokenizer(path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the little red riding hood went into the wood"] * 8, trainer)
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+            }
+        )
+    )
+
+
+def write_engine_files(path: Path, *, weights: bytes = bytes(1000)) -> Path:
+    """The files of an engine as far as checks look at them; nothing can load it."""
+    path.mkdir(parents=True, exist_ok=True)
+    constant = f'<data element_type="f16" shape="{len(weights) // 2}" offset="0" size="{len(weights)}" />'
+    (path / "openvino_model.xml").write_text(f'<?xml version="1.0"?>\n<net name="m"><layer>{constant}</layer></net>\n')
+    (path / "openvino_model.bin").write_bytes(weights)
+    return path
+
+
+def configured(environ: Mapping[str, str] | None = None, **options: object) -> Config:
+    """A configuration from `OPTION_*` variables: `configured(quantize="int8")`."""
+    return load(None, {**(environ or {}), **{f"OPTION_{name.upper()}": str(value) for name, value in options.items()}})
