@@ -1,6 +1,10 @@
 # make_environment VENV PROJECT EXTRA: a virtual environment with the project (editable) and one of its extras.
 # Made once, and again when pyproject.toml has changed. With uv where it can be had (8 s instead of a minute for
 # serving, 25 s instead of 4.5 minutes with torch), else with pip.
+install() {
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
 make_environment() {
     venv=$1 project=$2 extra=$3
     if [ -f "$venv/.complete" ] && cmp -s "$venv/.complete" "$project/pyproject.toml"; then
@@ -20,10 +24,9 @@ make_environment() {
     echo "Setting up $venv (once)" >&2
     rm -rf "$venv"
     "$python" -m venv "$venv"
-    if "$venv/bin/python" -m pip install --quiet --disable-pip-version-check uv 2>/dev/null; then
-        "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable "$project[$extra]"
-    else
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$project[$extra]"
+    if ! { install uv && "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable "$project[$extra]"; }; then
+        echo "uv could not do it; trying again with pip, which takes longer" >&2
+        install --editable "$project[$extra]"
     fi
     cp "$project/pyproject.toml" "$venv/.complete"
 }

@@ -11,37 +11,15 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api import Prompt
-from djl_trtllm.api.presentation import Presentation, Sequences, dump_line
+from djl_trtllm.api.presentation import Presentation, WholeFramer, dump_line
 from djl_trtllm.batching.request import Update
 from djl_trtllm.errors import RequestError
 
 _ERROR_CODE = 400
 
 
-class BedrockFramer:
+class BedrockFramer(WholeFramer):
     """`3p`: one object of `body`, `metering` and `content_type`."""
-
-    stream = False
-    content_type = "application/json"
-    wants_prompt_tokens = False
-
-    def __init__(self, presentation: Presentation) -> None:
-        self._presentation = presentation
-        self._sequences = Sequences(1)
-
-    def begin(self, prompt: Prompt) -> None:
-        """See `Framer`."""
-        self._presentation.begin(prompt)
-
-    def frame(self, update: Update) -> bytes:
-        """See `Framer`."""
-        if update.finished is not None and update.finished.error is not None:
-            return self.error(update.finished.error)
-        return self._body() if self._sequences.add(update) else b""
-
-    def error(self, error: RequestError) -> bytes:
-        """Nothing: no byte of a whole answer is sent before its end."""
-        return b""
 
     def _body(self) -> bytes:
         presentation = self._presentation

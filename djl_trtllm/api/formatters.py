@@ -23,7 +23,15 @@ import orjson
 
 from djl_trtllm.api import Prompt
 from djl_trtllm.api.errors import tgi_error_type
-from djl_trtllm.api.presentation import GeneratedSequence, Presentation, Sequences, dump_line, lmi_token, tgi_token
+from djl_trtllm.api.presentation import (
+    GeneratedSequence,
+    Presentation,
+    Sequences,
+    WholeFramer,
+    dump_line,
+    lmi_token,
+    tgi_token,
+)
 from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
 from djl_trtllm.errors import RequestError
 
@@ -33,33 +41,11 @@ EVENT_STREAM = "text/event-stream"
 PLAIN = "text/plain"
 
 
-class JsonFramer:
+class JsonFramer(WholeFramer):
     """`{"generated_text", "details"?}`, in a list of one with `tgi_compat`.
 
     More than one sequence: always with details, and `best_of_sequences` holds the others.
     """
-
-    stream = False
-    content_type = JSON
-
-    def __init__(self, presentation: Presentation) -> None:
-        self._presentation = presentation
-        self._sequences = Sequences(presentation.n)
-        self.wants_prompt_tokens = presentation.prefill
-
-    def begin(self, prompt: Prompt) -> None:
-        """See `Framer`."""
-        self._presentation.begin(prompt)
-
-    def frame(self, update: Update) -> bytes:
-        """See `Framer`."""
-        if update.finished is not None and update.finished.error is not None:
-            return self.error(update.finished.error)
-        return self._body() if self._sequences.add(update) else b""
-
-    def error(self, error: RequestError) -> bytes:
-        """Nothing: no byte of a whole answer is sent before its end."""
-        return b""
 
     def _body(self) -> bytes:
         presentation = self._presentation

@@ -12,6 +12,7 @@ import orjson
 
 from djl_trtllm.api import Prompt
 from djl_trtllm.batching.request import Finished, Token, Update
+from djl_trtllm.errors import RequestError
 
 _dumps = orjson.dumps
 
@@ -76,6 +77,39 @@ class Sequences:
         sequence.finished = update.finished
         self._running -= 1
         return self._running == 0
+
+
+class WholeFramer:
+    """A `Framer` whose answer is one body, made by `_body` when every sequence has ended."""
+
+    stream = False
+    content_type = "application/json"
+
+    def __init__(self, presentation: Presentation) -> None:
+        self._presentation = presentation
+        self._sequences = Sequences(presentation.n)
+
+    @property
+    def wants_prompt_tokens(self) -> bool:
+        """See `Framer`."""
+        return self._presentation.prefill
+
+    def begin(self, prompt: Prompt) -> None:
+        """See `Framer`."""
+        self._presentation.begin(prompt)
+
+    def frame(self, update: Update) -> bytes:
+        """See `Framer`."""
+        if update.finished is not None and update.finished.error is not None:
+            return b""
+        return self._body() if self._sequences.add(update) else b""
+
+    def error(self, error: RequestError) -> bytes:
+        """Nothing: no byte of a whole answer is sent before its end."""
+        return b""
+
+    def _body(self) -> bytes:
+        raise NotImplementedError
 
 
 def dump_line(value: object) -> bytes:

@@ -1,0 +1,159 @@
+"""What is left of the engine's speed over HTTP: a model served, beside the raw executor in its own process.
+
+    python benchmarks/end_to_end.py [MODEL] [--streams 1 16 32 64] [--runs 5] [--tokens 128]
+
+Both run the same compiled engine with the same options on the same prompts, in turns; the ratio is the median over the
+runs, because single runs of the raw executor spread by 20 %. Streams are jsonlines with log-probabilities, as the LMI
+schema has them; the raw executor computes none. The last row prefills prompts of 2,000 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import statistics
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from load import StreamResult, percentile, post, run_streams
+from rich.console import Console
+from rich.table import Table
+from servers import free_port, ours, started
+
+from djl_trtllm.service import Model, open_source, prepare
+
+MODEL = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
+BEGINNINGS = (
+    "tell me a story of the little red riding hood",
+    "Once upon a time, in a dark wood,",
+    "The wolf knocked on the door of the cottage and said",
+    "Tell me a story about a fox and a bear",
+)
+OPTIONS = {
+    "OPTION_MAX_ROLLING_BATCH_SIZE": "64",
+    "OPTION_MAX_INPUT_LEN": "2200",
+    "OPTION_MAX_OUTPUT_LEN": "1000",
+}
+_BUCKET = re.compile(r'djl_trtllm_event_loop_stall_seconds_bucket\{le="([^"]+)".*\} ([0-9.]+)')
+
+
+class RawExecutor:
+    """The raw executor's process."""
+
+    def __init__(self, model: Model) -> None:
+        script = str(Path(__file__).parent / "raw_openvino.py")
+        self._process = subprocess.Popen(
+            [sys.executable, script, json.dumps(model.start.options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._read()
+
+    def run(self, prompts: list[list[int]], tokens: int) -> float:
+        """Tokens per second."""
+        assert self._process.stdin is not None
+        print(json.dumps({"prompts": prompts, "tokens": tokens}), file=self._process.stdin, flush=True)
+        answer = json.loads(self._read())
+        return float(answer["tokens"] / answer["seconds"])
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit("the raw executor ended")
+        return line
+
+
+def stall_buckets(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        return {bound: float(count) for bound, count in _BUCKET.findall(page.read().decode())}
+
+
+def stall_p99(before: dict[str, float], after: dict[str, float]) -> str:
+    """The bucket in which the 99th percentile lies, in milliseconds."""
+    total = after["+Inf"] - before["+Inf"]
+    for bound, count in after.items():
+        if count - before[bound] >= 0.99 * total:
+            return f"≤ {float(bound) * 1000:g}" if bound != "+Inf" else "> 120,000"
+    return "?"
+
+
+def served(port: int, prompts: list[str], tokens: int) -> tuple[float, list[StreamResult]]:
+    parameters = {"max_new_tokens": tokens, "ignore_eos_token": True}
+    requests = [post("/invocations", {"inputs": p, "parameters": parameters, "stream": True}) for p in prompts]
+    results = run_streams(port, requests)
+    if failed := [result.failed for result in results if result.failed]:
+        sys.exit(f"{len(failed)} streams failed, the first with: {failed[0]}")
+    seconds = max(r.arrivals[-1][0] for r in results) - min(r.started for r in results)
+    return sum(r.tokens for r in results) / seconds, results
+
+
+def measure_row(
+    table: Table, name: str, port: int, raw: RawExecutor, model: Model, prompts: list[str], tokens: int, runs: int
+) -> None:
+    ids = [model.tokenizer.encode(prompt) for prompt in prompts]
+    pairs: list[tuple[float, float]] = []
+    results: list[StreamResult] = []
+    before = stall_buckets(port)
+    for _ in range(runs):
+        ours_speed, streams = served(port, prompts, tokens)
+        pairs.append((ours_speed, raw.run(ids, tokens)))
+        results += streams
+    ratios = [ours_speed / raw_speed for ours_speed, raw_speed in pairs]
+    first = [result.time_to_first_token * 1000 for result in results]
+    gaps = [gap * 1000 for result in results for gap in result.intervals()]
+    table.add_row(
+        name,
+        f"{statistics.median(p[0] for p in pairs):,.0f}",
+        f"{statistics.median(p[1] for p in pairs):,.0f}",
+        f"{statistics.median(ratios):.2f}",
+        f"{min(ratios):.2f}-{max(ratios):.2f}",
+        f"{percentile(first, 0.5):.0f} / {percentile(first, 0.99):.0f}",
+        f"{percentile(gaps, 0.5):.1f} / {percentile(gaps, 0.99):.1f}",
+        stall_p99(before, stall_buckets(port)),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="?", default=MODEL)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 32, 64])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    arguments = parser.parse_args()
+    logging.basicConfig(level="WARNING")
+    model = prepare(open_source(arguments.model, {**os.environ, **OPTIONS}))
+    table = Table(title=f"{arguments.model.name}, {arguments.tokens} tokens per stream, {arguments.runs} runs each")
+    for column in ("streams", "served tok/s", "raw tok/s", "ratio", "spread", "TTFT p50/p99 ms", "ITL p50/p99 ms"):
+        table.add_column(column, justify="right")
+    table.add_column("loop stall p99 ms", justify="right")
+    raw = RawExecutor(model)
+    port = free_port()
+    try:
+        with started(ours(arguments.model, port), port, **OPTIONS):
+            warm = [BEGINNINGS[0]] * max(arguments.streams)
+            served(port, warm, arguments.tokens)
+            raw.run([model.tokenizer.encode(prompt) for prompt in warm], arguments.tokens)
+            for streams in arguments.streams:
+                prompts = [BEGINNINGS[number % len(BEGINNINGS)] for number in range(streams)]
+                measure_row(table, str(streams), port, raw, model, prompts, arguments.tokens, arguments.runs)
+            long = " ".join(["the wolf went into the wood and"] * 400)
+            long = model.tokenizer.decode(model.tokenizer.encode(long)[:1990])
+            measure_row(table, "16 long", port, raw, model, [long] * 16, 16, arguments.runs)
+    finally:
+        raw.close()
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    main()
