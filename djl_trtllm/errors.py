@@ -39,14 +39,19 @@ class DjlTrtllmError(Exception):
 class ConfigError(DjlTrtllmError):
     """One or more options are wrong.
 
-    `problems` holds one line each (key, value, origin, expectation); the message is all of them.
+    `problems` holds one line each (key, value, origin, expectation), `warnings` what else was noticed on the way (a
+    misspelt key, say); the message is all of them.
     """
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], warnings: Sequence[str] = ()) -> None:
         self.problems = tuple(problems)
+        self.warnings = tuple(warnings)
         count = len(self.problems)
         head = "1 configuration problem" if count == 1 else f"{count} configuration problems"
-        super().__init__("\n".join([f"{head}:", *(f"  - {problem}" for problem in self.problems)]))
+        lines = [f"{head}:", *(f"  - {problem}" for problem in self.problems)]
+        if self.warnings:
+            lines += ["and noticed besides:", *(f"  - {warning}" for warning in self.warnings)]
+        super().__init__("\n".join(lines))
 
 
 class ModelError(DjlTrtllmError):

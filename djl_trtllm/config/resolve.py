@@ -115,11 +115,12 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
         _parse(OPTIONS[name], winner, draft)
         overridden[name] = tuple(beaten)
     _warn_of_second_model(draft, overridden.get("model_id", ()))
+    _warn_of_beaten(draft, overridden)
     for rule in RULES:
         rule(draft)
     _report_unknown(unknown, draft)
     if draft.problems:
-        raise ConfigError(draft.problems)
+        raise ConfigError(draft.problems, draft.warnings)
 
     origins = {name: draft.chosen[name].origin for name in draft.chosen} | draft.origins
     return Config(
@@ -179,6 +180,15 @@ def _warn_of_second_model(draft: Draft, beaten: Iterable[Setting]) -> None:
         winner = draft.chosen["model_id"]
         if setting.wrote == "HF_MODEL_ID" and setting.value.strip() != winner.value.strip():
             draft.warnings.append(f"{setting.shown} has no effect: one model is served, that of {winner.cited}")
+
+
+def _warn_of_beaten(draft: Draft, overridden: Mapping[str, Sequence[Setting]]) -> None:
+    """A value that somebody wrote and that does not count is told, or they will look for it elsewhere."""
+    for name, beaten in overridden.items():
+        winner = draft.chosen[name]
+        for setting in beaten:
+            if name != "model_id" and setting.value.strip() != winner.value.strip():
+                draft.warnings.append(f"{setting.shown} does not count: {winner.cited} is stronger")
 
 
 def _report_unknown(unknown: Iterable[Setting], draft: Draft) -> None:

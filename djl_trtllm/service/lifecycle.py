@@ -205,13 +205,12 @@ class ModelService:
         if self.state in (State.LOADING, State.RECOVERING):
             self.state = State.READY
         logger.info(
-            "model %s is ready after %.1f s: %s executor (pid %d), %s, %s",
+            "model %s is ready: %s executor in process %d, loaded in %.1f s (%s)",
             self.name,
-            time.monotonic() - started,
             model.start.executor,
             client.pid,
-            client.limits,
-            client.details,
+            time.monotonic() - started,
+            ", ".join(f"{key} {value}" for key, value in client.details.items()) or "no engine",
         )
 
     def _process(self, steps: list[Step]) -> None:

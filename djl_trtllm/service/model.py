@@ -73,7 +73,9 @@ def prepare(source: Source) -> Model:
     config, options = source.config, source.config.options
     layout, engine_plan = plan(source)
     logger.info("%s", engine_plan.describe())
-    for line in (*config.warnings, *explain.without_effect(config, engine_plan.backend), *engine_plan.notes):
+    for line in explain.without_effect(config, engine_plan.backend):
+        logger.info("%s", line)
+    for line in (*config.warnings, *engine_plan.notes):
         logger.warning("%s", line)
     handle_requirements(source.directory, options.install_requirements)
     engine = prepare_engine(config, layout, lambda line: logger.info("%s", line), plan=engine_plan)
