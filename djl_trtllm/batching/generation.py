@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from djl_trtllm.batching.request import Consumer, SamplingParameters, Token, Update
+from djl_trtllm.batching.request import Consumer, FinishReason, SamplingParameters, Token, Update
 from djl_trtllm.batching.sequence import Sequence
+
+_CUT_SHORT = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 
 class Generation:
@@ -46,9 +48,10 @@ class Generation:
         return not self._unfinished
 
     def deliver(self, sequence: Sequence) -> list[Token]:
-        """Hand the consumer what is new in a sequence. Returns the new tokens, none while ranking holds them back."""
-        if sequence.closed:
-            return []
+        """Hand the consumer what is new in a sequence that is not closed.
+
+        Returns the new tokens, none while ranking holds them back.
+        """
         if sequence.finished is not None:
             sequence.closed = True
             self._unfinished -= 1
@@ -64,7 +67,7 @@ class Generation:
         self._consumer = _ignore
 
     def _deliver_ranked(self, n: int) -> list[Token]:
-        best = sorted(self.sequences, key=lambda sequence: sequence.cumulative_logprob, reverse=True)
+        best = sorted(self.sequences, key=_rank, reverse=True)
         tokens: list[Token] = []
         for index, sequence in enumerate(best):
             sequence.index = index
@@ -73,6 +76,12 @@ class Generation:
             if index < n:
                 self._consumer(update)
         return tokens
+
+
+def _rank(sequence: Sequence) -> tuple[bool, float]:
+    """Cut short, a sequence has the better log-probability, and is still worth less than a whole one."""
+    whole = sequence.finished is not None and sequence.finished.reason not in _CUT_SHORT
+    return whole, sequence.cumulative_logprob
 
 
 def _ignore(update: Update) -> None:

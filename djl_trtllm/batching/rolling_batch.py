@@ -123,8 +123,17 @@ class RollingBatch:
     # -- the way in ------------------------------------------------------------------------------------------------
 
     def admit(self, sequences: int) -> None:
-        """Reserve room for a request. Raises OverloadedError if the queue is full."""
+        """Reserve room for a request. Raises OverloadedError if the queue is full.
+
+        Raises InvalidRequestError for more sequences than there ever is room for.
+        """
         capacity = self.limits.max_batch_size + self.limits.max_queue_size
+        if sequences > capacity:
+            raise InvalidRequestError(
+                f"the request asks for {sequences} sequences, and there is room for {capacity}: batch and queue "
+                f"together (option.max_rolling_batch_size={self.limits.max_batch_size}, "
+                f"job_queue_size={self.limits.max_queue_size})"
+            )
         if self._admitted + sequences > capacity:
             raise OverloadedError(
                 f"the request queue is full: {self.waiting} waiting, job_queue_size is {self.limits.max_queue_size}",
@@ -324,6 +333,8 @@ class RollingBatch:
     def _deliver(self, slot: _Slot, now: float) -> None:
         """Hand a sequence's news to its consumer, and count them."""
         generation, sequence = slot.generation, slot.sequence
+        if sequence.closed:
+            return  # the executor has not ended it yet
         try:
             tokens = generation.deliver(sequence)
         except Exception:

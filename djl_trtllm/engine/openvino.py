@@ -68,7 +68,9 @@ def export(spec: CompileSpec, out: Path) -> None:
             local_files_only=True,
             model_loading_kwargs={"torch_dtype": dtype},
             # Without a configuration, optimum quantizes models of a billion parameters and more to int8 unasked.
-            ov_config=OVConfig(dtype=spec.dtype),
+            # fp32 saves the graph as it was traced: the weights in `dtype`, as they were loaded. With fp16 every other
+            # constant is rounded as well, rotary frequencies among them, and attention drifts with the position.
+            ov_config=OVConfig(dtype="fp32"),
         )
     finally:
         convert.export_from_model = original

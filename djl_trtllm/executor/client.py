@@ -76,27 +76,16 @@ class ExecutorClient(asyncio.Protocol):
         self._silent_for = 0.0
         self._idle_for = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
+        self._burial: asyncio.Task[None] | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self, start: Start, timeout: float) -> None:
         """Spawn the host and wait until its engine is loaded. Raises ExecutorStartError."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            for end in (ours, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "djl_trtllm.executor.host",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-        self._log_task = self._loop.create_task(self._forward_log())
-        await self._loop.create_connection(lambda: self, sock=ours)
+        try:
+            await self._spawn()
+        except OSError as error:
+            raise ExecutorStartError(f"the executor host could not be started: {error}") from error
         self._send(start)
         try:
             ready = await asyncio.wait_for(asyncio.shield(self._ready), timeout)
@@ -109,7 +98,8 @@ class ExecutorClient(asyncio.Protocol):
             await self.kill()
             raise
         self.limits, self.details = ready.limits, ready.details
-        self._watch()
+        if not self._gone.done():
+            self._watch()
 
     async def close(self, timeout: float = 5.0) -> None:
         """End the host, by force if it takes longer than `timeout` seconds."""
@@ -127,6 +117,8 @@ class ExecutorClient(asyncio.Protocol):
         await self._collect_process()
         self._transport.close()
         await self._gone
+        if self._burial is not None:
+            await self._burial
         if self._ready.done() and not self._ready.cancelled():
             self._ready.exception()  # seen here, should nobody be waiting for it
 
@@ -168,10 +160,44 @@ class ExecutorClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_watchdog()
         self._gone.set_result(None)
+        if self._failure is None and exc is not None and not isinstance(exc, OSError):
+            self._failure = f"its messages could not be handled: {type(exc).__name__}: {exc}"
         if not self._closing:
-            self._loop.create_task(self._bury())
+            self._burial = self._loop.create_task(self._bury())
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+            # Before there is a process, so that at every later point `kill` has all it needs.
+            await self._loop.create_connection(lambda: self, sock=ours)
+            spawning = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "djl_trtllm.executor.host",
+                    str(theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                )
+            )
+            try:
+                self._process = await asyncio.shield(spawning)
+            except BaseException:
+                self._closing = True
+                self._transport.close()
+                # Cancelled half-way there would be a process that nobody waits for.
+                with contextlib.suppress(OSError):
+                    process = await spawning
+                    process.kill()
+                    await process.communicate()
+                raise
+        self._log_task = self._loop.create_task(self._forward_log())
 
     def _send(self, message: ToHost) -> None:
         if not self._transport.is_closing():
@@ -187,10 +213,13 @@ class ExecutorClient(asyncio.Protocol):
             if self._silent_for > self._hang_timeout:
                 self._failure = f"silent for {self._hang_timeout:g} seconds (option.executor_hang_timeout)"
                 self._kill_process()
+                # Its death closes the connection, unless a process of its own holds on to it.
+                self._transport.abort()
         else:
             self._silent_for = 0.0
             self._idle_for += tick
             if self._idle_for > _IDLE_PING_SECONDS:
+                self._idle_for = 0.0
                 self._pinged = True
                 self._send(Ping())
 
@@ -207,8 +236,9 @@ class ExecutorClient(asyncio.Protocol):
     async def _collect_process(self) -> None:
         await self._process.wait()
         # A grandchild may hold the pipe open longer than the host lives.
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._log_task, 1.0)
+        await asyncio.wait({self._log_task}, timeout=1.0)
+        self._log_task.cancel()
+        await asyncio.wait({self._log_task})
 
     async def _bury(self) -> None:
         """The host closed its end: find out why, and tell."""

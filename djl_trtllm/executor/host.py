@@ -5,6 +5,7 @@ FD is the host's end of a Unix socket pair. The host ends when the other end clo
 
 from __future__ import annotations
 
+import ctypes
 import select
 import signal
 import socket
@@ -37,6 +38,8 @@ EXECUTORS = {
     "openvino": "djl_trtllm.executor.openvino:OpenVinoExecutor",
     "scripted": "djl_trtllm.executor.scripted:ScriptedExecutor",
 }
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _SIGN_OF_LIFE_SECONDS = 1.0
 """A busy host whose iterations bring no token (a long prefill in chunks) sends an empty step this often."""
@@ -123,11 +126,18 @@ def run(channel: Channel, executor: Executor) -> None:
                 last_sent = now
 
 
+def _end_with_parent() -> None:
+    """A host that hangs does not see its socket close: on Linux the kernel ends it with the server."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> int:
     """Run the host until the server is gone (0) or the engine is lost (1)."""
     # Ctrl-C in a terminal reaches the whole process group; when to end is the server's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_with_parent()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         start = next(channel.receive(block=True))

@@ -77,10 +77,9 @@ class OpenVinoExecutor:
             max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_SIZE, max_seq_len=max_seq_len
         )
         self.details = {
-            "openvino": ov.get_version(),
-            "kv_cache_bytes": self._pipeline.get_metrics().cache_size_in_bytes,
-            "kv_cache_precision": kv_cache_precision,
-            "inference_precision": inference_precision,
+            "OpenVINO": ov.get_version(),
+            "KV cache": kv_cache_precision,
+            "inference": inference_precision,
         }
 
     @property

@@ -54,8 +54,9 @@ class Model:
 
 def open_source(path: Path, environ: Mapping[str, str]) -> Source:
     """The model at `path`, a directory or an archive, and its configuration. Raises ModelError and ConfigError."""
-    # Where archives go may be configured, but not by what is in them.
-    cache = load(None, environ).engine_cache_dir
+    # Where archives go may be configured, but not by what is in them. What is wrong in a directory's own file is told
+    # together with what is wrong in the environment.
+    cache = load(path if path.is_dir() else None, environ).engine_cache_dir
     directory = open_model(path, cache / "models")
     config = load(directory, environ)
     name = config.options.model_name or re.sub(r"\W+", "-", directory.name).strip("-") or "model"

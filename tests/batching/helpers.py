@@ -1,0 +1,111 @@
+"""A rolling batch over an executor that is played by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from djl_trtllm.batching import Finished, GenerationRequest, SamplingParameters, Update
+from djl_trtllm.batching.generation import Generation
+from djl_trtllm.batching.rolling_batch import BatchLimits, RollingBatch
+from djl_trtllm.batching.statistics import Statistics
+from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit
+from djl_trtllm.model import Tokenizer
+
+
+class FakeExecutor:
+    """Records what it is told."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.submitted: list[Submit] = []
+        self.cancelled: list[int] = []
+
+    def submit(self, request: Submit) -> None:
+        self.submitted.append(request)
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+
+    @property
+    def ids(self) -> list[int]:
+        return [request.request_id for request in self.submitted]
+
+
+class Recorder:
+    """A consumer."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+
+    def __call__(self, update: Update) -> None:
+        self.updates.append(update)
+
+    def finished(self, index: int = 0) -> Finished:
+        """The end of a sequence, of which there must be exactly one, in its last update."""
+        own = [update for update in self.updates if update.index == index]
+        (finished,) = [update.finished for update in own if update.finished is not None]
+        assert own[-1].finished is finished
+        assert finished.generated_tokens == sum(len(update.tokens) for update in own)
+        return finished
+
+    def ids(self, index: int = 0) -> list[int]:
+        return [token.id for update in self.updates if update.index == index for token in update.tokens]
+
+    def text(self, index: int = 0) -> str:
+        return "".join(token.text for update in self.updates if update.index == index for token in update.tokens)
+
+
+class Bench:
+    """A rolling batch, its fake executor and its clock."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_batch_size: int = 4,
+        max_queue_size: int = 4,
+        max_input_len: int = 50,
+        max_output_len: int = 20,
+        max_seq_len: int = 60,
+        kv_blocks: int = 0,
+        block_size: int = 10,
+        lookahead: int = 0,
+    ) -> None:
+        self.now = 100.0
+        self.tokenizer = tokenizer
+        self.executor = FakeExecutor(Limits(max_batch_size, kv_blocks, block_size, max_seq_len, lookahead))
+        self.statistics = Statistics()
+        limits = BatchLimits(max_batch_size, max_queue_size, max_input_len, max_output_len, max_seq_len)
+        self.batch = RollingBatch(self.executor, tokenizer, limits, self.statistics, clock=lambda: self.now)
+
+    def submit(
+        self,
+        prompt: Sequence[int] = (5, 6, 7),
+        *,
+        consumer: Recorder | None = None,
+        stop: tuple[str, ...] = (),
+        logprobs: bool = False,
+        stop_token_ids: tuple[int, ...] = (),
+        truncate: int | None = None,
+        **sampling: object,
+    ) -> tuple[Generation, Recorder]:
+        """Admit and submit."""
+        consumer = consumer or Recorder()
+        parameters = SamplingParameters(**sampling)  # type: ignore[arg-type]
+        request = GenerationRequest(
+            prompt_ids=list(prompt),
+            sampling=parameters,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            logprobs=logprobs,
+            truncate=truncate,
+        )
+        self.batch.admit(parameters.best_of or parameters.n)
+        return self.batch.submit(request, list(prompt), consumer), consumer
+
+    def step(self, *deltas: Delta) -> None:
+        """One iteration."""
+        self.batch.process([Step(list(deltas), Stats(running=len(deltas)))])
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, False)

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djl_trtllm.batching.request import FinishReason, Token, Update
+from djl_trtllm.batching.sequence import Sequence
+from djl_trtllm.errors import GenerationError
+from djl_trtllm.model import Tokenizer
+
+
+def sequence(tokenizer: Tokenizer, *stop: str, logprobs: bool = False, seed: int | None = None) -> Sequence:
+    return Sequence(
+        index=0,
+        tokenizer=tokenizer.raw,
+        special_ids=tokenizer.special_ids | tokenizer.end_ids,
+        prompt_ids=[5, 6],
+        stop=stop,
+        seed=seed,
+        logprobs=logprobs,
+    )
+
+
+def texts(update: Update) -> list[str]:
+    return [token.text for token in update.tokens]
+
+
+def test_tokens_are_there_as_soon_as_they_are_taken(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer)
+    ids = tokenizer.encode("the wolf", False)
+    for token_id in ids:
+        assert one.take([token_id], None)
+        update = one.drain()
+        assert update == Update(0, [Token(token_id, update.tokens[0].text, None, False)], None)
+    assert one.drain().tokens == []
+
+
+def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer)
+    one.take([*tokenizer.encode("the", False), 2], None)
+    one.finish(FinishReason.EOS_TOKEN)
+    update = one.drain()
+    assert (texts(update)[-1], update.tokens[-1].special) == ("", True)
+    assert update.finished is not None
+    assert update.finished.generated_tokens == len(update.tokens)
+
+
+def test_tokens_of_an_unfinished_character_are_held_back(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer)
+    ids = tokenizer.encode("😀", False)
+    assert len(ids) > 1
+    one.take(ids[:-1], None)
+    assert one.drain().tokens == []
+    one.take(ids[-1:], None)
+    assert "".join(texts(one.drain())) == "😀"
+
+
+def test_an_unfinished_character_is_let_go_at_the_end(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer)
+    one.take([*tokenizer.encode("😀", False)[:-1], 2], None)
+    one.finish(FinishReason.EOS_TOKEN)
+    update = one.drain()
+    assert "".join(texts(update)) == "�"
+    assert update.tokens[-1].special
+
+
+def test_what_may_become_a_stop_is_held_back_and_let_go_when_it_does_not(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer, " the wolf ran")
+    ids = tokenizer.encode("so the wolf sat", False)
+    one.take(ids[:-1], None)
+    held = one.drain()
+    assert "".join(texts(held)) == "so"
+    one.take(ids[-1:], None)
+    assert "".join(texts(one.drain())) == " the wolf sat"
+
+
+def test_what_is_held_at_the_end_is_let_go(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer, "wolf ran")
+    one.take(tokenizer.encode("the wolf", False), None)
+    one.finish(FinishReason.LENGTH)
+    assert "".join(texts(one.drain())) == "the wolf"
+
+
+def test_a_stop_cuts_the_text_and_keeps_the_tokens(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer, "olf")
+    ids = tokenizer.encode("the wolf ran", False)
+    upto = len(tokenizer.encode("the wolf", False))
+    assert not one.take(ids, None)
+    update = one.drain()
+    assert "".join(texts(update)) == "the w"
+    assert [token.id for token in update.tokens] == ids[:upto]
+    assert update.finished is not None
+    assert (update.finished.reason, update.finished.stop_sequence) == (FinishReason.STOP_SEQUENCE, "olf")
+    assert update.finished.generated_tokens == upto
+
+
+def test_log_probabilities_add_up_and_are_told_only_when_asked_for(tokenizer: Tokenizer) -> None:
+    told, silent = sequence(tokenizer, logprobs=True, seed=4), sequence(tokenizer)
+    for one, logprobs in ((told, [-1.0, -0.5]), (silent, None)):
+        one.take(tokenizer.encode("the wolf", False)[:2], logprobs)
+        one.finish(FinishReason.LENGTH)
+    assert [token.logprob for token in told.drain().tokens] == [-1.0, -0.5]
+    assert told.finished is not None and silent.finished is not None
+    assert (told.finished.cumulative_logprob, told.finished.seed) == (-1.5, 4)
+    assert (silent.finished.cumulative_logprob, silent.finished.seed) == (None, None)
+
+
+def test_an_error_comes_with_the_tokens_before_it(tokenizer: Tokenizer) -> None:
+    one, error = sequence(tokenizer), GenerationError("gone")
+    one.take(tokenizer.encode("the", False), None)
+    one.finish(FinishReason.ERROR, error)
+    update = one.drain()
+    assert "".join(texts(update)) == "the"
+    assert update.finished is not None
+    assert update.finished.error is error
+
+
+@pytest.mark.parametrize("stops", [[], ["wolf"], [" ", "x"], ["é", "😀!"]])
+@given(st.data())
+def test_any_tokens_in_any_portions_join_to_the_text_before_the_stop(
+    tokenizer: Tokenizer, stops: list[str], data: st.DataObject
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=25))
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6))), len(ids)]
+    one = sequence(tokenizer, *stops)
+    updates = []
+    for start, end in pairwise(cuts):
+        going = one.take(ids[start:end], None)
+        updates.append(one.drain())
+        if not going:
+            break
+    else:
+        one.finish(FinishReason.LENGTH)
+        updates.append(one.drain())
+    text = "".join(text for update in updates for text in texts(update))
+    assert one.finished is not None
+    assert sum(len(update.tokens) for update in updates) == one.finished.generated_tokens
+    plain = [token_id for token_id in ids if token_id not in tokenizer.special_ids | tokenizer.end_ids]
+    before = tokenizer.decode([5, 6])
+    whole = tokenizer.decode([5, 6, *plain])[len(before) :]
+    if one.finished.stop_sequence is None:
+        assert text == whole
+    else:
+        assert whole.startswith(text + one.finished.stop_sequence)
+        assert not any(stop in text for stop in stops)

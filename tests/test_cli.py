@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from djl_trtllm import cli
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def no_sagemaker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cli, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
+
+
+def options_of(*arguments: str, **environ: str) -> dict[str, dict[str, object]]:
+    result = runner.invoke(cli.app, ["config", "--json", *arguments], env=environ)
+    assert result.exit_code == 0, result.output
+    options: dict[str, dict[str, object]] = json.loads(result.stdout)["options"]
+    return options
+
+
+def test_config_without_a_model_shows_the_environment() -> None:
+    options = options_of(OPTION_MAX_NUM_TOKENS="4096")
+    names = ("max_num_tokens", "max_input_len", "max_output_len", "max_rolling_batch_size")
+    assert [options[name]["value"] for name in names] == [4096, 4096, 4096, 256]
+    origins = [options[name]["origin"]["text"] for name in names]  # type: ignore[index]
+    assert all("OPTION_MAX_NUM_TOKENS" in str(origin) for origin in origins)
+
+
+def test_a_batch_size_alone_is_taken_as_it_is() -> None:
+    assert options_of(OPTION_MAX_ROLLING_BATCH_SIZE="8")["max_rolling_batch_size"]["value"] == 8
+
+
+def test_config_names_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    result = runner.invoke(cli.app, ["config", str(tmp_path / "nowhere")])
+    assert result.exit_code == 1
+    assert "no model at" in result.stderr
+
+
+def test_config_reads_an_archive(tmp_path: Path, tiny_stories: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    shutil.copy(tiny_stories / "tokenizer.json", model)
+    (model / "serving.properties").write_text("option.max_input_len=77\n")
+    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as archive:
+        archive.add(model, "model")
+    options = options_of(str(tmp_path / "model.tar.gz"), OPTION_ENGINE_CACHE_DIR=str(tmp_path / "cache"))
+    assert options["max_input_len"]["value"] == 77
+
+
+def test_config_tells_why_a_model_cannot_be_served(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.max_input_len=77\n")
+    result = runner.invoke(cli.app, ["config", str(tmp_path), "--set"])
+    assert result.exit_code == 0
+    assert "cannot be served here" in result.stdout
+    assert "expected one of" in result.stdout
+
+
+def test_wrong_configuration_is_a_message_and_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.max_input_len=many\noption.max_output_len=0\n")
+    result = runner.invoke(cli.app, ["serve", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "2 configuration problems" in result.stderr
+    assert "serving.properties:1" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_serve_without_a_model_says_what_to_name() -> None:
+    result = runner.invoke(cli.app, ["serve"])
+    assert result.exit_code == 1
+    assert "name a model directory" in result.stderr
+
+
+def test_compile_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
+    result = runner.invoke(cli.app, ["compile", str(tmp_path), str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "expected one of" in result.stderr
+
+
+def test_version_is_the_packages() -> None:
+    result = runner.invoke(cli.app, ["version"])
+    assert result.stdout.strip() == "0.1.0"
