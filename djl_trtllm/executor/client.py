@@ -268,7 +268,8 @@ class ExecutorClient(asyncio.Protocol):
         else:
             cause = f"it exited with status {status}"
         lines = [f"the executor host (pid {self.pid}) is gone: {cause}"]
-        if self._tail:
+        # A host that said why it ends has printed a traceback too; that is in the log.
+        if self._tail and self._failure is None:
             lines += ["its last output:", *(f"  | {line}" for line in self._tail)]
         return "\n".join(lines)
 

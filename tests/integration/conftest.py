@@ -1,0 +1,53 @@
+"""Servers that tests share. Each is started once, and what a test leaves behind in it fails when it is stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .harness import Server, serving
+
+if TYPE_CHECKING:
+    from .reference import Reference
+
+MODEL_VARIABLE = "DJL_TRTLLM_TEST_MODEL"
+
+
+@pytest.fixture(scope="session")
+def model(tiny_stories: Path) -> Path:
+    """A model directory with a checkpoint and its compiled engine: the bundled one, or $DJL_TRTLLM_TEST_MODEL."""
+    path = Path(os.environ.get(MODEL_VARIABLE, tiny_stories))
+    if not (path / "engine" / "openvino_model.xml").is_file():
+        pytest.skip(f"{path} has no compiled engine (engine/openvino_model.xml); {MODEL_VARIABLE} names another model")
+    return path
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Logs of servers, and their cache."""
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="session")
+def reference(model: Path) -> Reference:
+    """The same checkpoint in transformers."""
+    from .reference import Reference
+
+    return Reference(model)
+
+
+@pytest.fixture(scope="session")
+def server(model: Path, scratch: Path) -> Iterator[Server]:
+    """A roomy server without prefix reuse."""
+    with serving(
+        model,
+        scratch,
+        OPTION_MAX_ROLLING_BATCH_SIZE="64",
+        OPTION_MAX_INPUT_LEN="2560",
+        OPTION_MAX_TOKENS_IN_PAGED_KV_CACHE="65536",
+    ) as started:
+        yield started

@@ -1,0 +1,114 @@
+"""Clients that come and go at random change nothing for those that stay, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .harness import Answer, Server, body, exchange, serving, until
+from .prompts import SHORT, story
+
+STREAMS = 64
+SECONDS = float(os.environ.get("DJL_TRTLLM_CHAOS_SECONDS", "10"))
+"""60 is what a release is checked with."""
+
+
+@pytest.fixture(scope="module")
+def count_file(scratch: Path) -> Path:
+    return scratch / "tasks"
+
+
+@pytest.fixture(scope="module")
+def crowded(model: Path, scratch: Path, count_file: Path) -> Iterator[Server]:
+    """A server that tells its tasks, with fewer places than there are streams."""
+    with serving(
+        model,
+        scratch,
+        command=(str(Path(__file__).with_name("observed.py")), str(count_file)),
+        OPTION_MAX_ROLLING_BATCH_SIZE="48",
+    ) as started:
+        yield started
+
+
+def tasks(server: Server, count_file: Path) -> int:
+    count_file.unlink(missing_ok=True)
+    server.process.send_signal(signal.SIGUSR1)
+    until(count_file.exists, "a count of tasks")
+    return int(count_file.read_text())
+
+
+def level(server: Server, count_file: Path) -> dict[str, int]:
+    """What a quiet server holds."""
+    until(server.idle, "an idle server")
+    counted = tasks(server, count_file)
+    host = server.host()
+    return {
+        "tasks": counted,
+        "threads": server.process.num_threads(),
+        "files": server.process.num_fds(),
+        "host threads": host.num_threads(),
+        "host files": host.num_fds(),
+    }
+
+
+def requests() -> list[dict[str, Any]]:
+    rng = random.Random(1)
+    prompts = [*SHORT, *(story(1 + first % 7, first) for first in range(16))]
+    return [body(prompt, stream=True, max_new_tokens=rng.randint(8, 80)) for prompt in prompts]
+
+
+def told(answer: Answer) -> tuple[list[int], list[str], str]:
+    """Tokens, their texts, the whole text. (Log-probabilities differ in the last digits by the batch they ran in.)"""
+    lines = answer.lines
+    tokens = [line["token"] for line in lines]
+    return [token["id"] for token in tokens], [token["text"] for token in tokens], lines[-1]["generated_text"]
+
+
+async def come_and_go(port: int, seconds: float, seed: int) -> tuple[list[tuple[int, Answer]], int]:
+    """The answers that were waited for, by request, and how many were left."""
+    rng = random.Random(seed)
+    offered = requests()
+    deadline = time.monotonic() + seconds
+    stayed: list[tuple[int, Answer]] = []
+    left = 0
+
+    async def client() -> None:
+        nonlocal left
+        while time.monotonic() < deadline:
+            at = rng.randrange(len(offered))
+            leave_after = rng.choice((None, None, 0, 1, rng.randint(2, 60)))
+            answer = await exchange(port, offered[at], leave_after=leave_after, reset=rng.random() < 0.5)
+            if leave_after is None:
+                stayed.append((at, answer))
+            else:
+                left += 1
+
+    await asyncio.gather(*(client() for _ in range(STREAMS)))
+    return stayed, left
+
+
+@pytest.mark.timeout(300 + SECONDS)
+def test_those_who_stay_get_their_sequential_answer(crowded: Server, count_file: Path) -> None:
+    sequential = [crowded.together([request])[0] for request in requests()]
+    assert all(answer.complete for answer in sequential)
+    asyncio.run(come_and_go(crowded.port, 1, seed=0))
+    before = level(crowded, count_file)
+
+    stayed, left = asyncio.run(come_and_go(crowded.port, SECONDS, seed=2))
+
+    assert len(stayed) > STREAMS
+    assert left > STREAMS
+    for at, answer in stayed:
+        assert answer.status == 200
+        assert answer.complete
+        assert told(answer) == told(sequential[at])
+    after = level(crowded, count_file)
+    assert {name: after[name] for name in before if after[name] > before[name]} == {}, (before, after)
