@@ -42,14 +42,11 @@ def model_directory(root: Path, script: dict[str, object]) -> Path:
     """The bundled model's tokenizer in front of the scripted executor."""
     directory = root / f"scripted-{len(list(root.iterdir()))}"
     directory.mkdir()
-    for name in (
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "model.safetensors",
-    ):
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (directory / name).symlink_to(MODEL / name)
+    # Long streams: the executor has no context to run out of.
+    config = json.loads((MODEL / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1_000_000}))
     lines = {
         "option.backend": "scripted",
         "option.script": json.dumps(script),

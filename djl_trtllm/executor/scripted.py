@@ -81,6 +81,8 @@ class ScriptedExecutor:
         return bool(self._sequences)
 
     def submit(self, request: Submit) -> None:
+        if not self._sequences:
+            self._next_step = time.monotonic()
         self._sequences[request.request_id] = _Sequence(request)
 
     def cancel(self, request_id: int) -> None:
@@ -105,10 +107,9 @@ class ScriptedExecutor:
         if self._script.prefill_seconds and any(not sequence.emitted for sequence in self._sequences.values()):
             time.sleep(self._script.prefill_seconds)
         if self._script.steps_per_second:
-            now = time.monotonic()
-            # An engine that was idle or held up does not catch up.
-            self._next_step = max(now, self._next_step + 1 / self._script.steps_per_second)
-            time.sleep(self._next_step - now)
+            # Held up, it catches up, so that the rate holds on a busy machine.
+            self._next_step += 1 / self._script.steps_per_second
+            time.sleep(max(0.0, self._next_step - time.monotonic()))
 
     def _advance(self, request_id: int, sequence: _Sequence) -> Delta:
         if sequence.cancelled:
