@@ -67,12 +67,14 @@ def measure(process: object, port: int, requests: list[bytes], period: float | N
     if failures:
         sys.exit(f"{len(failures)} streams failed, the first with: {failures[0]}")
     tokens = sum(result.tokens for result in results)
-    seconds = max(r.arrivals[-1][0] for r in results) - min(r.started for r in results)
+    seconds = max(r.arrivals[-1][0] for r in results) - min(r.arrivals[0][0] for r in results)
+    # Stream by stream, because they do not all begin at once.
+    rate = sum((r.tokens - r.arrivals[0][1]) / (r.arrivals[-1][0] - r.arrivals[0][0]) for r in results)
     chunks = sum(len(result.arrivals) for result in results)
     latency = None
     if period is not None:
         latency = percentile([gap for result in results for gap in result.intervals()], 0.99) - period
-    return Measured(tokens / cpu, tokens / seconds, cpu / seconds, tokens / chunks, latency)
+    return Measured(tokens / cpu, rate, cpu / seconds, tokens / chunks, latency)
 
 
 def ours_measured(root: Path, streams: int, steps_per_second: float, tokens: int) -> Measured:
