@@ -60,8 +60,16 @@ def _source(model: Path | None) -> Path:
         return model
     if SAGEMAKER_MODEL_DIR.is_dir():
         return SAGEMAKER_MODEL_DIR
-    message = f"no model given, and there is no {SAGEMAKER_MODEL_DIR}: name a model directory or a model.tar.gz"
-    raise DjlTrtllmError(message)
+    named = os.environ.get("HF_MODEL_ID", "")
+    if not named:
+        message = f"no model given, and there is no {SAGEMAKER_MODEL_DIR}: name a model directory or a model.tar.gz"
+        raise DjlTrtllmError(message)
+    if Path(named).exists():
+        return Path(named)
+    raise DjlTrtllmError(
+        f"HF_MODEL_ID={named} is not a path on this machine, and this version does not download models: download it, "
+        "and name its directory"
+    )
 
 
 @app.command()
@@ -110,12 +118,19 @@ def config(
     model: ModelArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     only_set: Annotated[bool, typer.Option("--set", help="Only options that are not at their default.")] = False,
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--diff", metavar="A B", help="Show what differs between two models or configuration files."),
+    ] = None,
 ) -> None:
     """Show the resolved configuration: every option's value, where it came from and what it does."""
     with _errors_for_the_reader():
         from djl_trtllm.config import explain, load
         from djl_trtllm.service import open_source, plan
 
+        if diff is not None:
+            _show_differences(*diff, as_json=as_json)
+            return
         backend, summary = None, []
         if model is None and not SAGEMAKER_MODEL_DIR.is_dir():
             resolved = load(None, os.environ)
@@ -123,7 +138,7 @@ def config(
             source = open_source(_source(model), os.environ)
             resolved = source.config
             try:
-                engine_plan = plan(source)[1]
+                resolved, _, engine_plan = plan(source)
                 backend, summary = engine_plan.backend, [engine_plan.describe(), *engine_plan.notes]
             except DjlTrtllmError as error:
                 # What is configured can be told all the same.
@@ -134,8 +149,22 @@ def config(
         Console().print(explain.render(resolved, backend, only_set=only_set))
         for line in summary:
             Console(soft_wrap=True).print(_escaped(line), highlight=False)
+        for note in resolved.notes:
+            Console(stderr=True, soft_wrap=True).print(f"[cyan]note:[/] {_escaped(note)}", highlight=False)
         for warning in resolved.warnings:
             Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/] {_escaped(warning)}", highlight=False)
+
+
+def _show_differences(first: Path, second: Path, *, as_json: bool) -> None:
+    """Print what differs between the configurations of two sources."""
+    from djl_trtllm.config.diff import diff_as_json, render_diff
+    from djl_trtllm.service import open_source
+
+    one, other = (open_source(path, os.environ).config for path in (first, second))
+    if as_json:
+        print(json.dumps({"sources": [str(first), str(second)], "differences": diff_as_json(one, other)}, indent=2))
+        return
+    Console().print(render_diff(one, other, (str(first), str(second))))
 
 
 @app.command()

@@ -6,6 +6,7 @@
 
 from djl_trtllm.config.choices import Backend, DType, KvCacheDType, Quantization, RollingBatch, SchedulerPolicy
 from djl_trtllm.config.configuration import Config
+from djl_trtllm.config.detect import names_configuration, read_source
 from djl_trtllm.config.environment import read_environment
 from djl_trtllm.config.options import Options
 from djl_trtllm.config.origin import Origin, OriginKind
@@ -27,9 +28,11 @@ __all__ = [
     "Setting",
     "Source",
     "load",
+    "names_configuration",
     "parse_properties",
     "read_arguments",
     "read_environment",
     "read_properties",
+    "read_source",
     "resolve",
 ]

@@ -71,3 +71,216 @@ class RollingBatch(Choice):
     VLLM = "vllm"
     LMI_DIST = "lmi-dist"
     SCHEDULER = "scheduler"
+
+
+class ChunkingPolicy(Choice):
+    """Order of the chunks of prompts under chunked prefill."""
+
+    FIRST_COME_FIRST_SERVED = "first_come_first_served"
+    EQUAL_PROGRESS = "equal_progress"
+
+
+class BatchingType(Choice):
+    """Whether requests join a running batch."""
+
+    INFLIGHT = "inflight"
+    STATIC = "static"
+
+
+class KvCacheType(Choice):
+    """Layout of the KV cache of a compiled engine."""
+
+    PAGED = "paged"
+    CONTINUOUS = "continuous"
+    DISABLED = "disabled"
+
+
+class StateDType(Choice):
+    """Number format of the state of Mamba layers."""
+
+    AUTO = "auto"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+class EmbeddingParallelMode(Choice):
+    """How the embedding table is split over GPUs."""
+
+    NONE = "NONE"
+    VOCABULARY = "SHARDING_ALONG_VOCAB"
+    HIDDEN = "SHARDING_ALONG_HIDDEN"
+
+
+class AllReduceStrategy(Choice):
+    """Kernels that add up the parts of a layer over GPUs."""
+
+    AUTO = "AUTO"
+    NCCL = "NCCL"
+    UB = "UB"
+    MINLATENCY = "MINLATENCY"
+    ONESHOT = "ONESHOT"
+    TWOSHOT = "TWOSHOT"
+    LOWPRECISION = "LOWPRECISION"
+    MNNVL = "MNNVL"
+    NCCL_SYMMETRIC = "NCCL_SYMMETRIC"
+
+
+class ProfilingVerbosity(Choice):
+    """How much a compiled engine tells profilers."""
+
+    LAYER_NAMES_ONLY = "layer_names_only"
+    DETAILED = "detailed"
+    NONE = "none"
+
+
+class LogitsDType(Choice):
+    """Number format of logits."""
+
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class PluginDType(Choice):
+    """Number format of a plugin of a compiled engine; `disable` compiles without the plugin."""
+
+    AUTO = "auto"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    INT32 = "int32"
+    FP8 = "fp8"
+    NVFP4 = "nvfp4"
+    DISABLE = "disable"
+
+
+class AwqFormat(Choice):
+    """Kinds of AWQ."""
+
+    INT4_AWQ = "int4_awq"
+    W4A8_AWQ = "w4a8_awq"
+
+
+class CalibDevice(Choice):
+    """Where the calibration runs."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+class QuantAlgorithm(Choice):
+    """TensorRT-LLM's names of quantisations."""
+
+    W8A16 = "W8A16"
+    W4A16 = "W4A16"
+    W4A16_AWQ = "W4A16_AWQ"
+    W4A8_AWQ = "W4A8_AWQ"
+    W8A16_GPTQ = "W8A16_GPTQ"
+    W4A16_GPTQ = "W4A16_GPTQ"
+    W8A8_SQ_PER_CHANNEL = "W8A8_SQ_PER_CHANNEL"
+    W8A8_SQ_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_TENSOR_PLUGIN"
+    W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"  # noqa: S105
+    W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN"
+    W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN"  # noqa: S105
+    W4A8_QSERVE_PER_GROUP = "W4A8_QSERVE_PER_GROUP"
+    W4A8_QSERVE_PER_CHANNEL = "W4A8_QSERVE_PER_CHANNEL"
+    FP8 = "FP8"
+    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN"  # noqa: S105
+    FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES"
+    INT8 = "INT8"
+    MIXED_PRECISION = "MIXED_PRECISION"
+    NVFP4 = "NVFP4"
+    W4A8_NVFP4_FP8 = "W4A8_NVFP4_FP8"
+    W4A8_MXFP4_FP8 = "W4A8_MXFP4_FP8"
+    W4A8_MXFP4_MXFP8 = "W4A8_MXFP4_MXFP8"
+    W4A16_MXFP4 = "W4A16_MXFP4"
+    NO_QUANT = "NO_QUANT"
+
+
+class KvCacheQuantAlgorithm(Choice):
+    """TensorRT-LLM's names of quantisations of the KV cache."""
+
+    FP8 = "FP8"
+    INT8 = "INT8"
+    NVFP4 = "NVFP4"
+
+
+class BaichuanVersion(Choice):
+    """Baichuan models of the LMI document."""
+
+    V1_7B = "v1_7b"
+    V1_13B = "v1_13b"
+    V2_7B = "v2_7b"
+    V2_13B = "v2_13b"
+
+
+class ChatGlmVersion(Choice):
+    """ChatGLM models of the LMI document."""
+
+    UNSPECIFIED = "unspecified"
+    CHATGLM_6B = "chatglm_6b"
+    CHATGLM2_6B = "chatglm2_6b"
+    CHATGLM2_6B_32K = "chatglm2_6b_32k"
+    CHATGLM3_6B = "chatglm3_6b"
+    CHATGLM3_6B_BASE = "chatglm3_6b_base"
+    CHATGLM3_6B_32K = "chatglm3_6b_32k"
+    GLM_10B = "glm_10b"
+
+
+class GptVersion(Choice):
+    """Models of the GPT-2 family of the LMI document."""
+
+    GPT2 = "gpt2"
+    SANTACODER = "santacoder"
+    STARCODER = "starcoder"
+
+
+class RotaryScaling(Choice):
+    """How a rotary embedding is stretched over longer contexts."""
+
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+
+
+class GuidedDecoding(Choice):
+    """Libraries that hold output to a grammar."""
+
+    XGRAMMAR = "xgrammar"
+    LLGUIDANCE = "llguidance"
+
+
+class SamplerType(Choice):
+    """Implementations of sampling in TensorRT-LLM's PyTorch backend."""
+
+    AUTO = "auto"
+    TRTLLM = "TRTLLMSampler"
+    TORCH = "TorchSampler"
+
+
+class Orchestrator(Choice):
+    """How the ranks of an engine talk to each other, other than by MPI."""
+
+    RPC = "rpc"
+    RAY = "ray"
+
+
+class TokenizerMode(Choice):
+    """Which implementation of a tokenizer is used."""
+
+    AUTO = "auto"
+    SLOW = "slow"
+
+
+class LoadFormat(Choice):
+    """Which weights are loaded."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"
+
+
+class Streaming(Choice):
+    """Values of DJL Serving's `option.enable_streaming`."""
+
+    TRUE = "true"
+    FALSE = "false"
+    HUGGINGFACE = "huggingface"

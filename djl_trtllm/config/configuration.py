@@ -20,7 +20,8 @@ from djl_trtllm.errors import ConfigError
 class Config:
     """Typed options with their origins. Made by `resolve` or `load`.
 
-    `warnings` are for the log, one line each. `model_dir` is the directory the model was given as, if any.
+    `warnings` are for the log, one line each, and `notes` what is worth knowing and no reason to act. `model_dir` is
+    the directory the model was given as, if any.
     `overridden` holds, per field name, what users wrote that something stronger beat.
     """
 
@@ -30,6 +31,7 @@ class Config:
     warnings: tuple[str, ...] = ()
     model_dir: Path | None = None
     overridden: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def origin(self, field_name: str) -> Origin:
         """Where the value of a field came from. Raises KeyError for a name that is no field of `Options`."""

@@ -21,6 +21,7 @@ class Draft:
     origins: dict[str, Origin] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def is_set(self, name: str) -> bool:
         """Whether the user set the field to a value that is one."""
@@ -41,6 +42,8 @@ def widen_for_max_num_tokens(draft: Draft) -> None:
     if tokens is None:
         return
     cause = draft.chosen["max_num_tokens"]
+    if cause.alone:
+        return
     for name, floor in (
         ("max_input_len", min(4096, tokens)),
         ("max_output_len", min(4096, tokens)),

@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 
 from djl_trtllm.config.origin import Origin
+from djl_trtllm.config.registry import find
 from djl_trtllm.config.sources import Layer, Setting, Source
 
 OPTION_PREFIX = "OPTION_"
 SERVING_PREFIX = "SERVING_"
+ARGUMENT_PREFIX = "ARGS_"
 _PLAIN_UPPER = re.compile(r"[A-Z_0-9]+")
 _MEBIBYTE = 1024 * 1024
 
@@ -34,12 +36,20 @@ SAGEMAKER: tuple[tuple[str, str], ...] = (
 )
 """SageMaker's variables and the keys they set; of two for one key the first counts."""
 
-PLAIN: tuple[tuple[str, str], ...] = (
+NAMED_MODEL: tuple[tuple[str, str], ...] = (
     ("HF_MODEL_ID", "option.model_id"),
     ("HF_REVISION", "option.revision"),
+)
+"""Variables that name the model that is served, and the keys they set."""
+
+PLAIN: tuple[tuple[str, str], ...] = (
     ("HF_TASK", "option.task"),
     ("TENSOR_PARALLEL_DEGREE", "option.tensor_parallel_degree"),
     ("PIPELINE_PARALLEL_DEGREE", "option.pipeline_parallel_degree"),
+    ("PYTHON_EXECUTABLE", "option.pythonExecutable"),
+    ("DJL_CLUSTER_SIZE", "option.cluster_size"),
+    ("SAGEMAKER_HEALTH_CHECK_OVERRIDE", "health_check_override"),
+    ("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "option.default_accept"),
     ("PREDICT_TIMEOUT", "option.predict_timeout"),
     ("MODEL_LOADING_TIMEOUT", "option.model_loading_timeout"),
     ("DJL_ENTRY_POINT", "option.entryPoint"),
@@ -60,14 +70,41 @@ TRANSLATED: tuple[tuple[str, str], ...] = (
 """Variables of other servers (Text Generation Inference, SageMaker), as DJL Serving's container translates them."""
 
 
+ANSWERED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("JAVA_OPTS", "DEFAULT_JVM_OPTS", "SAGEMAKER_MODEL_SERVER_VMARGS", "MAX_NETTY_BUFFER_SIZE"),
+        "this server runs no Java; max_request_size bounds requests",
+    ),
+    **dict.fromkeys(("DJL_LEADER_ADDR", "DJL_WORKER_ADDR_FORMAT", "MASTER_ADDR"), "a model runs on one machine"),
+    **dict.fromkeys(
+        ("LMI_DEBUG_NSYS_ENABLED", "DJL_PYTHON_PROFILING", "DJL_PYTHON_PROFILING_TOP_OBJ"),
+        "run the server under a profiler instead",
+    ),
+    **dict.fromkeys(("SM_TELEMETRY_LOG_REV_2022_12", "OPT_OUT_TRACKING"), "this server sends nothing to anybody"),
+    "MODEL_SERVER_HOME": "the server is a Python package and has no folder of its own",
+    "ALLOW_REQUEST_HANDLER_OVERRIDE": "a request cannot choose the code that answers it",
+    "DJL_VENV_DIR": "the server's own environment counts",
+    "DJL_OFFLINE": "HF_HUB_OFFLINE=1 keeps the Hugging Face libraries from the network",
+    "NO_OMP_NUM_THREADS": "OMP_NUM_THREADS is left as it is; option.inference_num_threads sets the engine's threads",
+    "SAGEMAKER_MULTI_MODEL": "one model is served; run one server per model",
+    "SM_NEO_EXECUTION_CONTEXT": "compile with `djl-trtllm compile CHECKPOINT OUT`",
+}
+"""Variables that DJL Serving's container reads and that have no effect here, and why."""
+
+
 def read_environment(environ: Mapping[str, str]) -> tuple[Source, ...]:
     """One source per kind of variable. Empty variables count as not set; variables of no kind are left alone."""
     present = {name: value for name, value in environ.items() if value.strip()}
+    # Without HF_MODEL_ID, HF_REVISION is a revision of whatever model is named elsewhere.
+    named = tuple(_named(present, NAMED_MODEL)) if "HF_MODEL_ID" in present else ()
+    revision = () if named else tuple(_named(present, NAMED_MODEL[1:]))
+    notes = tuple(f"{name} has no effect: {why}" for name, why in ANSWERED.items() if name in present)
     return (
         _sagemaker(present),
+        Source(Layer.NAMED_MODEL, named),
         Source(Layer.OPTION, tuple(_options(present))),
         Source(Layer.SERVING, tuple(_serving(present))),
-        Source(Layer.PLAIN, tuple(_named(present, PLAIN))),
+        Source(Layer.PLAIN, (*revision, *_named(present, PLAIN)), notes=notes),
         _translated(present),
     )
 
@@ -93,7 +130,7 @@ def variables_of(key: str) -> tuple[str, ...]:
         names.append(OPTION_PREFIX + special.get(key, key.removeprefix("option.")).upper())
     else:
         names.append(SERVING_PREFIX + special.get(key, key).upper())
-    names += [name for name, target in (*SAGEMAKER, *PLAIN, *TRANSLATED) if target == key]
+    names += [name for name, target in (*SAGEMAKER, *NAMED_MODEL, *PLAIN, *TRANSLATED) if target == key]
     return tuple(dict.fromkeys(names))
 
 
@@ -109,6 +146,10 @@ def _options(environ: Mapping[str, str]) -> Iterator[Setting]:
     for name, value in sorted(environ.items()):
         if name.startswith(OPTION_PREFIX):
             yield _setting(name, option_key(name), value)
+        elif name.startswith(ARGUMENT_PREFIX):
+            key = name[len(ARGUMENT_PREFIX) :].lower()
+            if find(key := SERVING_SPECIALS.get(key, key)) is not None:
+                yield _setting(name, key, value)
 
 
 def _serving(environ: Mapping[str, str]) -> Iterator[Setting]:

@@ -45,8 +45,8 @@ def render(config: Config, backend: Backend | None = None, *, only_set: bool = F
         came_from = f"{origin}, before {', '.join(beaten)}" if beaten else str(origin)
         table.add_row(
             Text(declared.key, style),
-            Text(_shown(declared, getattr(config.options, declared.name)), style),
-            Text(masked(declared.key, came_from), style),
+            Text(shown_value(declared, getattr(config.options, declared.name)), style),
+            Text(masked("", came_from), style),
             Text(declared.option.effect_on(chosen), style),
         )
     return table
@@ -64,6 +64,7 @@ def as_json(config: Config, backend: Backend | None = None) -> dict[str, Any]:
         "model_dir": None if config.model_dir is None else str(config.model_dir),
         "options": {declared.name: _entry(config, declared, chosen) for declared in OPTIONS.values()},
         "warnings": list(config.warnings),
+        "notes": list(config.notes),
     }
 
 
@@ -72,8 +73,10 @@ def without_effect(config: Config, backend: Backend) -> tuple[str, ...]:
     lines = []
     for declared in OPTIONS.values():
         effect = declared.option.effect_on(backend)
-        if config.is_set(declared.name) and effect.startswith(_NO_EFFECT):
-            value = _shown(declared, getattr(config.options, declared.name))
+        # Retired options are warned of when they are resolved.
+        told = bool(declared.option.retired)
+        if not told and config.is_set(declared.name) and effect.startswith(_NO_EFFECT):
+            value = shown_value(declared, getattr(config.options, declared.name))
             lines.append(f"{declared.key} = {value} ({config.origin(declared.name)}): {effect}")
     return tuple(lines)
 
@@ -82,15 +85,15 @@ def _entry(config: Config, declared: DeclaredOption, backend: Backend) -> dict[s
     origin = config.origin(declared.name)
     return {
         "key": declared.key,
-        "value": _plain(declared, getattr(config.options, declared.name)),
-        "default": _plain(declared, declared.default),
+        "value": plain_value(declared, getattr(config.options, declared.name)),
+        "default": plain_value(declared, declared.default),
         "unit": declared.option.unit or None,
         "set": config.is_set(declared.name),
         "origin": {
             "kind": origin.kind.value,
-            "where": masked(declared.key, origin.where) or None,
+            "where": masked("", origin.where) or None,
             "line": origin.line,
-            "text": masked(declared.key, str(origin)),
+            "text": shown_origin(config, declared),
         },
         "effect": declared.option.effect_on(backend),
         "overridden": [
@@ -100,15 +103,24 @@ def _entry(config: Config, declared: DeclaredOption, backend: Backend) -> dict[s
     }
 
 
-def _plain(declared: DeclaredOption, value: Any) -> Any:
+def shown_origin(config: Config, declared: DeclaredOption) -> str:
+    """Where a value came from, masked."""
+    return masked("", str(config.origin(declared.name)))
+
+
+def plain_value(declared: DeclaredOption, value: Any) -> Any:
+    """A value made of list, str, int, float, bool and None, masked."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (str, Path)):
         return masked(declared.key, str(value))
+    if isinstance(value, tuple):
+        return [plain_value(declared, item) for item in value]
     return value
 
 
-def _shown(declared: DeclaredOption, value: Any) -> str:
+def shown_value(declared: DeclaredOption, value: Any) -> str:
+    """A value with its unit, masked and shortened."""
     if value is None:
         note = declared.option.default_note
         return f"not set: {note}" if note else "not set"

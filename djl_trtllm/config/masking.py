@@ -6,11 +6,19 @@ import re
 
 MASK = "********"
 
+# Some tokens are what models count in.
+_TOKEN = "(?<!per[_-])(?<!adapter[_-])token"  # noqa: S105
 _SECRET_KEY = re.compile(
-    r"(^|[._-])(token|secret|password|passwd|credentials?|authorization|(api|access|private|secret)[._-]?key)$",
+    rf"(^|[._-])({_TOKEN}|secret|password|passwd|pass|credentials?|authorization|(api|access|private|secret)[._-]?key)$",
     re.IGNORECASE,
 )
-_URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_PAIR = re.compile(
+    rf"(?<![\w.-])([\w.-]*(?:{_TOKEN}|secret|passw(?:or)?d|credentials?|signature|(?:api|access|private|secret)[_-]?key))"
+    r"(\s*=\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)",
+    re.IGNORECASE,
+)
+_VALUE_OF_PAIR = re.compile(r"=[^,]*")
+_URL_PASSWORD = re.compile(r"(?<=://)[^/\s]+(?=@)")
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
 
 
@@ -20,7 +28,14 @@ def is_secret_key(key: str) -> bool:
 
 
 def masked(key: str, value: str) -> str:
-    """`value` as it may be shown: secrets by key's name, credentials in URLs and hub tokens are masked."""
+    """`value` as it may be shown.
+
+    Masked are secrets by the key's name, `NAME=VALUE` pairs inside the value whose name says so, credentials in URLs,
+    hub tokens, and every value of `option.env`, because nobody can tell by its name what a variable holds.
+    """
     if is_secret_key(key):
         return MASK
+    if key.lower() in ("option.env", "option_env"):
+        return _VALUE_OF_PAIR.sub(f"={MASK}", value) if "=" in value else MASK
+    value = _PAIR.sub(rf"\1\2{MASK}", value)
     return _HUB_TOKEN.sub(MASK, _URL_PASSWORD.sub(MASK, value))

@@ -28,6 +28,7 @@ class Option:
     `key` is what users write (`option.max_num_tokens`, or a bare server key) and `aliases` are further spellings.
     `at_least`, `above`, `at_most`, `below` bound a number. `value_aliases` maps further words to values.
     `tensorrt`, `pytorch` and `openvino` say what the value becomes on each backend, `effect` says it once for all.
+    `retired` says what replaces an option that no engine of today has; such an option is accepted and has no effect.
     `default_note` explains a default that is not a plain value; `example` is shown where the default is empty.
     """
 
@@ -44,6 +45,7 @@ class Option:
     tensorrt: str = ""
     pytorch: str = ""
     openvino: str = ""
+    retired: str = ""
     source: str = ""
     default_note: str = ""
     example: str = ""
@@ -51,6 +53,8 @@ class Option:
 
     def effect_on(self, backend: Backend) -> str:
         """What the option does on one backend; AUTO names all that differ."""
+        if self.retired:
+            return f"no effect any more: {self.retired}"
         if self.effect:
             return self.effect
         if backend is Backend.SCRIPTED:

@@ -8,16 +8,22 @@ from typing import Any
 
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.derive import RULES, Draft
+from djl_trtllm.config.detect import names_configuration, read_source
 from djl_trtllm.config.environment import read_environment, variables_of
 from djl_trtllm.config.option import Scope
 from djl_trtllm.config.options import Options
 from djl_trtllm.config.origin import Origin, OriginKind
 from djl_trtllm.config.registry import OPTIONS, DeclaredOption, find, suggest
+from djl_trtllm.config.rules import OPTION_RULES, check
 from djl_trtllm.config.sources import Layer, Setting, Source, read_arguments, read_properties
+from djl_trtllm.config.subject import subject_of_draft
 from djl_trtllm.config.values import NotAValueError, is_quoted, without_comment
 from djl_trtllm.errors import ConfigError
 
 Candidate = tuple[Layer, Setting]
+
+_DEFAULTS = Options()
+_DEFAULT_ORIGINS = dict.fromkeys(OPTIONS, Origin.default())
 
 
 def precedence(scope: Scope) -> tuple[Layer, ...]:
@@ -29,17 +35,23 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
     ====  =====================================  =====================================  ===========================
     1     command line                           command line                           SERVING_* variables
     2     SageMaker variables                    SageMaker variables
-    3     serving.properties                     SERVING_* variables
-    4     OPTION_* variables                     plain variables
-    5     SERVING_* variables                    variables of other servers
-    6     plain variables                        config.properties
-    7     variables of other servers             serving.properties
-    8     config.properties
+    3     HF_MODEL_ID and HF_REVISION            SERVING_* variables
+    4     serving.properties                     plain variables
+    5     OPTION_* variables                     variables of other servers
+    6     SERVING_* variables                    config.properties
+    7     plain variables                        serving.properties
+    8     config.pbtxt, config.yaml              config.pbtxt, config.yaml
+    9     variables of other servers
+    10    config.properties
+    11    presets of Triton and Truss
     ====  =====================================  =====================================  ===========================
 
     This is DJL Serving's order: a model's file beats OPTION_*, SageMaker's variables beat the file, SERVING_* beats
     config.properties, and a variable of another server counts only where its target is not set. What is about the
     server DJL Serving does not read from a model's file at all; here the file may still set what nothing else sets.
+    HF_MODEL_ID names the model that is served, and only that one: it comes before the model that a file names, beside
+    which DJL Serving would load it as a second one, and a revision of the file's model does not become its own.
+    A `config.pbtxt` or `config.yaml` is not written for this server, and everything that is comes before it.
     """
     if scope is Scope.OPERATOR:
         return (Layer.SERVING,)
@@ -52,16 +64,20 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
             Layer.TRANSLATED,
             Layer.SERVER_FILE,
             Layer.FILE,
+            Layer.DIALECT,
         )
     return (
         Layer.ARGUMENTS,
         Layer.SAGEMAKER,
+        Layer.NAMED_MODEL,
         Layer.FILE,
         Layer.OPTION,
         Layer.SERVING,
         Layer.PLAIN,
+        Layer.DIALECT,
         Layer.TRANSLATED,
         Layer.SERVER_FILE,
+        Layer.PRESET,
     )
 
 
@@ -72,17 +88,20 @@ def load(
     arguments: Iterable[str] = (),
     server_properties: Path | None = None,
 ) -> Config:
-    """Resolve `serving.properties` of `model_dir` (if there is one), the environment and a command line.
+    """Resolve the configuration at `model_dir` (see `detect.read_source`), the environment and a command line.
 
-    `arguments` are KEY=VALUE pairs, `server_properties` is a `config.properties` of the server, if it has one.
+    `model_dir` may also be a configuration file; then its folder is the model directory. `arguments` are KEY=VALUE
+    pairs, `server_properties` is a `config.properties` of the server, if it has one.
     Raises `ConfigError` with every problem found.
     """
     sources = list(read_environment(environ))
     sources.append(read_arguments(arguments))
     if model_dir is not None:
-        sources.append(read_properties(model_dir / "serving.properties"))
+        sources += read_source(model_dir)
     if server_properties is not None:
         sources.append(read_properties(server_properties, Layer.SERVER_FILE))
+    if model_dir is not None and names_configuration(model_dir):
+        model_dir = model_dir.parent
     return resolve(sources, model_dir=model_dir)
 
 
@@ -94,9 +113,12 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
     draft = Draft()
     candidates: dict[str, list[Candidate]] = {}
     unknown: list[Setting] = []
+    foreign: list[str] = []
     for source in sources:
         draft.warnings += source.warnings
+        draft.notes += source.notes
         draft.problems += source.problems
+        foreign += source.unknown
         for setting in source.settings:
             declared = find(setting.key)
             if declared is None:
@@ -114,20 +136,27 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
         draft.chosen[name] = winner
         _parse(OPTIONS[name], winner, draft)
         overridden[name] = tuple(beaten)
-    _warn_of_second_model(draft, overridden.get("model_id", ()))
+    _serve_the_named_model(draft, overridden)
     _warn_of_beaten(draft, overridden)
+    _warn_of_retired(draft)
     for rule in RULES:
         rule(draft)
-    _report_unknown(unknown, draft)
+    findings = check(subject_of_draft(draft), OPTION_RULES)
+    draft.problems += findings.problems
+    draft.warnings += findings.warnings
+    draft.notes += findings.notes
+    _report_unknown(unknown, foreign, draft)
     if draft.problems:
         raise ConfigError(draft.problems, draft.warnings)
 
     origins = {name: draft.chosen[name].origin for name in draft.chosen} | draft.origins
     return Config(
-        options=Options(**draft.values),
-        origins={name: origins.get(name, Origin.default()) for name in OPTIONS},
-        user_set=frozenset(draft.chosen),
+        # Every value has been checked by its own type; checking all of them again costs more than the rest.
+        options=_DEFAULTS.model_copy(update=draft.values),
+        origins={**_DEFAULT_ORIGINS, **origins},
+        user_set=frozenset(name for name, setting in draft.chosen.items() if setting.origin.is_user),
         warnings=tuple(draft.warnings),
+        notes=tuple(draft.notes),
         model_dir=model_dir,
         overridden={name: beaten for name, beaten in overridden.items() if beaten},
     )
@@ -144,7 +173,7 @@ def _choose(declared: DeclaredOption, found: Sequence[Candidate], draft: Draft) 
             draft.problems.append(
                 f"{winner.cited} and {other.cited} are two names of one option with different values; keep one"
             )
-    return winner, [setting for _, setting in ranked[1:]]
+    return winner, [setting for _, setting in ranked[1:] if setting.origin.is_user]
 
 
 def _parse(declared: DeclaredOption, setting: Setting, draft: Draft) -> None:
@@ -163,7 +192,9 @@ def _parse(declared: DeclaredOption, setting: Setting, draft: Draft) -> None:
     try:
         draft.values[declared.name] = declared.type.parse(text, declared.option)
     except NotAValueError as error:
-        draft.problems.append(f"{setting.cited}: {error}; for example {setting.wrote}={declared.example}")
+        # How a name and its value are written differs from server to server.
+        example = declared.example if setting.alone else f"{setting.wrote}={declared.example}"
+        draft.problems.append(f"{setting.cited}: {error}; for example {example}")
 
 
 def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
@@ -174,12 +205,25 @@ def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
     )
 
 
-def _warn_of_second_model(draft: Draft, beaten: Iterable[Setting]) -> None:
-    """DJL Serving serves the model of HF_MODEL_ID beside the one of the model directory; here there is one."""
-    for setting in beaten:
-        winner = draft.chosen["model_id"]
-        if setting.wrote == "HF_MODEL_ID" and setting.value.strip() != winner.value.strip():
-            draft.warnings.append(f"{setting.shown} has no effect: one model is served, that of {winner.cited}")
+def _serve_the_named_model(draft: Draft, overridden: dict[str, tuple[Setting, ...]]) -> None:
+    """HF_MODEL_ID names the only model that is served; what another source says about its own model goes with that."""
+    winner = draft.chosen.get("model_id")
+    if winner is None:
+        return
+    others = [beaten for beaten in overridden["model_id"] if beaten.value.strip() != winner.value.strip()]
+    for beaten in others:
+        draft.warnings.append(f"{beaten.cited} does not count: one model is served, that of {winner.cited}")
+    revision = draft.chosen.get("revision")
+    if not others or revision is None or winner.wrote != "HF_MODEL_ID":
+        return
+    if revision.wrote != "HF_REVISION" and revision.origin.kind is not OriginKind.OVERRIDE:
+        draft.warnings.append(
+            f"{revision.cited} does not count: it is a revision of {others[0].shown}; "
+            f"the revision of {winner.shown} is HF_REVISION"
+        )
+        del draft.chosen["revision"]
+        draft.values.pop("revision", None)
+        overridden.pop("revision", None)
 
 
 def _warn_of_beaten(draft: Draft, overridden: Mapping[str, Sequence[Setting]]) -> None:
@@ -187,12 +231,22 @@ def _warn_of_beaten(draft: Draft, overridden: Mapping[str, Sequence[Setting]]) -
     for name, beaten in overridden.items():
         winner = draft.chosen[name]
         for setting in beaten:
-            if name != "model_id" and setting.value.strip() != winner.value.strip():
+            if name != "model_id" and setting.origin.is_user and setting.value.strip() != winner.value.strip():
                 draft.warnings.append(f"{setting.shown} does not count: {winner.cited} is stronger")
 
 
-def _report_unknown(unknown: Iterable[Setting], draft: Draft) -> None:
+def _warn_of_retired(draft: Draft) -> None:
+    """What no engine of today has is accepted, and answered with what it was and what replaces it."""
+    for name, setting in draft.chosen.items():
+        option = OPTIONS[name].option
+        if option.retired and name in draft.values:
+            what = option.description[0].lower() + option.description[1:].removesuffix(".")
+            draft.warnings.append(f"{setting.cited} has no effect any more ({what}): {option.retired}")
+
+
+def _report_unknown(unknown: Iterable[Setting], foreign: Iterable[str], draft: Draft) -> None:
     strict: Any = draft.values.get("strict", False)
+    (draft.problems if strict else draft.warnings).extend(foreign)
     for setting in unknown:
         suggestion = suggest(setting.key)
         name = _spelled_like(setting, suggestion) if suggestion else None

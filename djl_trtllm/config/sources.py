@@ -19,12 +19,15 @@ class Layer(enum.Enum):
 
     ARGUMENTS = "the command line"
     SAGEMAKER = "SageMaker variables (SAGEMAKER_*)"
+    NAMED_MODEL = "HF_MODEL_ID and HF_REVISION"
     FILE = "serving.properties of the model directory"
     OPTION = "OPTION_* variables"
     SERVING = "SERVING_* variables"
-    PLAIN = "plain variables (HF_MODEL_ID, TENSOR_PARALLEL_DEGREE, ...)"
+    PLAIN = "plain variables (TENSOR_PARALLEL_DEGREE, PREDICT_TIMEOUT, ...)"
+    DIALECT = "config.pbtxt (Triton) or config.yaml (Truss) of the model directory"
     TRANSLATED = "variables of other servers (SM_NUM_GPUS, MAX_BATCH_SIZE, ...)"
     SERVER_FILE = "config.properties of the server"
+    PRESET = "what Triton or Truss presets, where its file is the source"
 
     @property
     def has_own_names(self) -> bool:
@@ -40,7 +43,8 @@ class Setting:
     """One key and its value, as text.
 
     `wrote` is the name the user wrote (a key or a variable) and `wrote_value` the value where it differs from
-    `value`, for example megabytes that became bytes.
+    `value`, for example megabytes that became bytes. `alone` says that it sets nothing but its own option: LMI's
+    `max_num_tokens` widens others, and that of other servers does not.
     """
 
     key: str
@@ -48,6 +52,7 @@ class Setting:
     origin: Origin
     wrote: str
     wrote_value: str | None = None
+    alone: bool = False
 
     @property
     def shown(self) -> str:
@@ -69,12 +74,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Source:
-    """Settings of one layer in the order they were written, and what was wrong with reading them."""
+    """Settings of one layer in the order they were written, and what was wrong with reading them.
+
+    `unknown` is what the layer's own format does not have: a warning each, or a problem with `option.strict`.
+    `notes` are worth knowing and no reason to act.
+    """
 
     layer: Layer
     settings: tuple[Setting, ...] = ()
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_arguments(pairs: Iterable[str]) -> Source:

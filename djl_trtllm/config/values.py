@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 import re
 import types
@@ -18,6 +19,7 @@ _NONE = frozenset({"none", "null"})
 # Bounded lengths: Python refuses to convert numbers of thousands of digits, with an error of its own.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][+-]?[0-9]{1,3})?")
+_PLAIN_BELOW = 10**15
 _TRAILING_COMMENT = re.compile(r"\s+#.*$", re.DOTALL)
 
 
@@ -27,16 +29,26 @@ class NotAValueError(ValueError):
 
 @dataclass(frozen=True)
 class ValueType:
-    """The type of an option: `base`, or one of the extra `words`, or nothing where it is `optional`."""
+    """The type of an option: `base`, or one of the extra `words`, or nothing where it is `optional`.
+
+    With `many` it is a tuple of at least one `base`.
+    """
 
     base: type
     optional: bool = False
     words: tuple[str, ...] = ()
+    many: bool = False
 
     @classmethod
     def of(cls, annotation: Any) -> ValueType:
-        """Read a field's annotation: a plain type, an enum, or a union of one with None and `Literal` words."""
+        """Read a field's annotation: a plain type, an enum or a tuple, or a union of one with None and words.
+
+        Words are `Literal`, a tuple is `tuple[TYPE, ...]`.
+        """
         members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+        items = [get_args(member)[0] for member in members if get_origin(member) is tuple]
+        if items:
+            return cls(items[0], types.NoneType in members, many=True)
         words = tuple(word for member in members if get_origin(member) is Literal for word in get_args(member))
         (base,) = (member for member in members if isinstance(member, type) and member is not types.NoneType)
         return cls(base, types.NoneType in members, words)
@@ -44,7 +56,7 @@ class ValueType:
     @property
     def is_text(self) -> bool:
         """Whether any text is a value, so that ` # ...` at its end may be part of it."""
-        return self.base in (str, Path)
+        return self.base in (str, Path) and not self.many
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -53,7 +65,12 @@ class ValueType:
 
     def describe(self, option: Option) -> str:
         """What a value has to be, in words."""
-        if self.choices:
+        if self.many:
+            one = "names" if self.base is str else "whole numbers" if self.base is int else "numbers"
+            unit = f" ({option.unit})" if option.unit else ""
+            bounds = f", each {option.range_text}" if option.range_text else ""
+            text = f"{one}{unit} with commas between them{bounds}"
+        elif self.choices:
             text = "one of " + ", ".join(self.choices)
         elif self.base is bool:
             text = "true or false"
@@ -92,6 +109,11 @@ class ValueType:
             return self.parse(value, option)
         if value is None and self.optional:
             return None
+        if self.many:
+            one = ValueType(self.base)
+            if not isinstance(value, (tuple, list)) or not value:
+                raise NotAValueError(f"expected {self.describe(option)}")
+            return tuple(one.check(item, option) for item in value)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if self.base is float and is_number:
             value = float(value)
@@ -101,6 +123,8 @@ class ValueType:
         return value
 
     def _convert(self, text: str, folded: str, option: Option) -> Any:
+        if self.many:
+            return self._items(text, option)
         if self.base is str:
             return text
         if self.base is Path:
@@ -111,7 +135,24 @@ class ValueType:
             number = _number(text, whole=self.base is int)
             return number if number is not None and option.allows(number) else None
         word = option.value_aliases.get(folded, folded)
-        return next((member for member in self.base if member.value == word), None)  # type: ignore[attr-defined]
+        members = (member for member in self.base if member.value.lower() == word.lower())  # type: ignore[attr-defined]
+        return next(members, None)
+
+    def _items(self, text: str, option: Option) -> tuple[Any, ...] | None:
+        """The items of `a,b` or of a JSON list, None where one is none or there are none."""
+        if text.startswith("["):
+            try:
+                loaded = json.loads(text)
+            except (ValueError, RecursionError):
+                return None
+            if not isinstance(loaded, list) or any(isinstance(item, (bool, dict, list)) for item in loaded):
+                return None
+            parts = [str(item).strip() for item in loaded]
+        else:
+            parts = [part.strip() for part in text.removesuffix(",").split(",")]
+        one = ValueType(self.base)
+        items = tuple(one._convert(part, part.lower(), option) for part in parts)
+        return items if items and all(item is not None and item != "" for item in items) else None
 
 
 def _number(text: str, *, whole: bool) -> float | None:
@@ -151,6 +192,10 @@ def as_text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < _PLAIN_BELOW:
+        return str(int(value))
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, (tuple, list)):
+        return ",".join(as_text(item) for item in value)
     return str(value.value) if isinstance(value, enum.Enum) else str(value)

@@ -14,9 +14,12 @@ import orjson
 from djl_trtllm.api import Call, Defaults, lmi
 from djl_trtllm.api.custom import CustomFormatters, load_custom
 from djl_trtllm.batching.rolling_batch import BatchLimits
-from djl_trtllm.config import Backend, Config, explain, load
+from djl_trtllm.config import Backend, Config, explain, load, names_configuration
+from djl_trtllm.config.masking import masked
+from djl_trtllm.config.rules import check_model
 from djl_trtllm.engine import EnginePlan, plan_engine
 from djl_trtllm.engine import prepare as prepare_engine
+from djl_trtllm.engine.manifest import Manifest
 from djl_trtllm.errors import ConfigError, ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
@@ -53,28 +56,40 @@ class Model:
 
 
 def open_source(path: Path, environ: Mapping[str, str]) -> Source:
-    """The model at `path`, a directory or an archive, and its configuration. Raises ModelError and ConfigError."""
-    # Where archives go may be configured, but not by what is in them. What is wrong in a directory's own file is told
-    # together with what is wrong in the environment.
-    cache = load(path if path.is_dir() else None, environ).engine_cache_dir
-    directory = open_model(path, cache / "models")
-    config = load(directory, environ)
+    """The model at `path`, a directory, an archive or a configuration file in a directory, and its configuration.
+
+    Raises ModelError and ConfigError.
+    """
+    if names_configuration(path):
+        directory, config = path.parent, load(path, environ)
+    else:
+        # Where archives go may be configured, but not by what is in them. What is wrong in a directory's own file is
+        # told together with what is wrong in the environment.
+        cache = load(path if path.is_dir() else None, environ).engine_cache_dir
+        directory = open_model(path, cache / "models")
+        config = load(directory, environ)
     name = config.options.model_name or re.sub(r"\W+", "-", directory.name).strip("-") or "model"
     return Source(name, directory, config)
 
 
-def plan(source: Source) -> tuple[Layout, EnginePlan]:
-    """What the model's files are, and what they, the configuration and this machine come to. Raises DjlTrtllmError."""
+def plan(source: Source) -> tuple[Config, Layout, EnginePlan]:
+    """What the model's files are, and what they, the configuration and this machine come to. Raises DjlTrtllmError.
+
+    The configuration is the source's, with what the rules about kinds of models and files had to say.
+    """
     layout = inspect(_model_files(source))
-    return layout, plan_engine(source.config, layout)
+    config = check_model(
+        source.config, layout.shape.model_type, layout.kind.is_engine, compiled_as=_compiled_as(layout)
+    )
+    return config, layout, plan_engine(config, layout)
 
 
 def prepare(source: Source) -> Model:
     """Find or compile the engine and load the tokenizer; takes as long as a compile takes. Raises DjlTrtllmError."""
-    config, options = source.config, source.config.options
-    layout, engine_plan = plan(source)
+    config, layout, engine_plan = plan(source)
+    options = config.options
     logger.info("%s", engine_plan.describe())
-    for line in explain.without_effect(config, engine_plan.backend):
+    for line in (*explain.without_effect(config, engine_plan.backend), *config.notes):
         logger.info("%s", line)
     for line in (*config.warnings, *engine_plan.notes):
         logger.warning("%s", line)
@@ -95,7 +110,9 @@ def prepare(source: Source) -> Model:
         tgi_compat=options.tgi_compat,
         bedrock_compat=options.bedrock_compat,
     )
-    tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
+    tokenizer = load_tokenizer(
+        _tokenizer_dir(source) or engine.tokenizer_dir, trust_remote_code=options.trust_remote_code
+    )
     custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
     return Model(source.name, source.directory, config, tokenizer, start, limits, defaults, custom)
 
@@ -105,14 +122,40 @@ def _model_files(source: Source) -> Path:
     model_id = source.config.options.model_id
     if model_id is None:
         return source.directory
-    for candidate in (source.directory / model_id, Path(model_id)):
-        if candidate.is_dir():
-            return candidate
+    if (found := _directory(source, model_id)) is not None:
+        return found
     where = source.config.origin("model_id")
     raise ModelError(
-        f"option.model_id={model_id} ({where}) is not a directory on this machine. This version serves local models: "
-        "download the model and name its directory, or put its files beside serving.properties and leave the option out"
+        f"option.model_id={masked('option.model_id', model_id)} ({where}) is not a directory on this machine. This "
+        "version serves local models: download the model and name its directory, or put its files beside "
+        "serving.properties and leave the option out"
     )
+
+
+def _tokenizer_dir(source: Source) -> Path | None:
+    """`option.tokenizer`, where it is set."""
+    tokenizer = source.config.options.tokenizer
+    if tokenizer is None:
+        return None
+    if (found := _directory(source, tokenizer)) is not None:
+        return found
+    raise ModelError(
+        f"option.tokenizer={masked('option.tokenizer', tokenizer)} ({source.config.origin('tokenizer')}) is not a "
+        "directory on this machine: name the folder with tokenizer.json, or leave the option out where the tokenizer's "
+        "files are beside the model's"
+    )
+
+
+def _directory(source: Source, path: str) -> Path | None:
+    return next((found for found in (source.directory / path, Path(path)) if found.is_dir()), None)
+
+
+def _compiled_as(layout: Layout) -> str | None:
+    """With which quantisation an engine was compiled, by its manifest."""
+    if not layout.kind.is_engine or layout.engine_dir is None:
+        return None
+    manifest = Manifest.read(layout.engine_dir)
+    return None if manifest is None else str(manifest.options.get("quantize"))
 
 
 def _script(config: Config) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from djl_trtllm.config import load
-from djl_trtllm.config.environment import option_key, serving_key, variables_of
+from djl_trtllm.config.environment import ANSWERED, option_key, serving_key, variables_of
 from djl_trtllm.config.option import Scope
 from djl_trtllm.config.registry import OPTIONS
 from djl_trtllm.errors import ConfigError
@@ -34,6 +36,20 @@ def test_serving_variables_are_bare_keys_in_lower_case() -> None:
     [
         ({"HF_MODEL_ID": "gpt2"}, "model_id", "gpt2"),
         ({"HF_REVISION": "v1"}, "revision", "v1"),
+        ({"HF_TASK": "text-generation"}, "task", "text-generation"),
+        ({"SM_NUM_GPUS": "4"}, "tensor_parallel_degree", 4),
+        ({"MAX_CONCURRENT_REQUESTS": "5"}, "job_queue_size", 5),
+        ({"PYTHON_EXECUTABLE": "python3"}, "python_executable", "python3"),
+        ({"DJL_CLUSTER_SIZE": "2"}, "cluster_size", 2),
+        ({"SAGEMAKER_HEALTH_CHECK_OVERRIDE": "true"}, "health_check_override", True),
+        ({"SERVING_HEALTH_CHECK_OVERRIDE": "true"}, "health_check_override", True),
+        ({"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"}, "default_accept", "text/csv"),
+        ({"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "9"}, "predict_timeout", 9.0),
+        ({"SERVING_DOWNLOAD_DIR": "/d"}, "download_dir", Path("/d")),
+        ({"DJL_CACHE_DIR": "/d"}, "cache_dir", Path("/d")),
+        ({"SERVING_FEATURES": "trtllm"}, "features", "trtllm"),
+        ({"SERVING_PROMETHEUS": "true"}, "prometheus", True),
+        ({"SERVING_OPTS": "-Dx"}, "opts", "-Dx"),
         ({"TENSOR_PARALLEL_DEGREE": "max"}, "tensor_parallel_degree", "max"),
         ({"PIPELINE_PARALLEL_DEGREE": "2"}, "pipeline_parallel_degree", 2),
         ({"PREDICT_TIMEOUT": "9"}, "predict_timeout", 9.0),
@@ -88,9 +104,28 @@ def test_a_memory_fraction_meant_for_another_library_is_said() -> None:
     assert "CUDA_MEMORY_FRACTION=0.5 has no effect" in config.warnings[0]
 
 
-def test_translated_variables_without_a_counterpart_are_answered_by_name() -> None:
-    warnings = load(None, {"MAX_BATCH_PREFILL_TOKENS": "9", "ENABLE_CUDA_GRAPHS": "true"}).warnings
-    assert [warning.split()[0] for warning in warnings] == ["MAX_BATCH_PREFILL_TOKENS", "ENABLE_CUDA_GRAPHS"]
+def test_a_translated_variable_without_a_counterpart_is_answered_with_what_replaces_it() -> None:
+    (warning,) = load(None, {"MAX_BATCH_PREFILL_TOKENS": "9"}).warnings
+    assert warning.startswith("MAX_BATCH_PREFILL_TOKENS=9 (environment) has no effect any more")
+    assert "option.max_num_tokens" in warning
+
+
+@pytest.mark.parametrize(("text", "eager"), [("true", False), ("TRUE", False), ("false", True), ("1", True)])
+def test_cuda_graphs_are_the_opposite_of_eager(text: str, eager: bool) -> None:
+    assert load(None, {"ENABLE_CUDA_GRAPHS": text}).options.enforce_eager is eager
+
+
+@pytest.mark.parametrize("variable", list(ANSWERED))
+def test_variables_of_the_container_are_answered_by_name(variable: str) -> None:
+    config = load(None, {variable: "x"})
+    assert config.warnings == () and not config.user_set
+    (note,) = config.notes
+    assert note.startswith(f"{variable} has no effect: ")
+
+
+def test_arguments_variables_set_bare_keys() -> None:
+    assert load(None, {"ARGS_BATCH_SIZE": "2"}).options.batch_size == 2
+    assert load(None, {"ARGS_MINWORKERS": "2", "ARGS_NO_OPTION": "x"}).warnings == ()
 
 
 def test_foreign_variables_are_left_alone() -> None:

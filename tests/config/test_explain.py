@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from djl_trtllm.config import Backend, Config, load
+from djl_trtllm.config.diff import diff_as_json, render_diff
 from djl_trtllm.config.explain import as_json, render, without_effect
 from djl_trtllm.config.masking import MASK, is_secret_key, masked
 from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.errors import ConfigError
 
 
 def printed(config: Config, backend: Backend | None = None, *, only_set: bool = False) -> str:
@@ -19,7 +23,7 @@ def printed(config: Config, backend: Backend | None = None, *, only_set: bool = 
 
 def test_the_table_shows_value_origin_and_effect() -> None:
     text = printed(load(None, {"OPTION_MAX_NUM_TOKENS": "4096"}), Backend.OPENVINO)
-    (row,) = [line for line in text.splitlines() if "option.max_num_tokens " in line]
+    (row,) = [line for line in text.splitlines() if line[1:].strip().startswith("option.max_num_tokens ")]
     assert "4096 tokens" in row
     assert "environment variable OPTION_MAX_NUM_TOKENS" in row
     assert "SchedulerConfig.max_num_batched_tokens" in row
@@ -76,11 +80,54 @@ def test_secrets_are_never_shown() -> None:
     assert MASK in shown
 
 
+def test_no_secret_of_a_hostile_configuration_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(
+        "option.env=HF_TOKEN=hunter2,PLAIN=hunter2\n"
+        "option.model_id=https://me:hunter2@host/model?token=hunter2&x=1\n"
+        "option.max_input_len=HF_TOKEN=hunter2\n"
+        "keystore_pass=hunter2\noption.hf_token=hunter2\n"
+    )
+    environ = {
+        "HF_TOKEN": "hunter2",
+        "OPTION_ENV": "A=hunter2",
+        "SERVING_KEYSTORE_PASS": "hunter2",
+        "HF_MODEL_ID": "s3://me:hunt@er2hunter2@bucket/model",
+    }
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, environ)
+    assert "hunter2" not in str(caught.value)
+    config = load(tmp_path, environ, arguments=["max_input_len=8"])
+    one, other = load(tmp_path, {}, arguments=["max_input_len=8"]), config
+    shown = [printed(config), json.dumps(as_json(config)), *config.warnings, *config.notes]
+    shown += [json.dumps(diff_as_json(one, other)), *without_effect(config, Backend.OPENVINO)]
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(render_diff(one, other, ("a", "b")))
+    shown.append(console.export_text())
+    assert "hunter2" not in "\n".join(shown)
+    assert config.options.env == "HF_TOKEN=hunter2,PLAIN=hunter2"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("option.env", "A=1,HF_TOKEN=x", f"A={MASK},HF_TOKEN={MASK}"),
+        ("OPTION_ENV", "hunter2", MASK),
+        ("option.model_id", "https://u:p@ss@host/m", f"https://{MASK}@host/m"),
+        ("option.model_id", "s3://b/m?X-Amz-Signature=abc&y=1", f"s3://b/m?X-Amz-Signature={MASK}&y=1"),
+        ("option.model_id", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+        ("option.max_num_tokens", "4096", "4096"),
+        ("keystore_pass", "x", MASK),
+    ],
+)
+def test_values_are_masked_as_far_as_they_are_secret(key: str, value: str, shown: str) -> None:
+    assert masked(key, value) == shown
+
+
 def test_secrets_are_known_by_the_end_of_a_name() -> None:
     for key in ("HF_TOKEN", "option.hf_token", "AWS_SECRET_ACCESS_KEY", "db.password", "API_KEY"):
         assert is_secret_key(key), key
-    for key in ("option.max_num_tokens", "option.tokens_per_block", "option.model_id", "option.tokenizer"):
-        assert not is_secret_key(key), key
+    secret = {declared.name for declared in OPTIONS.values() if any(map(is_secret_key, declared.spellings))}
+    assert secret == {"hf_access_token", "keystore_pass"}
     assert masked("option.model_id", "https://me:word@host/x") == f"https://{MASK}@host/x"
 
 

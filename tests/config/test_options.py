@@ -23,6 +23,9 @@ def test_every_option_is_documented(name: str) -> None:
     for backend in Backend:
         assert option.effect_on(backend), backend
     assert declared.example, "an option without a default value needs an example"
+    if option.retired:
+        assert not (option.effect or option.tensorrt or option.pytorch or option.openvino)
+        assert option.effect_on(Backend.AUTO) == f"no effect any more: {option.retired}"
     if option.effect:
         assert not (option.tensorrt or option.pytorch or option.openvino)
 

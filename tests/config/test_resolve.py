@@ -69,12 +69,15 @@ def test_the_precedence_table_in_the_docstring_is_the_function() -> None:
     words = {
         Layer.ARGUMENTS: "command line",
         Layer.SAGEMAKER: "SageMaker variables",
+        Layer.NAMED_MODEL: "HF_MODEL_ID and HF_REVISION",
         Layer.FILE: "serving.properties",
         Layer.OPTION: "OPTION_* variables",
         Layer.SERVING: "SERVING_* variables",
         Layer.PLAIN: "plain variables",
         Layer.TRANSLATED: "variables of other servers",
         Layer.SERVER_FILE: "config.properties",
+        Layer.DIALECT: "config.pbtxt, config.yaml",
+        Layer.PRESET: "presets of Triton and Truss",
     }
     rows = [re.split(r"\s{2,}", line.strip()) for line in (precedence.__doc__ or "").splitlines()]
     ranked = [row for row in rows if row[0].isdigit()]
@@ -90,10 +93,24 @@ def test_two_names_of_one_option_contradict_each_other_in_one_place() -> None:
     assert from_text(text.replace("false", "true")).options.enable_kv_cache_reuse is True
 
 
-def test_hf_model_id_beaten_by_the_file_is_said() -> None:
-    config = from_text("option.model_id=a", {"HF_MODEL_ID": "b"})
-    assert config.options.model_id == "a"
-    assert any("HF_MODEL_ID=b has no effect" in warning for warning in config.warnings)
+def test_hf_model_id_names_the_only_model_that_is_served() -> None:
+    config = from_text("option.model_id=a\noption.max_input_len=9", {"HF_MODEL_ID": "b", "OPTION_MODEL_ID": "c"})
+    assert (config.options.model_id, config.options.max_input_len) == ("b", 9)
+    assert [warning.split(" does not count")[0] for warning in config.warnings] == [
+        "option.model_id=a (serving.properties:1)",
+        "OPTION_MODEL_ID=c (environment)",
+    ]
+
+
+def test_the_revision_of_another_model_does_not_become_that_of_hf_model_id() -> None:
+    text = "option.model_id=a\noption.revision=v1"
+    config = from_text(text, {"HF_MODEL_ID": "b"})
+    assert config.options.revision is None and not config.is_set("revision")
+    assert any("option.revision=v1 (serving.properties:2) does not count" in warning for warning in config.warnings)
+    assert from_text(text, {"HF_MODEL_ID": "b", "HF_REVISION": "v2"}).options.revision == "v2"
+    assert from_text(text, {"HF_MODEL_ID": "a"}).options.revision == "v1"
+    assert from_text("option.revision=v1", {"HF_MODEL_ID": "b"}).options.revision == "v1"
+    assert from_text(text, {"HF_REVISION": "v2"}).options.revision == "v1"
 
 
 def test_an_unknown_key_warns_with_a_suggestion() -> None:

@@ -1,20 +1,16 @@
-"""How long, how many, how much memory."""
+"""How long and how many."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from djl_trtllm.config.choices import KvCacheDType, SchedulerPolicy
 from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.documents import FINDING, LMI, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
-
-LMI = "lmi-trt-llm.md"
-FINDING = "finding-max-num-tokens.md"
-RUNTIME = "useful-runtime-options.md"
 
 
 class LimitOptions(OptionGroup):
-    """Lengths, batch, scheduler and KV cache."""
+    """Lengths and batch."""
 
     max_input_len: Annotated[
         int,
@@ -48,7 +44,7 @@ class LimitOptions(OptionGroup):
         Option(
             "option.max_seq_len",
             "Longest sequence, prompt and output together.",
-            aliases=("option.max_model_len",),
+            aliases=("option.max_model_len", "option.max_decoder_seq_len"),
             unit="tokens",
             at_least=2,
             example="2048",
@@ -56,7 +52,7 @@ class LimitOptions(OptionGroup):
             tensorrt="BuildConfig.max_seq_len",
             pytorch="LLM(max_seq_len)",
             openvino="limit at admission",
-            source="TensorRT-LLM BuildConfig",
+            source=TRTLLM,
         ),
     ] = None
     max_num_tokens: Annotated[
@@ -103,97 +99,6 @@ class LimitOptions(OptionGroup):
             pytorch="LLM(max_batch_size)",
             openvino="limit at admission, the smaller of this and max_rolling_batch_size",
             source=LMI,
+            aliases=("option.max_batch_size",),
         ),
     ] = None
-    batch_scheduler_policy: Annotated[
-        SchedulerPolicy,
-        Option(
-            "option.batch_scheduler_policy",
-            "`max_utilization` starts as many sequences as fit now and may pause some later; `guaranteed_no_evict` "
-            "starts only what fits to its end; `static_batch` finishes a whole batch before the next one (a legacy "
-            "mode).",
-            aliases=("option.capacity_scheduler_policy",),
-            tensorrt="SchedulerConfig.capacity_scheduler_policy",
-            pytorch="SchedulerConfig.capacity_scheduler_policy",
-            openvino="always guaranteed_no_evict: requests lose their output when this engine runs out of cache",
-            source=f"{LMI}, {RUNTIME}",
-        ),
-    ] = SchedulerPolicy.MAX_UTILIZATION
-    tokens_per_block: Annotated[
-        int,
-        Option(
-            "option.tokens_per_block",
-            "Size of one block of the paged KV cache.",
-            unit="tokens",
-            at_least=1,
-            tensorrt="PluginConfig.tokens_per_block and KvCacheConfig.tokens_per_block",
-            pytorch="KvCacheConfig.tokens_per_block",
-            openvino="ignored: OpenVINO's block size is 32",
-            source=LMI,
-        ),
-    ] = 64
-    kv_cache_free_gpu_mem_fraction: Annotated[
-        float | None,
-        Option(
-            "option.kv_cache_free_gpu_mem_fraction",
-            "Fraction of the memory that is free once the model is loaded that the KV cache may take. With "
-            "`option.max_tokens_in_paged_kv_cache` also set, the smaller of the two counts.",
-            aliases=("option.free_gpu_memory_fraction",),
-            above=0,
-            below=1,
-            example="0.9",
-            default_note="0.95 on GPUs; on OpenVINO the cache is sized by the batch and length limits",
-            tensorrt="KvCacheConfig.free_gpu_memory_fraction, 0.95 when not set",
-            pytorch="KvCacheConfig.free_gpu_memory_fraction, 0.95 when not set",
-            openvino="fraction of free host memory, used only when set (SchedulerConfig.num_kv_blocks)",
-            source=f"{LMI}, {RUNTIME}",
-        ),
-    ] = None
-    max_tokens_in_paged_kv_cache: Annotated[
-        int | None,
-        Option(
-            "option.max_tokens_in_paged_kv_cache",
-            "Most tokens the KV cache holds. Best left unset unless the number is known.",
-            aliases=("option.max_tokens",),
-            unit="tokens",
-            at_least=1,
-            example="65536",
-            default_note="what the memory fraction gives",
-            tensorrt="KvCacheConfig.max_tokens",
-            pytorch="KvCacheConfig.max_tokens",
-            openvino="SchedulerConfig.num_kv_blocks = value / 32",
-            source=RUNTIME,
-        ),
-    ] = None
-    enable_kv_cache_reuse: Annotated[
-        bool,
-        Option(
-            "option.enable_kv_cache_reuse",
-            "Keep the cache of finished prompts and reuse it for prompts that begin alike: faster first tokens for "
-            "chats and shared instructions, at the cost of memory.",
-            aliases=("option.enable_prefix_caching", "option.enable_block_reuse"),
-            tensorrt="KvCacheConfig.enable_block_reuse, and use_paged_context_fmha when compiling",
-            pytorch="KvCacheConfig.enable_block_reuse",
-            openvino="SchedulerConfig.enable_prefix_caching",
-            source=LMI,
-        ),
-    ] = False
-    kv_cache_dtype: Annotated[
-        KvCacheDType,
-        Option(
-            "option.kv_cache_dtype",
-            "Number format of the KV cache. Smaller formats hold more tokens and may change the output.",
-            value_aliases={
-                "float16": "fp16",
-                "half": "fp16",
-                "f16": "fp16",
-                "float32": "fp32",
-                "f32": "fp32",
-                "u8": "int8",
-            },
-            tensorrt="quantisation of the cache while compiling (QuantConfig.kv_cache_quant_algo)",
-            pytorch="KvCacheConfig.dtype",
-            openvino="KV_CACHE_PRECISION; auto is fp16, because OpenVINO's own default (u8) changes greedy output",
-            source="TensorRT-LLM KvCacheConfig",
-        ),
-    ] = KvCacheDType.AUTO

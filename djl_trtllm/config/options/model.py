@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from djl_trtllm.config.choices import Backend, DType, Quantization
+from djl_trtllm.config.choices import Backend, DType, LoadFormat, TokenizerMode
 from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.documents import DJL, LMI, TRITON, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
-
-LMI = "lmi-trt-llm.md"
-DJL = "DJL Serving"
 
 
 class ModelOptions(OptionGroup):
@@ -25,6 +23,11 @@ class ModelOptions(OptionGroup):
             default_note="the model directory",
             effect="where the files of the model come from",
             source=LMI,
+            aliases=(
+                "option.model_id_or_path",
+                "option.model",
+                "option.engine_repository",
+            ),
         ),
     ] = None
     revision: Annotated[
@@ -65,7 +68,7 @@ class ModelOptions(OptionGroup):
         Option(
             "option.model_name",
             "The name clients see and may ask for: in OpenAI responses, in metrics and in model listings.",
-            aliases=("option.modelName",),
+            aliases=("option.modelName", "option.served_model_name"),
             example="my-model",
             default_note='"model"',
             effect="name of the model in requests, responses and metrics",
@@ -82,9 +85,64 @@ class ModelOptions(OptionGroup):
             "benchmarks.",
             value_aliases={"trt": "tensorrt", "torch": "pytorch", "_autodeploy": "autodeploy"},
             effect="chooses the backend; the choice and its reason are logged",
-            source="TensorRT-LLM LLM API",
+            source=TRTLLM,
         ),
     ] = Backend.AUTO
+    tokenizer: Annotated[
+        str | None,
+        Option(
+            "option.tokenizer",
+            "Folder with the tokenizer's files, where they are not beside the model's.",
+            aliases=(
+                "option.tokenizer_dir",
+                "option.tokenizer_repository",
+            ),
+            example="/models/Meta-Llama-3-8B-Instruct",
+            default_note="the model's own",
+            effect="folder the tokenizer is loaded from",
+            source=f"{DJL}, {TRITON}",
+        ),
+    ] = None
+    tokenizer_mode: Annotated[
+        TokenizerMode,
+        Option(
+            "option.tokenizer_mode",
+            "Implementation of the tokenizer.",
+            effect="no effect: the fast implementation is used, made from a slow tokenizer where there is no other",
+            source=DJL,
+        ),
+    ] = TokenizerMode.AUTO
+    tokenizer_revision: Annotated[
+        str | None,
+        Option(
+            "option.tokenizer_revision",
+            "Branch, tag or commit of the tokenizer on the Hugging Face hub.",
+            example="main",
+            default_note="option.revision",
+            effect="no effect: the tokenizer comes with the model's files",
+            source=DJL,
+        ),
+    ] = None
+    skip_tokenizer_init: Annotated[
+        bool,
+        Option(
+            "option.skip_tokenizer_init",
+            "Load the engine without a tokenizer of its own.",
+            effect="no effect: text is made by this server, the engine deals in token ids",
+            source=DJL,
+        ),
+    ] = False
+    load_format: Annotated[
+        LoadFormat,
+        Option(
+            "option.load_format",
+            "`dummy` makes up weights instead of loading them.",
+            tensorrt="LLM(load_format)",
+            pytorch="LLM(load_format)",
+            openvino="no effect: weights are loaded",
+            source=DJL,
+        ),
+    ] = LoadFormat.AUTO
     dtype: Annotated[
         DType,
         Option(
@@ -106,30 +164,3 @@ class ModelOptions(OptionGroup):
             source=DJL,
         ),
     ] = DType.AUTO
-    quantize: Annotated[
-        Quantization | None,
-        Option(
-            "option.quantize",
-            "Quantisation applied while the model is compiled; `none` for none. It cannot be applied to an engine "
-            "that is already compiled. `int8` and `int4` quantise weights only, `awq` is 4-bit weights scaled by "
-            "activations, `smoothquant` is 8-bit weights and activations, `fp8` is 8-bit floating point.",
-            value_aliases={
-                "int8_weight_only": "int8",
-                "int8_wo": "int8",
-                "w8a16": "int8",
-                "int4_weight_only": "int4",
-                "int4_wo": "int4",
-                "w4a16": "int4",
-                "int4_awq": "awq",
-                "w4a16_awq": "awq",
-                "int8_sq": "smoothquant",
-            },
-            example="awq",
-            default_note="none",
-            tensorrt="QuantConfig.quant_algo (W8A16, W4A16, W4A16_AWQ, W8A8_SQ_PER_CHANNEL or FP8)",
-            pytorch="refused unless the checkpoint is already quantised so: this backend does not quantise",
-            openvino="weight compression of the export: int8 and int4 as they are, awq as int4 with NNCF's data-free "
-            "AWQ; smoothquant and fp8 have no counterpart and are refused",
-            source=LMI,
-        ),
-    ] = None

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from djl_trtllm.config.option import Option, Scope
+from djl_trtllm.config.options.documents import DJL, OURS
 from djl_trtllm.config.options.group import OptionGroup
-
-DJL = "DJL Serving"
-OURS = "this server"
 
 
 class ServerOptions(OptionGroup):

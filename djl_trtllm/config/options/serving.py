@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.documents import DJL, OURS
 from djl_trtllm.config.options.group import OptionGroup
-
-DJL = "DJL Serving"
-OURS = "this server"
 
 
 class ServingOptions(OptionGroup):

@@ -1,0 +1,373 @@
+"""How an engine is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from djl_trtllm.config.choices import LogitsDType, ProfilingVerbosity
+from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.documents import DJL, TRITON, TRTLLM
+from djl_trtllm.config.options.group import OptionGroup
+
+
+class BuildOptions(OptionGroup):
+    """Sizes the compiler tunes for, what it adds, where it works."""
+
+    opt_num_tokens: Annotated[
+        int | None,
+        Option(
+            "option.opt_num_tokens",
+            "Tokens of an iteration for which the compiler tunes its kernels, up to `option.max_num_tokens`.",
+            unit="tokens",
+            at_least=1,
+            example="1024",
+            default_note="the batch size",
+            tensorrt="BuildConfig.opt_num_tokens",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRITON,
+        ),
+    ] = None
+    opt_batch_size: Annotated[
+        int,
+        Option(
+            "option.opt_batch_size",
+            "Batch for which the compiler tunes its kernels.",
+            unit="sequences",
+            at_least=1,
+            tensorrt="BuildConfig.opt_batch_size",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = 8
+    max_encoder_input_len: Annotated[
+        int,
+        Option(
+            "option.max_encoder_input_len",
+            "Longest input of the encoder, for encoder-decoder models.",
+            unit="tokens",
+            at_least=1,
+            tensorrt="BuildConfig.max_encoder_input_len",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: encoder-decoder models are not served",
+            source=TRTLLM,
+        ),
+    ] = 1024
+    max_prompt_embedding_table_size: Annotated[
+        int,
+        Option(
+            "option.max_prompt_embedding_table_size",
+            "Rows of the table for prompt embeddings (images, prompt tuning).",
+            aliases=("option.max_multimodal_len",),
+            unit="rows",
+            at_least=0,
+            tensorrt="BuildConfig.max_prompt_embedding_table_size",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = 0
+    gather_context_logits: Annotated[
+        bool,
+        Option(
+            "option.gather_context_logits",
+            "Keep the logits of the prompt; log probabilities of prompt tokens need it.",
+            tensorrt="BuildConfig.gather_context_logits",
+            pytorch="no effect: chosen per request",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    gather_generation_logits: Annotated[
+        bool,
+        Option(
+            "option.gather_generation_logits",
+            "Keep the logits of generated tokens; their log probabilities need it on a compiled engine.",
+            tensorrt="LLM(gather_generation_logits)",
+            pytorch="LLM(gather_generation_logits)",
+            openvino="no effect: chosen per request",
+            source=DJL,
+        ),
+    ] = False
+    gather_all_token_logits: Annotated[
+        bool,
+        Option(
+            "option.gather_all_token_logits",
+            "Keep the logits of prompt and generated tokens.",
+            tensorrt="BuildConfig.gather_context_logits and BuildConfig.gather_generation_logits",
+            pytorch="LLM(gather_generation_logits)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    strongly_typed: Annotated[
+        bool,
+        Option(
+            "option.strongly_typed",
+            "Take the number formats of the network as they are, instead of letting TensorRT choose.",
+            tensorrt="BuildConfig.strongly_typed",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = True
+    force_num_profiles: Annotated[
+        int | None,
+        Option(
+            "option.force_num_profiles",
+            "Number of optimisation profiles.",
+            unit="profiles",
+            at_least=1,
+            example="1",
+            default_note="chosen by the compiler",
+            tensorrt="BuildConfig.force_num_profiles",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = None
+    profiling_verbosity: Annotated[
+        ProfilingVerbosity,
+        Option(
+            "option.profiling_verbosity",
+            "How much a compiled engine tells profilers.",
+            tensorrt="BuildConfig.profiling_verbosity",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = ProfilingVerbosity.LAYER_NAMES_ONLY
+    enable_debug_output: Annotated[
+        bool,
+        Option(
+            "option.enable_debug_output",
+            "Let a compiled engine give out intermediate tensors.",
+            tensorrt="BuildConfig.enable_debug_output",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = False
+    use_refit: Annotated[
+        bool,
+        Option(
+            "option.use_refit",
+            "Compile an engine whose weights can be replaced.",
+            tensorrt="BuildConfig.use_refit",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = False
+    input_timing_cache: Annotated[
+        Path | None,
+        Option(
+            "option.input_timing_cache",
+            "File with kernel timings of an earlier compilation; it makes the next one faster.",
+            example="/var/cache/djl-trtllm/model.cache",
+            default_note="none",
+            tensorrt="BuildConfig.input_timing_cache",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = None
+    output_timing_cache: Annotated[
+        Path,
+        Option(
+            "option.output_timing_cache",
+            "File for the kernel timings of this compilation, in the engine directory.",
+            tensorrt="BuildConfig.output_timing_cache",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = Path("model.cache")
+    weight_sparsity: Annotated[
+        bool,
+        Option(
+            "option.weight_sparsity",
+            "Use kernels for weights of which two in four are zero.",
+            tensorrt="BuildConfig.weight_sparsity",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = False
+    weight_streaming: Annotated[
+        bool,
+        Option(
+            "option.weight_streaming",
+            "Keep weights in host memory and bring them to the GPU as they are needed.",
+            tensorrt="BuildConfig.weight_streaming",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = False
+    gpu_weights_percent: Annotated[
+        float,
+        Option(
+            "option.gpu_weights_percent",
+            "Share of the weights that stays on the GPU under weight streaming.",
+            at_least=0,
+            at_most=1,
+            tensorrt="no effect: the LLM API keeps all weights on the GPU",
+            pytorch="no effect: all weights are on the GPU",
+            openvino="no effect: there is no GPU",
+            source=TRITON,
+        ),
+    ] = 1.0
+    use_strip_plan: Annotated[
+        bool,
+        Option(
+            "option.use_strip_plan",
+            "Leave the weights out of the engine file.",
+            aliases=("option.strip_plan",),
+            tensorrt="BuildConfig.use_strip_plan",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool,
+        Option(
+            "option.dry_run",
+            "Go through compiling without compiling.",
+            tensorrt="no effect: an engine is needed; `djl-trtllm config` shows what would be compiled",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = False
+    visualize_network: Annotated[
+        str | None,
+        Option(
+            "option.visualize_network",
+            "Folder for drawings of the network.",
+            example="/opt/network",
+            default_note="none",
+            tensorrt="BuildConfig.visualize_network",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = None
+    monitor_memory: Annotated[
+        bool,
+        Option(
+            "option.monitor_memory",
+            "Log the memory that compiling takes.",
+            tensorrt="BuildConfig.monitor_memory",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=TRTLLM,
+        ),
+    ] = False
+    logits_dtype: Annotated[
+        LogitsDType | None,
+        Option(
+            "option.logits_dtype",
+            "Number format of the logits.",
+            aliases=("option.logits_datatype",),
+            value_aliases={"fp32": "float32", "fp16": "float16", "type_fp32": "float32", "type_fp16": "float16"},
+            example="float32",
+            default_note="float32",
+            tensorrt="logits_dtype of the checkpoint's conversion",
+            pytorch="no effect: chosen by the engine",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = None
+    fast_build: Annotated[
+        bool,
+        Option(
+            "option.fast_build",
+            "Compile faster, for a somewhat slower engine.",
+            tensorrt="LLM(fast_build)",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: the export compiles no TensorRT engine",
+            source=DJL,
+        ),
+    ] = False
+    enable_build_cache: Annotated[
+        bool,
+        Option(
+            "option.enable_build_cache",
+            "Keep compiled engines and look them up.",
+            effect="no effect: option.engine_cache_dir always keeps engines, by everything that changes them",
+            source=DJL,
+        ),
+    ] = True
+    workspace: Annotated[
+        Path | None,
+        Option(
+            "option.workspace",
+            "Folder for files of the compilation.",
+            example="/opt/workspace",
+            default_note="the system's folder for temporary files",
+            tensorrt="LLM(workspace)",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: compiling works inside the engine cache",
+            source=TRTLLM,
+        ),
+    ] = None
+    enable_tqdm: Annotated[
+        bool,
+        Option(
+            "option.enable_tqdm",
+            "Show progress bars while compiling.",
+            tensorrt="LLM(enable_tqdm)",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: progress is logged",
+            source=TRTLLM,
+        ),
+    ] = False
+    trtllm_checkpoint_path: Annotated[
+        Path | None,
+        Option(
+            "option.trtllm_checkpoint_path",
+            "Folder for the converted checkpoint, between download and engine.",
+            aliases=("option.checkpoint_dir",),
+            example="/opt/checkpoint",
+            retired="the compiler converts in memory; option.engine_cache_dir is where engines are kept",
+            source=DJL,
+        ),
+    ] = None
+    num_checkpoint_workers: Annotated[
+        int | None,
+        Option(
+            "option.num_checkpoint_workers",
+            "Processes that convert the checkpoint.",
+            unit="processes",
+            at_least=1,
+            example="4",
+            retired="the checkpoint is converted by the engine's own ranks, one per GPU",
+            source=DJL,
+        ),
+    ] = None
+    num_engine_workers: Annotated[
+        int | None,
+        Option(
+            "option.num_engine_workers",
+            "Processes that compile.",
+            aliases=("option.workers",),
+            unit="processes",
+            at_least=1,
+            example="4",
+            retired="each rank compiles its own part",
+            source=DJL,
+        ),
+    ] = None
+    load_by_shard: Annotated[
+        bool,
+        Option(
+            "option.load_by_shard",
+            "Convert a checkpoint one file at a time, to save host memory (Falcon 40B).",
+            retired="weights are read as they are needed, whatever the model",
+            source=DJL,
+        ),
+    ] = False

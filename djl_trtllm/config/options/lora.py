@@ -1,0 +1,149 @@
+"""LoRA and prompt adapters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.documents import DJL, TRITON, TRTLLM
+from djl_trtllm.config.options.group import OptionGroup
+
+
+class LoraOptions(OptionGroup):
+    """Accepted and answered by name: adapters are not served yet."""
+
+    enable_lora: Annotated[
+        bool,
+        Option(
+            "option.enable_lora",
+            "Serve LoRA adapters beside the model.",
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=DJL,
+        ),
+    ] = False
+    max_lora_rank: Annotated[
+        int,
+        Option(
+            "option.max_lora_rank",
+            "Largest rank of an adapter.",
+            unit="dimensions",
+            at_least=1,
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRTLLM,
+        ),
+    ] = 64
+    lora_dir: Annotated[
+        str | None,
+        Option(
+            "option.lora_dir",
+            "Folders of adapters.",
+            example="/opt/ml/model/adapters",
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRTLLM,
+        ),
+    ] = None
+    lora_ckpt_source: Annotated[
+        str,
+        Option(
+            "option.lora_ckpt_source",
+            "Format of the adapters, `hf` or `nemo`.",
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRTLLM,
+        ),
+    ] = "hf"
+    lora_target_modules: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "option.lora_target_modules",
+            "Modules that adapters change.",
+            example="attn_q,attn_v",
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRTLLM,
+        ),
+    ] = None
+    lora_cache_optimal_adapter_size: Annotated[
+        int,
+        Option(
+            "option.lora_cache_optimal_adapter_size",
+            "Rank for which the adapter cache is sized.",
+            aliases=("option.optimal_adapter_size",),
+            unit="dimensions",
+            at_least=1,
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRITON,
+        ),
+    ] = 8
+    lora_cache_max_adapter_size: Annotated[
+        int,
+        Option(
+            "option.lora_cache_max_adapter_size",
+            "Largest rank the adapter cache takes.",
+            aliases=("option.max_adapter_size",),
+            unit="dimensions",
+            at_least=1,
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRITON,
+        ),
+    ] = 64
+    lora_cache_gpu_memory_fraction: Annotated[
+        float,
+        Option(
+            "option.lora_cache_gpu_memory_fraction",
+            "Share of GPU memory for adapters.",
+            aliases=("option.device_cache_percent",),
+            at_least=0,
+            at_most=1,
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRITON,
+        ),
+    ] = 0.05
+    lora_cache_host_memory_bytes: Annotated[
+        int,
+        Option(
+            "option.lora_cache_host_memory_bytes",
+            "Host memory for adapters.",
+            unit="bytes",
+            at_least=0,
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRITON,
+        ),
+    ] = 1073741824
+    lora_prefetch_dir: Annotated[
+        str | None,
+        Option(
+            "option.lora_prefetch_dir",
+            "Folder of adapters that are loaded at start.",
+            example="/opt/ml/model/adapters",
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRITON,
+        ),
+    ] = None
+    enable_prompt_adapter: Annotated[
+        bool,
+        Option(
+            "option.enable_prompt_adapter",
+            "Serve prompt adapters.",
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRTLLM,
+        ),
+    ] = False
+    max_prompt_adapter_token: Annotated[
+        int,
+        Option(
+            "option.max_prompt_adapter_token",
+            "Longest prompt adapter.",
+            unit="tokens",
+            at_least=0,
+            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            source=TRTLLM,
+        ),
+    ] = 0
+    enable_stateful_sessions: Annotated[
+        bool,
+        Option(
+            "option.enable_stateful_sessions",
+            "DJL Serving's stateful sessions.",
+            effect="no effect: sessions are not served; option.enable_kv_cache_reuse speeds up chats",
+            source=DJL,
+        ),
+    ] = False

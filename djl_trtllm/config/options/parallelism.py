@@ -1,0 +1,256 @@
+"""How a model is spread over GPUs and machines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from djl_trtllm.config.choices import AllReduceStrategy, EmbeddingParallelMode
+from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.documents import DJL, LMI, TRITON, TRTLLM
+from djl_trtllm.config.options.group import OptionGroup
+
+
+class ParallelismOptions(OptionGroup):
+    """Degrees of parallelism, and the communication between the parts."""
+
+    tensor_parallel_degree: Annotated[
+        int | Literal["max"],
+        Option(
+            "option.tensor_parallel_degree",
+            "GPUs over which each layer is split; `max` takes all GPUs of the machine (divided by the pipeline "
+            "parallel degree).",
+            aliases=(
+                "option.tensor_parallel_size",
+                "option.tp_size",
+                "option.tensor_parallelism",
+                "option.tensor_parallel_count",
+            ),
+            unit="GPUs",
+            at_least=1,
+            tensorrt="LLM(tensor_parallel_size)",
+            pytorch="LLM(tensor_parallel_size)",
+            openvino="ignored: one CPU engine",
+            source=LMI,
+        ),
+    ] = 1
+    pipeline_parallel_degree: Annotated[
+        int,
+        Option(
+            "option.pipeline_parallel_degree",
+            "Groups of GPUs over which the layers are spread one after the other.",
+            aliases=(
+                "option.pipeline_parallel_size",
+                "option.pp_size",
+                "option.pipeline_parallelism",
+                "option.pipeline_parallel_count",
+            ),
+            unit="groups",
+            at_least=1,
+            tensorrt="LLM(pipeline_parallel_size)",
+            pytorch="LLM(pipeline_parallel_size)",
+            openvino="ignored: one CPU engine",
+            source=DJL,
+        ),
+    ] = 1
+    use_custom_all_reduce: Annotated[
+        bool,
+        Option(
+            "option.use_custom_all_reduce",
+            "An all-reduce kernel for GPUs joined by NVLink, chosen by hand in early TensorRT-LLM.",
+            retired="TensorRT-LLM chooses the kernel itself; option.allreduce_strategy sets it by hand on the PyTorch "
+            "backend",
+            source=LMI,
+        ),
+    ] = False
+    context_parallel_size: Annotated[
+        int,
+        Option(
+            "option.context_parallel_size",
+            "GPUs over which one sequence is split.",
+            unit="GPUs",
+            at_least=1,
+            tensorrt="LLM(context_parallel_size)",
+            pytorch="LLM(context_parallel_size)",
+            openvino="no effect: one CPU engine",
+            source=DJL,
+        ),
+    ] = 1
+    moe_tensor_parallel_size: Annotated[
+        int | None,
+        Option(
+            "option.moe_tensor_parallel_size",
+            "GPUs over which each expert of a mixture-of-experts model is split.",
+            unit="GPUs",
+            at_least=1,
+            example="1",
+            default_note="chosen by the engine",
+            tensorrt="LLM(moe_tensor_parallel_size)",
+            pytorch="LLM(moe_tensor_parallel_size)",
+            openvino="no effect: one CPU engine",
+            source=DJL,
+        ),
+    ] = None
+    moe_expert_parallel_size: Annotated[
+        int | None,
+        Option(
+            "option.moe_expert_parallel_size",
+            "GPUs over which the experts are spread, each whole.",
+            unit="GPUs",
+            at_least=1,
+            example="1",
+            default_note="chosen by the engine",
+            tensorrt="LLM(moe_expert_parallel_size)",
+            pytorch="LLM(moe_expert_parallel_size)",
+            openvino="no effect: one CPU engine",
+            source=DJL,
+        ),
+    ] = None
+    moe_cluster_parallel_size: Annotated[
+        int | None,
+        Option(
+            "option.moe_cluster_parallel_size",
+            "GPUs of one cluster that share an expert.",
+            unit="GPUs",
+            at_least=1,
+            example="1",
+            default_note="chosen by the engine",
+            tensorrt="LLM(moe_cluster_parallel_size)",
+            pytorch="LLM(moe_cluster_parallel_size)",
+            openvino="no effect: one CPU engine",
+            source=TRTLLM,
+        ),
+    ] = None
+    enable_attention_dp: Annotated[
+        bool,
+        Option(
+            "option.enable_attention_dp",
+            "Give each GPU its own requests for attention, and split only the rest of the model.",
+            tensorrt="LLM(enable_attention_dp)",
+            pytorch="LLM(enable_attention_dp)",
+            openvino="no effect: one CPU engine",
+            source=DJL,
+        ),
+    ] = False
+    enable_lm_head_tp_in_adp: Annotated[
+        bool,
+        Option(
+            "option.enable_lm_head_tp_in_adp",
+            "Split the output layer over the GPUs under attention data parallelism.",
+            tensorrt="LLM(enable_lm_head_tp_in_adp)",
+            pytorch="LLM(enable_lm_head_tp_in_adp)",
+            openvino="no effect: one CPU engine",
+            source=TRTLLM,
+        ),
+    ] = False
+    embedding_parallel_mode: Annotated[
+        EmbeddingParallelMode,
+        Option(
+            "option.embedding_parallel_mode",
+            "How the embedding table is split over GPUs.",
+            tensorrt="LLM(embedding_parallel_mode)",
+            pytorch="no effect: this backend compiles no engine",
+            openvino="no effect: one CPU engine",
+            source=DJL,
+        ),
+    ] = EmbeddingParallelMode.VOCABULARY
+    auto_parallel: Annotated[
+        bool,
+        Option(
+            "option.auto_parallel",
+            "Let the compiler choose the parallel degrees, in TensorRT-LLM 1.0 and before.",
+            retired="set option.tensor_parallel_degree and option.pipeline_parallel_degree; `max` takes all GPUs",
+            source=DJL,
+        ),
+    ] = False
+    auto_parallel_world_size: Annotated[
+        int | None,
+        Option(
+            "option.auto_parallel_world_size",
+            "GPUs the compiler may use under `option.auto_parallel`.",
+            unit="GPUs",
+            at_least=1,
+            example="1",
+            retired="set option.tensor_parallel_degree and option.pipeline_parallel_degree",
+            source=DJL,
+        ),
+    ] = None
+    allreduce_strategy: Annotated[
+        AllReduceStrategy,
+        Option(
+            "option.allreduce_strategy",
+            "Kernel that adds up the parts of a layer over GPUs.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(allreduce_strategy)",
+            openvino="no effect: one CPU engine",
+            source=TRTLLM,
+        ),
+    ] = AllReduceStrategy.AUTO
+    gpus_per_node: Annotated[
+        int | None,
+        Option(
+            "option.gpus_per_node",
+            "GPUs of one machine.",
+            unit="GPUs",
+            at_least=1,
+            example="8",
+            default_note="those of this machine",
+            tensorrt="LLM(gpus_per_node)",
+            pytorch="LLM(gpus_per_node)",
+            openvino="no effect: one CPU engine",
+            source=TRTLLM,
+        ),
+    ] = None
+    gpu_device_ids: Annotated[
+        str | None,
+        Option(
+            "option.gpu_device_ids",
+            "GPUs of each instance in Triton's backend, `0,1;2,3` for two instances of two.",
+            example="0,1",
+            effect="no effect: choose GPUs with CUDA_VISIBLE_DEVICES, one process per instance",
+            source=TRITON,
+        ),
+    ] = None
+    participant_ids: Annotated[
+        str | None,
+        Option(
+            "option.participant_ids",
+            "MPI ranks of the model in Triton's orchestrator mode.",
+            example="1,2",
+            retired="the engine process starts its own ranks",
+            source=TRITON,
+        ),
+    ] = None
+    num_nodes: Annotated[
+        int,
+        Option(
+            "option.num_nodes",
+            "Machines over which Triton's backend spreads one model.",
+            unit="machines",
+            at_least=1,
+            effect="no effect: a model runs on one machine",
+            source=TRITON,
+        ),
+    ] = 1
+    cluster_size: Annotated[
+        int,
+        Option(
+            "option.cluster_size",
+            "Machines over which DJL Serving spreads one model (DJL_CLUSTER_SIZE).",
+            unit="machines",
+            at_least=1,
+            effect="no effect: a model runs on one machine",
+            source=DJL,
+        ),
+    ] = 1
+    world_size: Annotated[
+        int | None,
+        Option(
+            "option.world_size",
+            "Processes of Triton's launcher, one per GPU.",
+            unit="processes",
+            at_least=1,
+            example="1",
+            retired="option.tensor_parallel_degree times option.pipeline_parallel_degree processes are started",
+            source=TRITON,
+        ),
+    ] = None

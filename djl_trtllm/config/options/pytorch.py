@@ -1,0 +1,320 @@
+"""Settings that only TensorRT-LLM's PyTorch backend has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from djl_trtllm.config.choices import Orchestrator
+from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.documents import DJL, TRTLLM
+from djl_trtllm.config.options.group import OptionGroup
+
+
+class PyTorchOptions(OptionGroup):
+    """Attention, graphs, statistics of the PyTorch backend."""
+
+    attn_backend: Annotated[
+        str,
+        Option(
+            "option.attn_backend",
+            "Attention kernels: TRTLLM, FLASHINFER, VANILLA, ...",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(attn_backend)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = "TRTLLM"
+    moe_backend: Annotated[
+        str,
+        Option(
+            "option.moe_backend",
+            "Kernels of mixture-of-experts layers: CUTLASS, TRTLLM, DEEPGEMM, WIDEEP, ...",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="MoeConfig.backend",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = "CUTLASS"
+    use_cuda_graph: Annotated[
+        bool | None,
+        Option(
+            "option.use_cuda_graph",
+            "Run decoding steps as CUDA graphs.",
+            example="true",
+            default_note="the engine's own: on",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(cuda_graph_config), None when false",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = None
+    enforce_eager: Annotated[
+        bool,
+        Option(
+            "option.enforce_eager",
+            "Run without CUDA graphs (ENABLE_CUDA_GRAPHS=false). `option.use_cuda_graph` counts before it.",
+            tensorrt="ExtendedRuntimePerfKnobConfig.cuda_graph_mode, false when true",
+            pytorch="LLM(cuda_graph_config), None when true",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = False
+    cuda_graph_batch_sizes: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "option.cuda_graph_batch_sizes",
+            "Batches for which CUDA graphs are recorded.",
+            unit="sequences",
+            at_least=1,
+            example="1,2,4,8",
+            default_note="chosen by the engine",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="CudaGraphConfig.batch_sizes",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = None
+    cuda_graph_max_batch_size: Annotated[
+        int | None,
+        Option(
+            "option.cuda_graph_max_batch_size",
+            "Largest batch for which a CUDA graph is recorded.",
+            unit="sequences",
+            at_least=1,
+            example="128",
+            default_note="128",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="CudaGraphConfig.max_batch_size",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = None
+    cuda_graph_padding_enabled: Annotated[
+        bool,
+        Option(
+            "option.cuda_graph_padding_enabled",
+            "Fill a batch up to the next recorded one.",
+            aliases=("option.enable_padding",),
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="CudaGraphConfig.enable_padding",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    enable_autotuner: Annotated[
+        bool,
+        Option(
+            "option.enable_autotuner",
+            "Choose kernels by trying them at start.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(enable_autotuner)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = True
+    enable_min_latency: Annotated[
+        bool,
+        Option(
+            "option.enable_min_latency",
+            "Prefer latency over throughput (Llama 4).",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(enable_min_latency)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    enable_iter_perf_stats: Annotated[
+        bool,
+        Option(
+            "option.enable_iter_perf_stats",
+            "Gather statistics of iterations.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(enable_iter_perf_stats)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    enable_iter_req_stats: Annotated[
+        bool,
+        Option(
+            "option.enable_iter_req_stats",
+            "Gather statistics of requests in every iteration; needs `option.enable_iter_perf_stats`.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(enable_iter_req_stats)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    print_iter_log: Annotated[
+        bool,
+        Option(
+            "option.print_iter_log",
+            "Log every iteration.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(print_iter_log)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    perf_metrics_max_requests: Annotated[
+        int,
+        Option(
+            "option.perf_metrics_max_requests",
+            "Requests of which measurements are kept.",
+            unit="requests",
+            at_least=0,
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(perf_metrics_max_requests)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = 0
+    garbage_collection_gen0_threshold: Annotated[
+        int,
+        Option(
+            "option.garbage_collection_gen0_threshold",
+            "New objects after which the engine process looks for garbage.",
+            unit="objects",
+            at_least=1,
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(garbage_collection_gen0_threshold)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = 20000
+    checkpoint_format: Annotated[
+        str | None,
+        Option(
+            "option.checkpoint_format",
+            "Format of the checkpoint.",
+            example="HF",
+            default_note="HF",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(checkpoint_format)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = None
+    enable_fullgraph: Annotated[
+        bool,
+        Option(
+            "option.enable_fullgraph",
+            "Compile the model as one graph; only with torch.compile.",
+            aliases=("option.torch_compile_fullgraph",),
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="TorchCompileConfig.enable_fullgraph",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = True
+    enable_inductor: Annotated[
+        bool,
+        Option(
+            "option.enable_inductor",
+            "Compile with torch's Inductor.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="TorchCompileConfig.enable_inductor",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    enable_piecewise_cuda_graph: Annotated[
+        bool,
+        Option(
+            "option.enable_piecewise_cuda_graph",
+            "Record CUDA graphs for pieces of the model.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="TorchCompileConfig.enable_piecewise_cuda_graph",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    disable_flashinfer_sampling: Annotated[
+        bool,
+        Option(
+            "option.disable_flashinfer_sampling",
+            "Sample without FlashInfer.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(disable_flashinfer_sampling), from TensorRT-LLM 1.3",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    max_stats_len: Annotated[
+        int,
+        Option(
+            "option.max_stats_len",
+            "Statistics that are kept until somebody reads them.",
+            unit="entries",
+            at_least=1,
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(max_stats_len), from TensorRT-LLM 1.3",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = 1000
+    iter_stats_max_iterations: Annotated[
+        int | None,
+        Option(
+            "option.iter_stats_max_iterations",
+            "Iterations of which statistics are kept.",
+            unit="iterations",
+            at_least=0,
+            example="1000",
+            default_note="the engine's own",
+            tensorrt="LLM(iter_stats_max_iterations)",
+            pytorch="LLM(iter_stats_max_iterations)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = None
+    request_stats_max_iterations: Annotated[
+        int | None,
+        Option(
+            "option.request_stats_max_iterations",
+            "Iterations of which statistics per request are kept.",
+            unit="iterations",
+            at_least=0,
+            example="1000",
+            default_note="the engine's own",
+            tensorrt="LLM(request_stats_max_iterations)",
+            pytorch="LLM(request_stats_max_iterations)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = None
+    return_perf_metrics: Annotated[
+        bool,
+        Option(
+            "option.return_perf_metrics",
+            "Return the engine's timings with every request.",
+            tensorrt="LLM(return_perf_metrics)",
+            pytorch="LLM(return_perf_metrics)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    num_postprocess_workers: Annotated[
+        int,
+        Option(
+            "option.num_postprocess_workers",
+            "Processes for detokenizing inside TensorRT-LLM.",
+            unit="processes",
+            at_least=0,
+            effect="no effect: text is made by this server, and not inside the engine",
+            source=TRTLLM,
+        ),
+    ] = 0
+    orchestrator_type: Annotated[
+        Orchestrator | None,
+        Option(
+            "option.orchestrator_type",
+            "How the ranks of the engine talk to each other.",
+            example="rpc",
+            default_note="MPI",
+            tensorrt="LLM(orchestrator_type)",
+            pytorch="LLM(orchestrator_type)",
+            openvino="no effect: one CPU engine",
+            source=TRTLLM,
+        ),
+    ] = None

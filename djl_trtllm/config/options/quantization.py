@@ -1,0 +1,315 @@
+"""Smaller numbers for weights, activations and cache, made while compiling."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from djl_trtllm.config.choices import AwqFormat, CalibDevice, KvCacheQuantAlgorithm, QuantAlgorithm, Quantization
+from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.documents import DJL, LMI, TRTLLM
+from djl_trtllm.config.options.group import OptionGroup
+
+
+class QuantizationOptions(OptionGroup):
+    """What is quantised, how, and on which samples it is calibrated."""
+
+    quantize: Annotated[
+        Quantization | None,
+        Option(
+            "option.quantize",
+            "Quantisation applied while the model is compiled; `none` for none. It cannot be applied to an engine "
+            "that is already compiled. `int8` and `int4` quantise weights only, `awq` is 4-bit weights scaled by "
+            "activations, `smoothquant` is 8-bit weights and activations, `fp8` is 8-bit floating point.",
+            value_aliases={
+                "int8_weight_only": "int8",
+                "int8_wo": "int8",
+                "w8a16": "int8",
+                "int4_weight_only": "int4",
+                "int4_wo": "int4",
+                "w4a16": "int4",
+                "int4_awq": "awq",
+                "w4a16_awq": "awq",
+                "int8_sq": "smoothquant",
+            },
+            example="awq",
+            default_note="none",
+            tensorrt="QuantConfig.quant_algo (W8A16, W4A16, W4A16_AWQ, W8A8_SQ_PER_CHANNEL or FP8)",
+            pytorch="refused unless the checkpoint is already quantised so: this backend does not quantise",
+            openvino="weight compression of the export: int8 and int4 as they are, awq as int4 with NNCF's data-free "
+            "AWQ; smoothquant and fp8 have no counterpart and are refused",
+            source=LMI,
+        ),
+    ] = None
+    smoothquant_alpha: Annotated[
+        float,
+        Option(
+            "option.smoothquant_alpha",
+            "How much of the difficulty is moved from activations to weights; only with `option.quantize=smoothquant`.",
+            aliases=("option.smoothquant_val",),
+            at_least=0,
+            at_most=1,
+            tensorrt="QuantConfig.smoothquant_val",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: smoothquant is refused",
+            source=LMI,
+        ),
+    ] = 0.8
+    smoothquant_per_token: Annotated[
+        bool,
+        Option(
+            "option.smoothquant_per_token",
+            "One scale per token, chosen while running: slower and more accurate.",
+            retired=(
+                "today's quantiser makes one kind of smoothquant, W8A8_SQ_PER_CHANNEL; option.quant_algo names the "
+                "others for checkpoints that have them"
+            ),
+            source=LMI,
+        ),
+    ] = False
+    smoothquant_per_channel: Annotated[
+        bool,
+        Option(
+            "option.smoothquant_per_channel",
+            "One scale per channel, chosen while running: slower and more accurate.",
+            retired="today's quantiser always makes one scale per channel (W8A8_SQ_PER_CHANNEL)",
+            source=LMI,
+        ),
+    ] = False
+    multi_query_mode: Annotated[
+        bool,
+        Option(
+            "option.multi_query_mode",
+            "Tell the smoothquant conversion that several heads share their keys (Llama 70B).",
+            retired="the number of key-value heads is read from the checkpoint's config.json",
+            source=LMI,
+        ),
+    ] = False
+    awq_format: Annotated[
+        AwqFormat,
+        Option(
+            "option.awq_format",
+            "Kind of AWQ; only with `option.quantize=awq`.",
+            aliases=(
+                "option.q_format",
+                "option.qformat",
+            ),
+            tensorrt="QuantConfig.quant_algo: W4A16_AWQ or W4A8_AWQ",
+            pytorch="no effect: this backend does not quantise",
+            openvino="int4_awq is 4-bit weights with NNCF's AWQ; w4a8_awq has no counterpart",
+            source=LMI,
+        ),
+    ] = AwqFormat.INT4_AWQ
+    awq_block_size: Annotated[
+        int,
+        Option(
+            "option.awq_block_size",
+            "Weights that share a scale; only with `option.quantize=awq`.",
+            aliases=("option.group_size",),
+            unit="weights",
+            at_least=1,
+            tensorrt="QuantConfig.group_size",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: the export chooses the group size",
+            source=DJL,
+        ),
+    ] = 128
+    calib_size: Annotated[
+        int,
+        Option(
+            "option.calib_size",
+            "Samples for the calibration of awq, smoothquant and fp8.",
+            aliases=("option.awq_calib_size",),
+            unit="samples",
+            at_least=1,
+            tensorrt="CalibConfig.calib_batches = calib_size / calib_batch_size",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: the export quantises without samples",
+            source=LMI,
+        ),
+    ] = 32
+    calib_batch_size: Annotated[
+        int,
+        Option(
+            "option.calib_batch_size",
+            "Samples that are calibrated at a time.",
+            unit="samples",
+            at_least=1,
+            tensorrt="CalibConfig.calib_batch_size",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: the export quantises without samples",
+            source=DJL,
+        ),
+    ] = 1
+    calib_batches: Annotated[
+        int | None,
+        Option(
+            "option.calib_batches",
+            "Batches of samples, in place of what `option.calib_size` gives.",
+            unit="batches",
+            at_least=1,
+            example="32",
+            default_note="calib_size / calib_batch_size",
+            tensorrt="CalibConfig.calib_batches",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: the export quantises without samples",
+            source=DJL,
+        ),
+    ] = None
+    calib_dataset: Annotated[
+        str,
+        Option(
+            "option.calib_dataset",
+            "Samples for the calibration: a Hugging Face dataset or a local folder.",
+            tensorrt="CalibConfig.calib_dataset",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: the export quantises without samples",
+            source=DJL,
+        ),
+    ] = "cnn_dailymail"
+    calib_max_seq_length: Annotated[
+        int,
+        Option(
+            "option.calib_max_seq_length",
+            "Longest sample.",
+            unit="tokens",
+            at_least=1,
+            tensorrt="CalibConfig.calib_max_seq_length",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: the export quantises without samples",
+            source=DJL,
+        ),
+    ] = 512
+    tokenizer_max_seq_length: Annotated[
+        int,
+        Option(
+            "option.tokenizer_max_seq_length",
+            "Longest text the calibration tokenizes.",
+            unit="tokens",
+            at_least=1,
+            tensorrt="CalibConfig.tokenizer_max_seq_length",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: the export quantises without samples",
+            source=DJL,
+        ),
+    ] = 2048
+    random_seed: Annotated[
+        int,
+        Option(
+            "option.random_seed",
+            "Seed of the choice of samples.",
+            at_least=0,
+            tensorrt="CalibConfig.random_seed",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: the export quantises without samples",
+            source=DJL,
+        ),
+    ] = 1234
+    calib_device: Annotated[
+        CalibDevice,
+        Option(
+            "option.device",
+            "Where the calibration runs.",
+            aliases=("option.calib_device",),
+            tensorrt="CalibConfig.device",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: the export quantises without samples",
+            source=DJL,
+        ),
+    ] = CalibDevice.CUDA
+    quant_algo: Annotated[
+        QuantAlgorithm | None,
+        Option(
+            "option.quant_algo",
+            "TensorRT-LLM's own name of a quantisation, in place of what `option.quantize` stands for.",
+            example="W4A16_AWQ",
+            default_note="from option.quantize",
+            tensorrt="QuantConfig.quant_algo",
+            pytorch="no effect: read from the checkpoint's hf_quant_config.json",
+            openvino="no effect: use option.quantize",
+            source=DJL,
+        ),
+    ] = None
+    kv_cache_quant_algo: Annotated[
+        KvCacheQuantAlgorithm | None,
+        Option(
+            "option.kv_cache_quant_algo",
+            "TensorRT-LLM's own name of a quantisation of the KV cache, in place of `option.kv_cache_dtype`.",
+            example="FP8",
+            default_note="from option.kv_cache_dtype",
+            tensorrt="QuantConfig.kv_cache_quant_algo",
+            pytorch="no effect: use option.kv_cache_dtype",
+            openvino="no effect: use option.kv_cache_dtype",
+            source=DJL,
+        ),
+    ] = None
+    clamp_val: Annotated[
+        tuple[float, ...] | None,
+        Option(
+            "option.clamp_val",
+            "Bounds for values under FP8_PER_CHANNEL_PER_TOKEN, lower and upper.",
+            example="[-1200.0,1200.0]",
+            default_note="none",
+            tensorrt="QuantConfig.clamp_val",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = None
+    use_meta_recipe: Annotated[
+        bool,
+        Option(
+            "option.use_meta_recipe",
+            "Use Meta's FP8 recipe (Llama 3.1 405B).",
+            tensorrt="QuantConfig.use_meta_recipe",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = False
+    has_zero_point: Annotated[
+        bool,
+        Option(
+            "option.has_zero_point",
+            "The quantised weights have a zero point.",
+            tensorrt="QuantConfig.has_zero_point",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = False
+    pre_quant_scale: Annotated[
+        bool,
+        Option(
+            "option.pre_quant_scale",
+            "The weights are scaled before they are quantised.",
+            aliases=("option.pre_quant_scales",),
+            tensorrt="QuantConfig.pre_quant_scale",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = False
+    exclude_modules: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "option.exclude_modules",
+            "Modules that are not quantised.",
+            example='["lm_head"]',
+            default_note="chosen by the quantiser",
+            tensorrt="QuantConfig.exclude_modules",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = None
+    force_dynamic_quantization: Annotated[
+        bool,
+        Option(
+            "option.force_dynamic_quantization",
+            "Quantise activations while running, also where the checkpoint has fixed scales.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(force_dynamic_quantization)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False

@@ -1,0 +1,272 @@
+"""Which requests run in an iteration, and what of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from djl_trtllm.config.choices import BatchingType, ChunkingPolicy, SchedulerPolicy
+from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.documents import DJL, LMI, RUNTIME, TRITON, TRTLLM
+from djl_trtllm.config.options.group import OptionGroup
+
+
+class SchedulerOptions(OptionGroup):
+    """Policies of the scheduler, chunked prefill, overlap and waiting."""
+
+    batch_scheduler_policy: Annotated[
+        SchedulerPolicy,
+        Option(
+            "option.batch_scheduler_policy",
+            "`max_utilization` starts as many sequences as fit now and may pause some later; `guaranteed_no_evict` "
+            "starts only what fits to its end; `static_batch` finishes a whole batch before the next one (a legacy "
+            "mode).",
+            aliases=("option.capacity_scheduler_policy",),
+            tensorrt="SchedulerConfig.capacity_scheduler_policy",
+            pytorch="SchedulerConfig.capacity_scheduler_policy",
+            openvino="always guaranteed_no_evict: requests lose their output when this engine runs out of cache",
+            source=f"{LMI}, {RUNTIME}",
+        ),
+    ] = SchedulerPolicy.MAX_UTILIZATION
+    enable_trt_overlap: Annotated[
+        bool,
+        Option(
+            "option.enable_trt_overlap",
+            "Overlap the execution of batches, in early TensorRT-LLM.",
+            retired="the compiled engine's runtime has no such mode; option.enable_overlap_scheduler is the PyTorch "
+            "backend's, and on by default",
+            source=LMI,
+        ),
+    ] = False
+    context_chunking_policy: Annotated[
+        ChunkingPolicy | None,
+        Option(
+            "option.context_chunking_policy",
+            "Order of the chunks of prompts under chunked prefill: all of the first request first, or all requests "
+            "alike.",
+            example="first_come_first_served",
+            default_note="first_come_first_served",
+            tensorrt="SchedulerConfig.context_chunking_policy",
+            pytorch="SchedulerConfig.context_chunking_policy",
+            openvino="no effect: prompts are split in the order of arrival",
+            source=RUNTIME,
+        ),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool,
+        Option(
+            "option.enable_chunked_prefill",
+            "Split long prompts over several iterations, so that a prompt may be longer than `option.max_num_tokens`.",
+            aliases=("option.enable_chunked_context",),
+            tensorrt="LLM(enable_chunked_prefill)",
+            pytorch="LLM(enable_chunked_prefill)",
+            openvino="no effect: always on (SchedulerConfig.dynamic_split_fuse)",
+            source=f"{TRTLLM}, {DJL}",
+        ),
+    ] = False
+    batching_type: Annotated[
+        BatchingType | None,
+        Option(
+            "option.batching_type",
+            "`inflight` lets requests join a running batch, `static` runs batch after batch.",
+            aliases=(
+                "option.gpt_model_type",
+                "option.batching_strategy",
+            ),
+            value_aliases={"v1": "static", "inflight_batching": "inflight", "inflight_fused_batching": "inflight"},
+            example="inflight",
+            default_note="inflight",
+            tensorrt="LLM(batching_type)",
+            pytorch="no effect: always in flight",
+            openvino="no effect: always in flight",
+            source=f"{TRITON}, {TRTLLM}",
+        ),
+    ] = None
+    enable_overlap_scheduler: Annotated[
+        bool | None,
+        Option(
+            "option.enable_overlap_scheduler",
+            "Prepare the next iteration while the GPU runs the current one. The PyTorch backend's scheduler; not the "
+            "option of early engines.",
+            example="true",
+            default_note="the engine's own: on",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(disable_overlap_scheduler), negated",
+            openvino="no effect: OpenVINO has no such setting",
+            source=DJL,
+        ),
+    ] = None
+    disable_overlap_scheduler: Annotated[
+        bool,
+        Option(
+            "option.disable_overlap_scheduler",
+            "Do not overlap iterations; `option.enable_overlap_scheduler` counts before it.",
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(disable_overlap_scheduler)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = False
+    enable_batch_size_tuning: Annotated[
+        bool | None,
+        Option(
+            "option.enable_batch_size_tuning",
+            "Let the engine adapt its batch to the traffic.",
+            example="true",
+            default_note="the engine's own: on",
+            tensorrt="DynamicBatchConfig.enable_batch_size_tuning",
+            pytorch="no effect: dynamic batch tuning belongs to the compiled engine",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = None
+    enable_max_num_tokens_tuning: Annotated[
+        bool | None,
+        Option(
+            "option.enable_max_num_tokens_tuning",
+            "Let the engine adapt the tokens of an iteration to the traffic.",
+            example="false",
+            default_note="the engine's own: off",
+            tensorrt="DynamicBatchConfig.enable_max_num_tokens_tuning",
+            pytorch="no effect: dynamic batch tuning belongs to the compiled engine",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = None
+    dynamic_batch_moving_average_window: Annotated[
+        int | None,
+        Option(
+            "option.dynamic_batch_moving_average_window",
+            "Iterations over which the traffic is averaged for dynamic batch tuning.",
+            unit="iterations",
+            at_least=1,
+            example="128",
+            default_note="the engine's own: 128",
+            tensorrt="DynamicBatchConfig.dynamic_batch_moving_average_window",
+            pytorch="no effect: dynamic batch tuning belongs to the compiled engine",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = None
+    stream_interval: Annotated[
+        int,
+        Option(
+            "option.stream_interval",
+            "Iterations between two messages of a stream. Larger saves work and makes streams coarser.",
+            unit="iterations",
+            at_least=1,
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(stream_interval)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = 1
+    batch_wait_timeout_ms: Annotated[
+        float,
+        Option(
+            "option.batch_wait_timeout_ms",
+            "Longest wait for more requests before an iteration begins.",
+            unit="milliseconds",
+            at_least=0,
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(batch_wait_timeout_ms)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = 0.0
+    batch_wait_timeout_iters: Annotated[
+        int,
+        Option(
+            "option.batch_wait_timeout_iters",
+            "Iterations a prompt may be held back for a fuller batch.",
+            unit="iterations",
+            at_least=0,
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(batch_wait_timeout_iters)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = 0
+    batch_wait_max_tokens_ratio: Annotated[
+        float,
+        Option(
+            "option.batch_wait_max_tokens_ratio",
+            "Share of `option.max_num_tokens` at which a held back batch starts.",
+            at_least=0,
+            at_most=1,
+            tensorrt="no effect: a setting of the PyTorch backend",
+            pytorch="LLM(batch_wait_max_tokens_ratio)",
+            openvino="no effect: OpenVINO has no such setting",
+            source=TRTLLM,
+        ),
+    ] = 0.0
+    max_rolling_batch_prefill_tokens: Annotated[
+        int | None,
+        Option(
+            "option.max_rolling_batch_prefill_tokens",
+            "Tokens of prompts in one iteration, for vLLM and lmi-dist (MAX_BATCH_PREFILL_TOKENS).",
+            unit="tokens",
+            at_least=1,
+            example="4096",
+            retired="option.max_num_tokens bounds the tokens of an iteration, prompts and decoding together",
+            source=DJL,
+        ),
+    ] = None
+    waiting_steps: Annotated[
+        int | None,
+        Option(
+            "option.waiting_steps",
+            "Decoding steps between two looks at the waiting queue, in DJL Serving's early schedulers.",
+            unit="steps",
+            at_least=0,
+            example="1",
+            retired=(
+                "a waiting request joins at the next iteration; option.batch_wait_timeout_ms holds iterations back on "
+                "the PyTorch backend"
+            ),
+            source=DJL,
+        ),
+    ] = None
+    max_queue_delay_microseconds: Annotated[
+        int,
+        Option(
+            "option.max_queue_delay_microseconds",
+            "Longest wait of Triton's dynamic batcher for a fuller batch.",
+            unit="microseconds",
+            at_least=0,
+            effect="no effect: a request joins the running batch at the next iteration",
+            source=TRITON,
+        ),
+    ] = 0
+    recv_poll_period_ms: Annotated[
+        int,
+        Option(
+            "option.recv_poll_period_ms",
+            "Interval at which Triton's backend looks for new requests.",
+            unit="milliseconds",
+            at_least=0,
+            retired="the engine is told of a new request at once",
+            source=TRITON,
+        ),
+    ] = 0
+    cancellation_check_period_ms: Annotated[
+        int,
+        Option(
+            "option.cancellation_check_period_ms",
+            "Interval at which Triton's backend looks for cancelled requests.",
+            unit="milliseconds",
+            at_least=0,
+            retired="the engine is told of a cancelled request at once",
+            source=TRITON,
+        ),
+    ] = 100
+    stats_check_period_ms: Annotated[
+        int,
+        Option(
+            "option.stats_check_period_ms",
+            "Interval at which Triton's backend reads the engine's statistics.",
+            unit="milliseconds",
+            at_least=0,
+            retired="statistics come with every iteration and are read at /metrics",
+            source=TRITON,
+        ),
+    ] = 100
