@@ -55,20 +55,27 @@ def _log_to_stderr(level: str) -> None:
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-def _source(model: Path | None) -> Path:
+def _find_model(model: Path | None) -> Path | None:
+    """The model named by the argument, by SageMaker's directory or by HF_MODEL_ID, in this order."""
     if model is not None:
         return model
     if SAGEMAKER_MODEL_DIR.is_dir():
         return SAGEMAKER_MODEL_DIR
     named = os.environ.get("HF_MODEL_ID", "")
-    if not named:
-        message = f"no model given, and there is no {SAGEMAKER_MODEL_DIR}: name a model directory or a model.tar.gz"
-        raise DjlTrtllmError(message)
-    if Path(named).exists():
-        return Path(named)
+    return Path(named) if named and Path(named).exists() else None
+
+
+def _source(model: Path | None) -> Path:
+    found = _find_model(model)
+    if found is not None:
+        return found
+    if named := os.environ.get("HF_MODEL_ID", ""):
+        raise DjlTrtllmError(
+            f"HF_MODEL_ID={named} is not a path on this machine, and this version does not download models: download "
+            "it, and name its directory"
+        )
     raise DjlTrtllmError(
-        f"HF_MODEL_ID={named} is not a path on this machine, and this version does not download models: download it, "
-        "and name its directory"
+        f"no model given, and there is no {SAGEMAKER_MODEL_DIR}: name a model directory or a model.tar.gz"
     )
 
 
@@ -132,10 +139,11 @@ def config(
             _show_differences(*diff, as_json=as_json)
             return
         backend, summary = None, []
-        if model is None and not SAGEMAKER_MODEL_DIR.is_dir():
+        found = _find_model(model)
+        if found is None:
             resolved = load(None, os.environ)
         else:
-            source = open_source(_source(model), os.environ)
+            source = open_source(found, os.environ)
             resolved = source.config
             try:
                 resolved, _, engine_plan = plan(source)
