@@ -133,15 +133,17 @@ def config(
     """Show the resolved configuration: every option's value, where it came from and what it does."""
     with _errors_for_the_reader():
         from djl_trtllm.config import explain, load
+        from djl_trtllm.engine import Hardware, likely_backend
         from djl_trtllm.service import open_source, plan
 
         if diff is not None:
             _show_differences(*diff, as_json=as_json)
             return
-        backend, summary = None, []
+        summary: list[str] = []
         found = _find_model(model)
         if found is None:
             resolved = load(None, os.environ)
+            backend = likely_backend(resolved, Hardware.probe())
         else:
             source = open_source(found, os.environ)
             resolved = source.config
@@ -150,6 +152,7 @@ def config(
                 backend, summary = engine_plan.backend, [engine_plan.describe(), *engine_plan.notes]
             except DjlTrtllmError as error:
                 # What is configured can be told all the same.
+                backend = likely_backend(resolved, Hardware.probe())
                 summary = [f"cannot be served here: {error}"]
         if as_json:
             print(json.dumps({**explain.as_json(resolved, backend), "summary": summary}, indent=2))

@@ -5,7 +5,7 @@ it was made from, so that an engine that does not fit is refused before anything
 is found again in the cache. Compilers run in processes of their own; nothing here imports torch or an engine.
 """
 
-from djl_trtllm.engine.backend import choose_backend
+from djl_trtllm.engine.backend import choose_backend, likely_backend
 from djl_trtllm.engine.build import build_engine
 from djl_trtllm.engine.cache import EngineCache, cache_key
 from djl_trtllm.engine.compilation import compile_checkpoint
@@ -32,6 +32,7 @@ __all__ = [
     "checkpoint_identity",
     "choose_backend",
     "compile_checkpoint",
+    "likely_backend",
     "plan_engine",
     "prepare",
 ]

@@ -42,11 +42,19 @@ def choose_backend(config: Config, layout: Layout, hardware: Hardware) -> tuple[
         return asked, cited(config, "backend")
     if asked is Backend.OPENVINO:
         return asked, cited(config, "backend")
-    if hardware.tensorrt_llm is not None and hardware.gpus:
+    if likely_backend(config, hardware) is Backend.TENSORRT:
         return Backend.TENSORRT, f"TensorRT-LLM {hardware.tensorrt_llm} is installed and there is a GPU"
     if hardware.tensorrt_llm is not None:
         return Backend.OPENVINO, f"TensorRT-LLM {hardware.tensorrt_llm} is installed, but there is no GPU"
     return Backend.OPENVINO, "TensorRT-LLM is not installed" + ("" if hardware.gpus else ", and there is no GPU")
+
+
+def likely_backend(config: Config, hardware: Hardware) -> Backend:
+    """The backend for a checkpoint that is not known yet: the one asked for, or the one `auto` takes here."""
+    asked = config.options.backend
+    if asked is not Backend.AUTO:
+        return asked
+    return Backend.TENSORRT if hardware.tensorrt_llm is not None and hardware.gpus else Backend.OPENVINO
 
 
 def _require_tensorrt_llm(why: str, hardware: Hardware) -> None:
