@@ -124,13 +124,13 @@ def compile(
 def config(
     model: ModelArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    only_set: Annotated[bool, typer.Option("--set", help="Only options that are not at their default.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Also the options that have their default.")] = False,
     diff: Annotated[
         tuple[Path, Path] | None,
         typer.Option("--diff", metavar="A B", help="Show what differs between two models or configuration files."),
     ] = None,
 ) -> None:
-    """Show the resolved configuration: every option's value, where it came from and what it does."""
+    """Show the resolved configuration: the values, where each came from and what it does."""
     with _errors_for_the_reader():
         from djl_trtllm.config import explain, load
         from djl_trtllm.engine import Hardware, likely_backend
@@ -157,7 +157,9 @@ def config(
         if as_json:
             print(json.dumps({**explain.as_json(resolved, backend), "summary": summary}, indent=2))
             return
-        Console().print(explain.render(resolved, backend, only_set=only_set))
+        Console().print(explain.render(resolved, backend, only_set=not show_all))
+        if not show_all:
+            Console(soft_wrap=True).print("All other options have their default: --all shows them.", highlight=False)
         for line in summary:
             Console(soft_wrap=True).print(_escaped(line), highlight=False)
         for note in resolved.notes:

@@ -54,9 +54,17 @@ def test_config_reads_an_archive(tmp_path: Path, tiny_stories: Path) -> None:
     assert options["max_input_len"]["value"] == 77
 
 
+def test_config_shows_what_is_set_and_on_request_all(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.max_input_len=77\n")
+    few = runner.invoke(cli.app, ["config", str(tmp_path)]).stdout
+    assert "option.max_input_len" in few
+    assert "option.max_output_len" not in few
+    assert "option.max_output_len" in runner.invoke(cli.app, ["config", str(tmp_path), "--all"]).stdout
+
+
 def test_config_tells_why_a_model_cannot_be_served(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.max_input_len=77\n")
-    result = runner.invoke(cli.app, ["config", str(tmp_path), "--set"])
+    result = runner.invoke(cli.app, ["config", str(tmp_path)])
     assert result.exit_code == 0
     assert "cannot be served here" in result.stdout
     assert "expected one of" in result.stdout

@@ -20,7 +20,7 @@ SHOWN = {
 
 
 def block_of(name: str) -> list[str]:
-    match = re.search(rf"```\n\$ djl-trtllm config {name} --set\n(.*?)\n```", PAGE, re.DOTALL)
+    match = re.search(rf"```\n\$ djl-trtllm config {name}\n(.*?)\n```", PAGE, re.DOTALL)
     assert match is not None
     return match[1].splitlines()
 
