@@ -18,6 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from load import percentile, post, run_streams
 from rich.console import Console
 from rich.table import Table
@@ -59,10 +60,10 @@ def model_directory(root: Path, script: dict[str, object]) -> Path:
     return directory
 
 
-def measure(process: object, port: int, requests: list[bytes], period: float | None) -> Measured:
-    before = cpu_seconds(process)  # type: ignore[arg-type]
+def measure(process: psutil.Process, port: int, requests: list[bytes], period: float | None) -> Measured:
+    before = cpu_seconds(process)
     results = run_streams(port, requests)
-    cpu = cpu_seconds(process) - before  # type: ignore[arg-type]
+    cpu = cpu_seconds(process) - before
     failures = [result.failed for result in results if result.failed]
     if failures:
         sys.exit(f"{len(failures)} streams failed, the first with: {failures[0]}")

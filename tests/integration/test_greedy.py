@@ -89,7 +89,7 @@ def test_logprobs_do_not_drift_with_the_position(exact: Server, reference: Refer
 
 def test_a_16_bit_cache_changes_logprobs_little(server: Server, reference: Reference) -> None:
     for prompt in (*SIXTEEN, story(110)):
-        assert max(deviations(server, reference, prompt, max_new_tokens=32)) < 5e-2
+        assert max(deviations(server, reference, prompt, max_new_tokens=32)) < 3e-2
 
 
 def test_logprobs_of_sampled_tokens_are_those_before_temperature(exact: Server, reference: Reference) -> None:
