@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +80,7 @@ class Sequences:
         return self._running == 0
 
 
-class WholeFramer:
+class WholeFramer(ABC):
     """A `Framer` whose answer is one body, made by `_body` when every sequence has ended."""
 
     stream = False
@@ -108,8 +109,9 @@ class WholeFramer:
         """Nothing: no byte of a whole answer is sent before its end."""
         return b""
 
+    @abstractmethod
     def _body(self) -> bytes:
-        raise NotImplementedError
+        """The answer."""
 
 
 def dump_line(value: object) -> bytes:
