@@ -65,9 +65,10 @@ def open_source(path: Path, environ: Mapping[str, str]) -> Source:
     else:
         # Where archives go may be configured, but not by what is in them. What is wrong in a directory's own file is
         # told together with what is wrong in the environment.
-        cache = load(path if path.is_dir() else None, environ).engine_cache_dir
-        directory = open_model(path, cache / "models")
-        config = load(directory, environ)
+        config = load(path if path.is_dir() else None, environ)
+        directory = open_model(path, config.engine_cache_dir / "models")
+        if directory != path:
+            config = load(directory, environ)
     name = config.options.model_name or re.sub(r"\W+", "-", directory.name).strip("-") or "model"
     return Source(name, directory, config)
 
