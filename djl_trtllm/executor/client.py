@@ -17,6 +17,7 @@ from djl_trtllm.executor.protocol import (
     Cancel,
     Deframer,
     Failed,
+    Feature,
     Limits,
     Ping,
     Ready,
@@ -58,6 +59,7 @@ class ExecutorClient(asyncio.Protocol):
     ) -> None:
         self.limits: Limits
         self.details: dict[str, Any] = {}
+        self.features: frozenset[Feature] = frozenset()
         self._on_steps = on_steps
         self._on_death = on_death
         self._busy = busy
@@ -97,7 +99,7 @@ class ExecutorClient(asyncio.Protocol):
         except BaseException:
             await self.kill()
             raise
-        self.limits, self.details = ready.limits, ready.details
+        self.limits, self.details, self.features = ready.limits, ready.details, frozenset(ready.features)
         if not self._gone.done():
             self._watch()
 

@@ -20,6 +20,7 @@ from djl_trtllm.executor.protocol import (
     Deframer,
     Delta,
     Failed,
+    Feature,
     FromHost,
     Limits,
     Ping,
@@ -50,6 +51,7 @@ class Executor(Protocol):
 
     limits: Limits
     details: dict[str, Any]
+    features: list[Feature]
 
     @property
     def busy(self) -> bool:
@@ -144,7 +146,7 @@ def main() -> int:
         assert isinstance(start, Start), f"expected Start, got {start!r}"
         try:
             executor = create(start)
-            channel.send(Ready(executor.limits, executor.details))
+            channel.send(Ready(executor.limits, executor.details, executor.features))
             run(channel, executor)
         except Disconnected:
             raise

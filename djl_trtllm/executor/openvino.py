@@ -15,7 +15,7 @@ from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationS
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
 from djl_trtllm.executor.prefix import PrefixCacheMirror
-from djl_trtllm.executor.protocol import Delta, Finish, Limits, Sampling, Stats, Submit
+from djl_trtllm.executor.protocol import Delta, Feature, Finish, Limits, Sampling, Stats, Submit
 
 BLOCK_SIZE = 32
 """Tokens per KV cache block; fixed in OpenVINO's CPU plugin."""
@@ -76,6 +76,7 @@ class OpenVinoExecutor:
         self.limits = Limits(
             max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_SIZE, max_seq_len=max_seq_len
         )
+        self.features = [Feature.LOGPROBS]
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,

@@ -35,8 +35,27 @@ class Finish(enum.IntEnum):
     """This request failed; `Delta.error` says why."""
 
 
+class Feature(str, enum.Enum):
+    """What an executor can do beyond plain sampling; `Ready.features` lists what a started one has.
+
+    A request that needs a feature its executor lacks is refused above it, by name.
+    """
+
+    LOGPROBS = "logprobs"
+    JSON = "json"
+    """Output that is any JSON object, or one of a JSON schema."""
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    """EBNF grammars."""
+    ADAPTERS = "adapters"
+    BEAM_SEARCH = "beam_search"
+    MIN_P = "min_p"
+    NO_REPEAT_NGRAM = "no_repeat_ngram"
+    BAD_WORDS = "bad_words"
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence is sampled. Greedy if and only if `do_sample` is False."""
+    """How one sequence is sampled. Greedy if and only if `do_sample` is False and `beam_width` is 1."""
 
     max_new_tokens: int
     min_new_tokens: int = 0
@@ -52,6 +71,38 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
     logprobs: bool = False
     """Whether to return the chosen token's log-probability with each token."""
+    min_p: float = 0.0
+    no_repeat_ngram_size: int = 0
+    """0 means no such rule."""
+    beam_width: int = 1
+    """More than 1 is beam search: see `Submit`."""
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    beam_search_diversity_rate: float = 0.0
+
+
+class GuideKind(str, enum.Enum):
+    """What holds output to a form."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+
+
+class Guide(msgspec.Struct, frozen=True, array_like=True):
+    """A form that the output is held to: a JSON schema as text, a regular expression or an EBNF grammar."""
+
+    kind: GuideKind
+    value: str = ""
+
+
+class Adapter(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter: its name, an id that is unique in the life of the host, and its directory."""
+
+    name: str
+    id: int
+    path: str
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
@@ -62,13 +113,24 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Generate one sequence. `request_id` is unique among live requests and never negative."""
+    """Generate one sequence. `request_id` is unique among live requests and never negative.
+
+    With a `beam_width` of k it is k sequences, whose ids are `request_id` to `request_id` + k - 1, the best first. Each
+    gets deltas of its own and its one terminal delta; a `Cancel` of the first ends them all.
+    """
 
     request_id: int
     prompt_ids: list[int]
     sampling: Sampling
     stop_token_ids: list[int] = []
     """Ids that end the sequence, end-of-sequence ids included."""
+    stop: list[str] = []
+    """Stop strings at which the executor may end by itself, its output including the string. Those it does not find
+    are found above it, which cancels then."""
+    bad: list[str] = []
+    """Strings whose tokens must not come in sequence."""
+    guide: Guide | None = None
+    adapter: Adapter | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -106,6 +168,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     limits: Limits
     details: dict[str, Any] = {}
     """For the log: device, precision, versions, KV cache size."""
+    features: list[Feature] = []
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):

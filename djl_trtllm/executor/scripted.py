@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from djl_trtllm.executor.protocol import Delta, Finish, Limits, Stats, Submit
+from djl_trtllm.executor.protocol import Delta, Feature, Finish, Limits, Stats, Submit
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,6 +75,7 @@ class ScriptedExecutor:
             max_seq_len=script.max_seq_len,
         )
         self.details: dict[str, Any] = {}
+        self.features = [Feature.LOGPROBS]
 
     @property
     def busy(self) -> bool:
