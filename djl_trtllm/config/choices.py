@@ -41,6 +41,7 @@ class Quantization(Choice):
     INT8 = "int8"
     INT4 = "int4"
     AWQ = "awq"
+    W4A8_AWQ = "w4a8_awq"
     SMOOTHQUANT = "smoothquant"
     FP8 = "fp8"
 
@@ -52,6 +53,7 @@ class KvCacheDType(Choice):
     FP16 = "fp16"
     FP32 = "fp32"
     INT8 = "int8"
+    FP8 = "fp8"
 
 
 class SchedulerPolicy(Choice):

@@ -38,6 +38,28 @@ def read_source(path: Path) -> list[Source]:
     return sources + triton.read_repository(triton.repository_files(path))
 
 
+def read_model(model_dir: Path | None, model_id: str) -> list[Source]:
+    """The configuration that comes with the model `model_id`, a directory seen from `model_dir` or from here.
+
+    That is what its compiler wrote into a Triton or LMI repository's `config.pbtxt`; a `serving.properties` there is
+    for serving that directory itself.
+    """
+    places = [Path(model_id)] if model_dir is None else [model_dir / model_id, Path(model_id)]
+    directory = next((place for place in places if _is_directory(place)), None)
+    if directory is None:
+        return []
+    known = set() if model_dir is None else {file.resolve() for file in triton.repository_files(model_dir)}
+    files = triton.repository_files(directory)
+    return triton.read_repository(tuple(file for file in files if file.resolve() not in known))
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False  # a name that no file system takes
+
+
 def _truss(config: Path) -> list[Source]:
     """A `config.yaml`, and the Triton model repository that its Truss brings along."""
     files = triton.repository_files(config.parent / truss.TRITON_FOLDER)

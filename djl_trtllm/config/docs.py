@@ -1,4 +1,4 @@
-"""Writes `docs/options.md` and `serving.properties.example` from the declarations.
+"""Writes `docs/options.md`, `serving.properties.example` and `docs/tensorrt-llm-names.md` from the declarations.
 
 `python -m djl_trtllm.config.docs` writes them, with `--check` it only says whether they are up to date (status 1
 when they are not). `--root` is the repository; the default is the one this file is in.
@@ -20,6 +20,7 @@ from djl_trtllm.config.option import Scope
 from djl_trtllm.config.registry import OPTIONS, DeclaredOption
 from djl_trtllm.config.resolve import precedence
 from djl_trtllm.config.rules import RULES
+from djl_trtllm.config.tensorrt_llm_docs import names_page
 from djl_trtllm.config.values import as_text
 
 _BACKENDS = ("tensorrt", "pytorch", "openvino")
@@ -209,13 +210,14 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check both files; returns the exit status."""
+    """Write or check the files; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m djl_trtllm.config.docs", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is out of date")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2], help="the repository")
     parsed = parser.parse_args(arguments)
     files: dict[Path, str] = {
         parsed.root / "docs" / "options.md": options_page(),
+        parsed.root / "docs" / "tensorrt-llm-names.md": names_page(),
         parsed.root / "serving.properties.example": example_file(),
     }
     status = 0

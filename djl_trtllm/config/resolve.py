@@ -8,7 +8,7 @@ from typing import Any
 
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.derive import RULES, Draft
-from djl_trtllm.config.detect import names_configuration, read_source
+from djl_trtllm.config.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.environment import read_environment, variables_of
 from djl_trtllm.config.option import Scope
 from djl_trtllm.config.options import Options
@@ -90,6 +90,7 @@ def load(
 ) -> Config:
     """Resolve the configuration at `model_dir` (see `detect.read_source`), the environment and a command line.
 
+    Where `option.model_id` names another directory, what its compiler configured there counts too, last of its layer.
     `model_dir` may also be a configuration file; then its folder is the model directory. `arguments` are KEY=VALUE
     pairs, `server_properties` is a `config.properties` of the server, if it has one.
     Raises `ConfigError` with every problem found.
@@ -102,7 +103,11 @@ def load(
         sources.append(read_properties(server_properties, Layer.SERVER_FILE))
     if model_dir is not None and names_configuration(model_dir):
         model_dir = model_dir.parent
-    return resolve(sources, model_dir=model_dir)
+    config = resolve(sources, model_dir=model_dir)
+    if config.options.model_id is None:
+        return config
+    of_model = read_model(model_dir, config.options.model_id)
+    return resolve([*sources, *of_model], model_dir=model_dir) if of_model else config
 
 
 def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Config:

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
 from djl_trtllm.config import Layer, load, names_configuration, read_source
+from djl_trtllm.config.detect import read_model
 from djl_trtllm.errors import ConfigError
 
 OLD = Path(__file__).parent / "old"
@@ -97,3 +98,73 @@ def test_the_command_shows_each(source: Path, monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 0, result.output
     options = json.loads(result.stdout)["options"]
     assert options["max_rolling_batch_size"]["value"] == 256
+
+
+PBTXT = """
+name: "tensorrt_llm"
+max_batch_size: 16
+parameters { key: "kv_cache_free_gpu_mem_fraction" value: { string_value: "0.7" } }
+parameters { key: "gpt_model_path" value: { string_value: "/opt/ml/model/tensorrt_llm/1" } }
+parameters { key: "executor_worker_path" value: { string_value: "/opt/worker" } }
+"""
+
+
+def lmi_repository(root: Path, name: str = "tensorrt_llm") -> Path:
+    """The configuration of the LMI document's repository in a folder `name`; its engine is not looked at."""
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(PBTXT)
+    return root
+
+
+@pytest.mark.parametrize("folder", [".", "tensorrt_llm"])
+def test_an_lmi_repository_is_configuration_from_above_and_from_within(tmp_path: Path, folder: str) -> None:
+    config = load(lmi_repository(tmp_path) / folder, {})
+    assert config.options.kv_cache_free_gpu_mem_fraction == 0.7
+    assert str(config.origin("kv_cache_free_gpu_mem_fraction")) == f"{tmp_path}/tensorrt_llm/config.pbtxt:4"
+    assert config.options.max_rolling_batch_size == 16 and config.options.model_id is None
+
+
+@pytest.mark.parametrize("model_id", ["engines", "engines/tensorrt_llm", "engines/llama", "{root}/engines"])
+def test_so_it_is_where_option_model_id_names_it(tmp_path: Path, model_id: str) -> None:
+    folder = model_id.removeprefix("engines/") if "/l" in model_id else "tensorrt_llm"
+    lmi_repository(tmp_path / "engines", folder)
+    (tmp_path / "serving.properties").write_text(f"option.model_id={model_id.format(root=tmp_path)}\n")
+    config = load(tmp_path, {})
+    assert config.options.kv_cache_free_gpu_mem_fraction == 0.7
+    assert str(config.origin("max_rolling_batch_size")).endswith(f"engines/{folder}/config.pbtxt:3")
+    assert load(tmp_path / "serving.properties", {}).options == config.options
+
+
+def test_so_it_is_where_a_variable_names_it_and_there_is_no_model_directory(tmp_path: Path) -> None:
+    for variable in ("OPTION_MODEL_ID", "HF_MODEL_ID"):
+        config = load(None, {variable: str(lmi_repository(tmp_path / variable))})
+        assert config.options.kv_cache_free_gpu_mem_fraction == 0.7
+
+
+def test_properties_and_variables_beat_the_repository_that_is_named(tmp_path: Path) -> None:
+    lmi_repository(tmp_path / "engines")
+    (tmp_path / "serving.properties").write_text("option.model_id=engines\noption.max_rolling_batch_size=8\n")
+    config = load(tmp_path, {"OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION": "0.5"})
+    assert (config.options.max_rolling_batch_size, config.options.kv_cache_free_gpu_mem_fraction) == (8, 0.5)
+    assert any("max_batch_size=16 does not count" in warning for warning in config.warnings)
+
+
+def test_a_repository_that_is_named_and_here_is_read_once(tmp_path: Path) -> None:
+    lmi_repository(tmp_path)
+    (tmp_path / "serving.properties").write_text("option.model_id=tensorrt_llm\n")
+    config = load(tmp_path, {})
+    assert config.options.max_rolling_batch_size == 16
+    assert [note for note in config.notes if "executor_worker_path" in note] == list(config.notes)
+    assert len(config.notes) == 1
+    assert [setting.value for setting in config.overridden.get("max_rolling_batch_size", ())] == []
+
+
+def test_what_is_wrong_in_the_repository_that_is_named_is_told(tmp_path: Path) -> None:
+    (lmi_repository(tmp_path / "engines") / "tensorrt_llm" / "config.pbtxt").write_text("max_batch_size: many")
+    with pytest.raises(ConfigError, match=r"max_batch_size=many \(.*engines/tensorrt_llm/config\.pbtxt:1\)"):
+        load(None, {"OPTION_MODEL_ID": str(tmp_path / "engines")})
+
+
+@pytest.mark.parametrize("model_id", ["meta-llama/Llama-3.1-8B", "s3://bucket/model", "x" * 5000, "a\0b"])
+def test_a_model_that_is_no_directory_here_brings_no_configuration(tmp_path: Path, model_id: str) -> None:
+    assert read_model(tmp_path, model_id) == read_model(None, model_id) == []

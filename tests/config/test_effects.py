@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from djl_trtllm.config import Backend
 from djl_trtllm.config.registry import OPTIONS, DeclaredOption
+from djl_trtllm.config.target import named_targets
+from djl_trtllm.config.tensorrt_llm_names import has, members
 
-from .tensorrt_llm_fields import FIELDS
-
-_ARGUMENT = re.compile(r"\bLLM\((\w+)\)")
-_FIELD = re.compile(r"\b([A-Z]\w*Config)\.(\w+)")
+VERSION = "1.2.1"
 
 # What TensorRT-LLM calls it, for options that carry one value straight to one field.
 RENAMED = {
@@ -21,27 +18,24 @@ RENAMED = {
     "batch_scheduler_policy": "SchedulerConfig.capacity_scheduler_policy",
     "kv_cache_free_gpu_mem_fraction": "KvCacheConfig.free_gpu_memory_fraction, 0.95 when not set",
     "max_tokens_in_paged_kv_cache": "KvCacheConfig.max_tokens",
-    "enable_kv_cache_reuse": "KvCacheConfig.enable_block_reuse, and use_paged_context_fmha when compiling",
+    "enable_kv_cache_reuse": "KvCacheConfig.enable_block_reuse, and the engine needs use_paged_context_fmha",
     "tokens_per_block": "PluginConfig.tokens_per_block and KvCacheConfig.tokens_per_block",
-    "max_num_sequences": "BuildConfig.max_batch_size and LLM(max_batch_size)",
-    "max_rolling_batch_size": "BuildConfig.max_batch_size and LLM(max_batch_size)",
+    "max_num_sequences": "BuildConfig.max_batch_size, and LLM(max_batch_size) where it is below max_rolling_batch_size",
+    "max_rolling_batch_size": "LLM(max_batch_size), and BuildConfig.max_batch_size where max_num_sequences is not set",
     "max_num_tokens": "BuildConfig.max_num_tokens and LLM(max_num_tokens)",
-    "smoothquant_alpha": "QuantConfig.smoothquant_val",
+    "smoothquant_alpha": "QuantConfig.smoothquant_val, with smoothquant",
     "awq_block_size": "QuantConfig.group_size",
     "calib_device": "CalibConfig.device",
     "context_fmha_fp32_acc": "ExtendedRuntimePerfKnobConfig.enable_context_fmha_fp32_acc",
 }
 
 
-def targets(text: str) -> list[tuple[str, str]]:
-    return [("LLM", name) for name in _ARGUMENT.findall(text)] + _FIELD.findall(text)
-
-
 @pytest.mark.parametrize("declared", OPTIONS.values(), ids=lambda declared: declared.name)
-def test_every_target_on_tensorrt_llm_is_a_field_it_has(declared: DeclaredOption) -> None:
-    for text in (declared.option.tensorrt, declared.option.pytorch):
-        for holder, name in targets(text):
-            assert name in FIELDS[holder], f"{holder}.{name}"
+@pytest.mark.parametrize("backend", ["tensorrt", "pytorch"])
+def test_every_target_on_tensorrt_llm_is_a_field_it_has(backend: str, declared: DeclaredOption) -> None:
+    for target in named_targets(getattr(declared.option, backend)):
+        owner = f"LLM.{backend}" if target.owner == "LLM" else target.owner
+        assert has(owner, target.name, VERSION), str(target)
 
 
 @pytest.mark.parametrize(("name", "target"), RENAMED.items())
@@ -51,10 +45,10 @@ def test_options_of_the_documents_reach_the_field_of_todays_name(name: str, targ
 
 def test_an_option_with_tensorrt_llms_own_name_reaches_that_field() -> None:
     for holder in ("KvCacheConfig", "SchedulerConfig", "BuildConfig", "PluginConfig", "CalibConfig", "QuantConfig"):
-        for name in FIELDS[holder] & OPTIONS.keys():
+        for name in members(holder, VERSION).keys() & OPTIONS.keys():
             option = OPTIONS[name].option
             text = f"{option.effect_on(Backend.TENSORRT)} {option.effect_on(Backend.PYTORCH)}"
-            reached = {target for _, target in targets(text)}
+            reached = {target.name for target in named_targets(text)}
             assert name in reached or "no effect" in text, name
 
 
@@ -66,5 +60,7 @@ def test_an_option_reaches_a_backend_or_says_why_not() -> None:
         for text in (option.tensorrt, option.pytorch):
             reason = text.startswith(("no effect: ", "ignored: ", "refused ")) and len(text) > 20
             assert (
-                reason or targets(text) or declared.name in ("trust_remote_code", "logits_dtype", "kv_cache_dtype")
+                reason
+                or named_targets(text)
+                or declared.name in ("trust_remote_code", "logits_dtype", "kv_cache_dtype")
             ), declared.name

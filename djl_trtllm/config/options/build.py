@@ -81,22 +81,26 @@ class BuildOptions(OptionGroup):
         ),
     ] = False
     gather_generation_logits: Annotated[
-        bool,
+        bool | None,
         Option(
             "option.gather_generation_logits",
-            "Keep the logits of generated tokens; their log probabilities need it on a compiled engine.",
+            "Keep the logits of generated tokens. On a compiled engine their log probabilities need it, and so do "
+            "responses with details; it takes batch times vocabulary times 4 bytes of GPU memory, and on one GPU the "
+            "engine runs inside the process that serves it.",
+            example="false",
+            default_note="on for a compiled engine; PyTorch has log probabilities without",
             tensorrt="LLM(gather_generation_logits)",
             pytorch="LLM(gather_generation_logits)",
             openvino="no effect: chosen per request",
             source=DJL,
         ),
-    ] = False
+    ] = None
     gather_all_token_logits: Annotated[
         bool,
         Option(
             "option.gather_all_token_logits",
             "Keep the logits of prompt and generated tokens.",
-            tensorrt="BuildConfig.gather_context_logits and BuildConfig.gather_generation_logits",
+            tensorrt="BuildConfig.gather_context_logits and LLM(gather_generation_logits)",
             pytorch="LLM(gather_generation_logits)",
             openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
@@ -276,7 +280,7 @@ class BuildOptions(OptionGroup):
             value_aliases={"fp32": "float32", "fp16": "float16", "type_fp32": "float32", "type_fp16": "float16"},
             example="float32",
             default_note="float32",
-            tensorrt="logits_dtype of the checkpoint's conversion",
+            tensorrt="no effect: LLM converts the checkpoint with logits in float32",
             pytorch="no effect: chosen by the engine",
             openvino="no effect: OpenVINO has no such setting",
             source=DJL,
@@ -308,8 +312,8 @@ class BuildOptions(OptionGroup):
             "option.workspace",
             "Folder for files of the compilation.",
             example="/opt/workspace",
-            default_note="the system's folder for temporary files",
-            tensorrt="LLM(workspace)",
+            default_note="beside the engine that is compiled",
+            tensorrt="the folder of LLM(workspace), of which nothing is left",
             pytorch="no effect: this backend compiles no engine",
             openvino="no effect: compiling works inside the engine cache",
             source=TRTLLM,

@@ -20,8 +20,8 @@ class DecodingOptions(OptionGroup):
             "Most beams of one request.",
             unit="beams",
             at_least=1,
-            tensorrt="BuildConfig.max_beam_width and LLM(max_beam_width)",
-            pytorch="LLM(max_beam_width)",
+            tensorrt="BuildConfig.max_beam_width",
+            pytorch="LLM(max_beam_width), when set",
             openvino="no effect: requests with beams are answered with an error",
             source=DJL,
         ),
@@ -41,9 +41,10 @@ class DecodingOptions(OptionGroup):
         GuidedDecoding | None,
         Option(
             "option.guided_decoding_backend",
-            "Library that holds output to a grammar or a JSON schema.",
+            "Library that holds output to a grammar or a JSON schema, `none` for none. Without one, requests with a "
+            "guide are answered with an error.",
             example="xgrammar",
-            default_note="none",
+            default_note="xgrammar; none on AutoDeploy, and on the PyTorch backend of TensorRT-LLM 1.0",
             tensorrt="LLM(guided_decoding_backend)",
             pytorch="LLM(guided_decoding_backend)",
             openvino="no effect: OpenVINO brings its own",

@@ -10,14 +10,17 @@ from djl_trtllm.config.options.group import OptionGroup
 
 
 class LoraOptions(OptionGroup):
-    """Accepted and answered by name: adapters are not served yet."""
+    """Adapters that requests name; TensorRT-LLM has them."""
 
     enable_lora: Annotated[
         bool,
         Option(
             "option.enable_lora",
-            "Serve LoRA adapters beside the model.",
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            "Serve LoRA adapters beside the model, those in its `adapters` folder and those registered at `/adapters`; "
+            "a request names one by `adapters`.",
+            tensorrt="LLM(enable_lora)",
+            pytorch="LLM(enable_lora)",
+            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=DJL,
         ),
     ] = False
@@ -28,7 +31,9 @@ class LoraOptions(OptionGroup):
             "Largest rank of an adapter.",
             unit="dimensions",
             at_least=1,
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            tensorrt="LoraConfig.max_lora_rank",
+            pytorch="LoraConfig.max_lora_rank",
+            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRTLLM,
         ),
     ] = 64
@@ -38,7 +43,9 @@ class LoraOptions(OptionGroup):
             "option.lora_dir",
             "Folders of adapters.",
             example="/opt/ml/model/adapters",
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            tensorrt="LoraConfig.lora_dir",
+            pytorch="LoraConfig.lora_dir",
+            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRTLLM,
         ),
     ] = None
@@ -47,7 +54,9 @@ class LoraOptions(OptionGroup):
         Option(
             "option.lora_ckpt_source",
             "Format of the adapters, `hf` or `nemo`.",
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            tensorrt="LoraConfig.lora_ckpt_source",
+            pytorch="LoraConfig.lora_ckpt_source",
+            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRTLLM,
         ),
     ] = "hf"
@@ -57,7 +66,9 @@ class LoraOptions(OptionGroup):
             "option.lora_target_modules",
             "Modules that adapters change.",
             example="attn_q,attn_v",
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            tensorrt="LoraConfig.lora_target_modules",
+            pytorch="LoraConfig.lora_target_modules",
+            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRTLLM,
         ),
     ] = None
@@ -69,7 +80,9 @@ class LoraOptions(OptionGroup):
             aliases=("option.optimal_adapter_size",),
             unit="dimensions",
             at_least=1,
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            tensorrt="PeftCacheConfig.optimal_adapter_size",
+            pytorch="PeftCacheConfig.optimal_adapter_size",
+            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRITON,
         ),
     ] = 8
@@ -81,7 +94,9 @@ class LoraOptions(OptionGroup):
             aliases=("option.max_adapter_size",),
             unit="dimensions",
             at_least=1,
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            tensorrt="PeftCacheConfig.max_adapter_size",
+            pytorch="PeftCacheConfig.max_adapter_size",
+            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRITON,
         ),
     ] = 64
@@ -93,7 +108,9 @@ class LoraOptions(OptionGroup):
             aliases=("option.device_cache_percent",),
             at_least=0,
             at_most=1,
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            tensorrt="PeftCacheConfig.device_cache_percent",
+            pytorch="PeftCacheConfig.device_cache_percent",
+            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRITON,
         ),
     ] = 0.05
@@ -104,7 +121,9 @@ class LoraOptions(OptionGroup):
             "Host memory for adapters.",
             unit="bytes",
             at_least=0,
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            tensorrt="PeftCacheConfig.host_cache_size",
+            pytorch="PeftCacheConfig.host_cache_size",
+            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRITON,
         ),
     ] = 1073741824
@@ -114,7 +133,7 @@ class LoraOptions(OptionGroup):
             "option.lora_prefetch_dir",
             "Folder of adapters that are loaded at start.",
             example="/opt/ml/model/adapters",
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            effect="no effect: adapters in the model's adapters folder are registered at start",
             source=TRITON,
         ),
     ] = None
@@ -123,7 +142,7 @@ class LoraOptions(OptionGroup):
         Option(
             "option.enable_prompt_adapter",
             "Serve prompt adapters.",
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            effect="no effect: prompt adapters are not served; LoRA adapters are, see option.enable_lora",
             source=TRTLLM,
         ),
     ] = False
@@ -134,7 +153,7 @@ class LoraOptions(OptionGroup):
             "Longest prompt adapter.",
             unit="tokens",
             at_least=0,
-            effect="no effect: adapters are not served yet; merge the adapter into the checkpoint",
+            effect="no effect: prompt adapters are not served; LoRA adapters are, see option.enable_lora",
             source=TRTLLM,
         ),
     ] = 0

@@ -57,8 +57,8 @@ class ModelOptions(OptionGroup):
             "option.trust_remote_code",
             "Run Python code that comes with the model's files (its model and tokenizer classes). Set it only for "
             "models whose code you have read.",
-            tensorrt="trust_remote_code of LLM and of the tokenizer",
-            pytorch="trust_remote_code of LLM and of the tokenizer",
+            tensorrt="LLM(trust_remote_code)",
+            pytorch="LLM(trust_remote_code)",
             openvino="trust_remote_code of the export and of the tokenizer",
             source=DJL,
         ),

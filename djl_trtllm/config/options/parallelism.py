@@ -224,10 +224,13 @@ class ParallelismOptions(OptionGroup):
         int,
         Option(
             "option.num_nodes",
-            "Machines over which Triton's backend spreads one model.",
+            "Machines over which one model is spread. The server is started on the first, and trtllm-llmapi-launch "
+            "starts the ranks on all of them.",
             unit="machines",
             at_least=1,
-            effect="no effect: a model runs on one machine",
+            tensorrt="LLM(tensor_parallel_size) where option.tensor_parallel_degree is max: GPUs of all machines count",
+            pytorch="LLM(tensor_parallel_size) where option.tensor_parallel_degree is max: GPUs of all machines count",
+            openvino="no effect: a model runs on one machine",
             source=TRITON,
         ),
     ] = 1
@@ -235,10 +238,12 @@ class ParallelismOptions(OptionGroup):
         int,
         Option(
             "option.cluster_size",
-            "Machines over which DJL Serving spreads one model (DJL_CLUSTER_SIZE).",
+            "Machines over which DJL Serving spreads one model (DJL_CLUSTER_SIZE); means what `option.num_nodes` does.",
             unit="machines",
             at_least=1,
-            effect="no effect: a model runs on one machine",
+            tensorrt="LLM(tensor_parallel_size) where option.tensor_parallel_degree is max: GPUs of all machines count",
+            pytorch="LLM(tensor_parallel_size) where option.tensor_parallel_degree is max: GPUs of all machines count",
+            openvino="no effect: a model runs on one machine",
             source=DJL,
         ),
     ] = 1

@@ -180,23 +180,25 @@ class PluginOptions(OptionGroup):
         ),
     ] = True
     use_fp8_context_fmha: Annotated[
-        bool,
+        bool | None,
         Option(
             "option.use_fp8_context_fmha",
             "Use fused attention in 8-bit floating point, for models quantised with fp8.",
+            example="false",
+            default_note="the engine's own: on",
             tensorrt="PluginConfig.use_fp8_context_fmha",
             pytorch="no effect: this backend compiles no engine",
             openvino="no effect: the export compiles no TensorRT engine",
             source=DJL,
         ),
-    ] = False
+    ] = None
     multi_block_mode: Annotated[
         bool,
         Option(
             "option.multi_block_mode",
             "Split long sequences over several blocks while decoding. Helps where batch times heads is too small to "
             "fill the GPU. In the document not for Qwen.",
-            tensorrt="ExtendedRuntimePerfKnobConfig.multi_block_mode, when set; the engine's own default is on",
+            tensorrt="ExtendedRuntimePerfKnobConfig.multi_block_mode, when set",
             pytorch="no effect: the kernels choose",
             openvino="no effect: OpenVINO has no such setting",
             source=LMI,
@@ -265,7 +267,7 @@ class PluginOptions(OptionGroup):
             "TensorRT-LLM's runtime performance switches, as one JSON object.",
             example='{"cuda_graph_mode": true}',
             default_note="none",
-            tensorrt="LLM(extended_runtime_perf_knob_config)",
+            tensorrt="the fields of LLM(extended_runtime_perf_knob_config) that it names and no option of its own sets",
             pytorch="no effect: switches of the compiled engine",
             openvino="no effect: OpenVINO has no such setting",
             source=DJL,

@@ -14,27 +14,31 @@ class PyTorchOptions(OptionGroup):
     """Attention, graphs, statistics of the PyTorch backend."""
 
     attn_backend: Annotated[
-        str,
+        str | None,
         Option(
             "option.attn_backend",
             "Attention kernels: TRTLLM, FLASHINFER, VANILLA, ...",
+            example="TRTLLM",
+            default_note="the engine's own",
             tensorrt="no effect: a setting of the PyTorch backend",
             pytorch="LLM(attn_backend)",
             openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
-    ] = "TRTLLM"
+    ] = None
     moe_backend: Annotated[
-        str,
+        str | None,
         Option(
             "option.moe_backend",
             "Kernels of mixture-of-experts layers: CUTLASS, TRTLLM, DEEPGEMM, WIDEEP, ...",
+            example="CUTLASS",
+            default_note="the engine's own",
             tensorrt="no effect: a setting of the PyTorch backend",
             pytorch="MoeConfig.backend",
             openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
-    ] = "CUTLASS"
+    ] = None
     use_cuda_graph: Annotated[
         bool | None,
         Option(
@@ -127,13 +131,13 @@ class PyTorchOptions(OptionGroup):
         bool,
         Option(
             "option.enable_iter_perf_stats",
-            "Gather statistics of iterations.",
-            tensorrt="no effect: a setting of the PyTorch backend",
+            "Gather statistics of iterations, for /metrics.",
+            tensorrt="no effect: a compiled engine always gathers them",
             pytorch="LLM(enable_iter_perf_stats)",
             openvino="no effect: OpenVINO has no such setting",
-            source=TRTLLM,
+            source=f"{TRTLLM}, with another default",
         ),
-    ] = False
+    ] = True
     enable_iter_req_stats: Annotated[
         bool,
         Option(
@@ -235,7 +239,7 @@ class PyTorchOptions(OptionGroup):
             "option.disable_flashinfer_sampling",
             "Sample without FlashInfer.",
             tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(disable_flashinfer_sampling), from TensorRT-LLM 1.3",
+            pytorch="LLM(disable_flashinfer_sampling)",
             openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
@@ -248,7 +252,7 @@ class PyTorchOptions(OptionGroup):
             unit="entries",
             at_least=1,
             tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(max_stats_len), from TensorRT-LLM 1.3",
+            pytorch="LLM(max_stats_len)",
             openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),

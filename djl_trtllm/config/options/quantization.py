@@ -19,7 +19,8 @@ class QuantizationOptions(OptionGroup):
             "option.quantize",
             "Quantisation applied while the model is compiled; `none` for none. It cannot be applied to an engine "
             "that is already compiled. `int8` and `int4` quantise weights only, `awq` is 4-bit weights scaled by "
-            "activations, `smoothquant` is 8-bit weights and activations, `fp8` is 8-bit floating point.",
+            "activations, `w4a8_awq` the same with 8-bit activations, `smoothquant` is 8-bit weights and activations, "
+            "`fp8` is 8-bit floating point.",
             value_aliases={
                 "int8_weight_only": "int8",
                 "int8_wo": "int8",
@@ -29,14 +30,15 @@ class QuantizationOptions(OptionGroup):
                 "w4a16": "int4",
                 "int4_awq": "awq",
                 "w4a16_awq": "awq",
+                "w4a8": "w4a8_awq",
                 "int8_sq": "smoothquant",
             },
             example="awq",
             default_note="none",
-            tensorrt="QuantConfig.quant_algo (W8A16, W4A16, W4A16_AWQ, W8A8_SQ_PER_CHANNEL or FP8)",
+            tensorrt="QuantConfig.quant_algo (W8A16, W4A16, W4A16_AWQ, W4A8_AWQ, W8A8_SQ_PER_CHANNEL or FP8)",
             pytorch="refused unless the checkpoint is already quantised so: this backend does not quantise",
             openvino="weight compression of the export: int8 and int4 as they are, awq as int4 with NNCF's data-free "
-            "AWQ; smoothquant and fp8 have no counterpart and are refused",
+            "AWQ; w4a8_awq, smoothquant and fp8 have no counterpart and are refused",
             source=LMI,
         ),
     ] = None
@@ -48,7 +50,7 @@ class QuantizationOptions(OptionGroup):
             aliases=("option.smoothquant_val",),
             at_least=0,
             at_most=1,
-            tensorrt="QuantConfig.smoothquant_val",
+            tensorrt="QuantConfig.smoothquant_val, with smoothquant",
             pytorch="no effect: this backend does not quantise",
             openvino="no effect: smoothquant is refused",
             source=LMI,
@@ -121,7 +123,7 @@ class QuantizationOptions(OptionGroup):
             aliases=("option.awq_calib_size",),
             unit="samples",
             at_least=1,
-            tensorrt="CalibConfig.calib_batches = calib_size / calib_batch_size",
+            tensorrt="CalibConfig.calib_batches = calib_size / calib_batch_size, rounded up",
             pytorch="no effect: this backend does not quantise",
             openvino="no effect: the export quantises without samples",
             source=LMI,

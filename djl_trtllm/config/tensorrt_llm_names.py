@@ -1,0 +1,166 @@
+"""The names of TensorRT-LLM that this package uses: what each version has, and how that is known.
+
+The rows are in `tensorrt_llm_names.json`, one per line. They are the one source for what may be passed to
+TensorRT-LLM, for the version gates, and for `docs/tensorrt-llm-names.md`; `tensorrt_llm_check` compares them with
+a real package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
+
+from packaging.version import Version
+
+
+class _Required(Enum):
+    REQUIRED = "required"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+REQUIRED: Final = _Required.REQUIRED
+"""The default of a member that has none."""
+
+KNOWN_VERSIONS: Final = ("1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc20", "1.3.0rc21", "1.3.0")
+"""Versions that the table tells apart and the tests go through."""
+
+MemberKind: TypeAlias = Literal["argument", "field", "attribute", "method", "enum"]
+OwnerKind: TypeAlias = Literal["class", "enum", "function"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One name that an owner has from `since` on and before `until`.
+
+    `kind`: an `argument` of the constructor or function; a `field` of an object that TensorRT-LLM makes; an
+    `attribute` that is set or read on the object and is no constructor argument; a `method`; a member of an `enum`.
+    `default` is plain data: `{"class": X}` stands for X(), `{"enum": X, "name": N}` for X.N.
+    """
+
+    owner: str
+    name: str
+    type: str
+    default: object
+    since: str
+    until: str | None
+    evidence: str
+    kind: MemberKind
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A class, enum or function of TensorRT-LLM.
+
+    `imports` says since when and until when it is imported from which module, as `symbol` (a dotted path inside the
+    module). Its members are those of its own rows and of the owners in `base`; a base that is no owner is a class of
+    Python that it derives from. `declared` is the class (`module:name`) that declares the arguments of a constructor
+    that only passes keywords on.
+    """
+
+    name: str
+    imports: tuple[tuple[str, str | None, str], ...]
+    base: tuple[str, ...]
+    kind: OwnerKind
+    symbol: str
+    declared: str | None
+
+
+def owners() -> Mapping[str, Owner]:
+    """Every owner by name."""
+    return _table()[0]
+
+
+def all_members() -> tuple[Member, ...]:
+    """Every row, by owner, name and version."""
+    return _table()[1]
+
+
+def eras() -> Mapping[str, str]:
+    """The tags in `evidence`: which files they stand for, and about which version those belong to."""
+    return _table()[2]
+
+
+def members(owner: str, version: str) -> Mapping[str, Member]:
+    """What `owner` has in `version`, those of its bases included; nothing where the version lacks the owner.
+
+    Raises KeyError for an owner that the table does not have.
+    """
+    return _members(owner, Version(version))
+
+
+def has(owner: str, name: str, version: str) -> bool:
+    """Whether `owner` has `name` in `version`."""
+    return name in members(owner, version)
+
+
+def default_of(owner: str, name: str, version: str) -> object:
+    """The default of a member, REQUIRED where it has none; KeyError where the version lacks the member."""
+    return members(owner, version)[name].default
+
+
+def module_of(owner: str, version: str) -> str:
+    """The module that `owner` is imported from in `version`; KeyError where that version does not have it."""
+    wanted = Version(version)
+    for since, until, module in owners()[owner].imports:
+        if _within(wanted, since, until):
+            return module
+    raise KeyError(f"{owner} is not in TensorRT-LLM {version}")
+
+
+@cache
+def _members(owner: str, version: Version) -> Mapping[str, Member]:
+    declared, rows, _ = _table()
+    found: dict[str, Member] = {}
+    if any(_within(version, since, until) for since, until, _ in declared[owner].imports):
+        for base in declared[owner].base:
+            if base in declared:
+                found.update(_members(base, version))
+        for row in rows:
+            if row.owner == owner and _within(version, row.since, row.until):
+                found[row.name] = row
+    return MappingProxyType(found)
+
+
+def _within(version: Version, since: str, until: str | None) -> bool:
+    return Version(since) <= version and (until is None or version < Version(until))
+
+
+@cache
+def _table() -> tuple[Mapping[str, Owner], tuple[Member, ...], Mapping[str, str]]:
+    text = resources.files(__package__).joinpath("tensorrt_llm_names.json").read_text(encoding="utf-8")
+    data: Mapping[str, Any] = json.loads(text)
+    named = {row["name"]: _owner(row) for row in data["owners"]}
+    rows = tuple(_member(row) for row in data["members"])
+    return MappingProxyType(named), rows, MappingProxyType(data["eras"])
+
+
+def _owner(row: Mapping[str, Any]) -> Owner:
+    return Owner(
+        name=row["name"],
+        imports=tuple((since, until, module) for since, until, module in row["imports"]),
+        base=tuple(row.get("base", ())),
+        kind=row["kind"],
+        symbol=row.get("symbol", row["name"]),
+        declared=row.get("declared"),
+    )
+
+
+def _member(row: Mapping[str, Any]) -> Member:
+    return Member(
+        owner=row["owner"],
+        name=row["name"],
+        type=row["type"],
+        default=row.get("default", REQUIRED),
+        since=row["since"],
+        until=row.get("until"),
+        evidence=row["evidence"],
+        kind=row["kind"],
+    )
