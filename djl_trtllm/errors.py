@@ -15,6 +15,7 @@
     │   └── ExecutorDiedError       it was killed, hung or raised
     └── RequestError                one request; others are not affected
         ├── InvalidRequestError     malformed, or a value out of range
+        │   ├── UnknownAdapterError     no LoRA adapter of that name
         │   ├── PromptTooLongError  prompt, or prompt plus output, above a limit
         │   └── UnsupportedParameterError   understood, and not available on this backend
         ├── OverloadedError         refused at admission: the queue is full
@@ -77,13 +78,23 @@ class EngineError(DjlTrtllmError):
 class BuildError(EngineError):
     """Compiling an engine failed.
 
-    `log_path` is the compiler's whole log, `tail` its last lines (they are part of the message).
+    `log_path` is the compiler's whole log, `tail` its last lines (they are part of the message). `cause` names the
+    class of the failure where it is known (out of GPU memory, unsupported architecture, ...), `advice` what to do then.
     """
 
-    def __init__(self, message: str, log_path: Path | None = None, tail: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        log_path: Path | None = None,
+        tail: Sequence[str] = (),
+        cause: str | None = None,
+        advice: str | None = None,
+    ) -> None:
         self.log_path = log_path
         self.tail = tuple(tail)
-        lines = [message]
+        self.cause = cause
+        self.advice = advice
+        lines = [message] if advice is None else [message, advice]
         if self.tail:
             lines += ["last lines of the log:", *(f"  | {line}" for line in self.tail)]
         if log_path is not None:
@@ -121,6 +132,10 @@ class InvalidRequestError(RequestError):
 
 class PromptTooLongError(InvalidRequestError):
     """The prompt, or prompt plus requested output, does not fit; the message holds the numbers."""
+
+
+class UnknownAdapterError(InvalidRequestError):
+    """No LoRA adapter of that name is registered; the message lists those that are."""
 
 
 class UnsupportedParameterError(InvalidRequestError):

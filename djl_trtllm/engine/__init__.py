@@ -10,17 +10,19 @@ from djl_trtllm.engine.build import build_engine
 from djl_trtllm.engine.cache import EngineCache, cache_key
 from djl_trtllm.engine.compilation import compile_checkpoint
 from djl_trtllm.engine.directory import EngineDir, check_engine
-from djl_trtllm.engine.hardware import Hardware, available_memory
+from djl_trtllm.engine.hardware import Gpu, Hardware, available_memory
 from djl_trtllm.engine.identity import checkpoint_identity
 from djl_trtllm.engine.kv_cache import KvCachePlan, blocks_of_sequence
 from djl_trtllm.engine.manifest import Manifest
-from djl_trtllm.engine.plan import EnginePlan, plan_engine
+from djl_trtllm.engine.plan import EnginePlan
+from djl_trtllm.engine.planning import plan_engine
 from djl_trtllm.engine.preparation import prepare
 
 __all__ = [
     "EngineCache",
     "EngineDir",
     "EnginePlan",
+    "Gpu",
     "Hardware",
     "KvCachePlan",
     "Manifest",

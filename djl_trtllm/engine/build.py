@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from djl_trtllm.engine.directory import EngineDir, check_engine
+from djl_trtllm.engine.compiler import Compiler
+from djl_trtllm.engine.compilers import HOST_MEMORY
+from djl_trtllm.engine.directory import EngineDir
 from djl_trtllm.engine.manifest import Manifest
 from djl_trtllm.engine.plan import EnginePlan
-from djl_trtllm.engine.spec import PHASE_MARK, PHASES
+from djl_trtllm.engine.spec import PHASE_MARK
 from djl_trtllm.engine.staging import staged
-from djl_trtllm.errors import BuildError, CompilerMissingError, EngineError, EngineMismatchError
+from djl_trtllm.errors import BuildError, EngineError, EngineMismatchError
 
 DEFAULT_TIMEOUT_SECONDS = 4 * 3600.0
-_COMPILER_PACKAGES = ("torch", "openvino", "openvino-tokenizers", "optimum-intel", "nncf")
 _POLL_SECONDS = 0.1
 _TELL_EVERY_SECONDS = 30.0
 _TERMINATE_SECONDS = 5.0
 _TAIL_LINES = 20
+_SEARCHED_LINES = 400
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 
 
@@ -41,24 +44,36 @@ def build_engine(
 ) -> EngineDir:
     """Compile the plan's checkpoint into `out`, which appears whole or not at all.
 
-    `progress` gets a line per phase (load, convert, compress, tokenizer, save) with the seconds since the start; the
-    compiler's output goes to `OUT.log` beside `out`. `timeout` is in seconds; when it passes, `cancel` is set or this
-    thread is interrupted, the compiler's process group is killed. `command` replaces the compiler in tests: it is given
-    the spec file as its last argument.
+    `progress` gets a line per phase of the plan's compiler with the seconds since the start; the compiler's output goes
+    to `OUT.log` beside `out`. `timeout` is in seconds; when it passes, `cancel` is set or this thread is interrupted,
+    the compiler's process group is killed. `command` replaces the compiler in tests: it is given the spec file as its
+    last argument.
 
-    Raises CompilerMissingError, BuildError (with the log's last lines) and EngineError (`out` cannot be written).
+    Raises CompilerMissingError, BuildError (with the cause, what to do and the log's last lines) and EngineError
+    (nothing is compiled for this backend, or `out` cannot be written).
     """
+    compiler = plan.compiler
+    if compiler is None:
+        raise EngineError(
+            f"backend {plan.backend} ({plan.reason}) runs {plan.source} as it is: there is nothing to compile, serve it"
+        )
     if command is None:
-        require_compiler(plan.source)
-        command = [sys.executable, "-m", "djl_trtllm.engine.openvino"]
+        compiler.require(plan.source)
+        command = [sys.executable, "-m", compiler.module]
     log_path = out.with_name(f"{out.name}.log")
     started = time.monotonic()
     try:
         with staged(out) as partial:
+            spec = plan.compile_spec(partial)
             spec_path = partial / "spec.json"
-            plan.compile_spec(partial).save(spec_path)
-            environment = _environment(offline=not plan.trust_remote_code)
-            _Compiler([*command, str(spec_path)], environment, log_path, progress, timeout, cancel).run()
+            spec.save(spec_path)
+            environment = _environment(compiler, offline=plan.offline)
+            run = _Run(compiler, [*command, str(spec_path)], environment, log_path, progress, timeout, cancel)
+            try:
+                run.to_its_end()
+            finally:
+                if spec.workspace is not None:
+                    shutil.rmtree(spec.workspace, ignore_errors=True)
             spec_path.unlink()
             _accept(plan, partial, log_path)
     except OSError as error:
@@ -67,44 +82,29 @@ def build_engine(
     return EngineDir(path=out, backend=plan.backend.value, manifest=Manifest.read(out), tokenizer_dir=out)
 
 
-def require_compiler(checkpoint: Path) -> None:
-    """Raise CompilerMissingError naming the packages that compiling needs and that are not installed."""
-    missing = [package for package in _COMPILER_PACKAGES if not _is_installed(package)]
-    if missing:
-        raise CompilerMissingError(
-            f"{checkpoint} is a checkpoint and must be compiled before it can be served here, and the compiler is not "
-            f"installed (missing: {', '.join(missing)}). Either install it:\n"
-            "    pip install 'djl-trtllm[compile]'\n"
-            "or compile on a machine that has it and serve the directory it writes, which needs no compiler:\n"
-            f"    djl-trtllm compile {checkpoint} OUT"
-        )
-
-
 def _accept(plan: EnginePlan, directory: Path, log_path: Path) -> None:
     try:
-        check_engine(directory)
+        plan.check_whole(directory)
     except EngineMismatchError as error:
         raise BuildError(
             f"the compiler of {plan.source} ended well and left no whole engine: {error}", log_path
         ) from error
     Manifest.of(
-        directory, backend=plan.backend.value, checkpoint=plan.checkpoint_identity, options=plan.build_options
+        directory,
+        backend=plan.backend.value,
+        checkpoint=plan.checkpoint_identity,
+        options=plan.build_options,
+        versions=plan.versions,
+        platform=plan.platform,
     ).write(directory)
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-class _Compiler:
-    """One run of the subprocess."""
+class _Run:
+    """One run of a compiler."""
 
     def __init__(
         self,
+        compiler: Compiler,
         command: list[str],
         environment: dict[str, str],
         log_path: Path,
@@ -112,16 +112,17 @@ class _Compiler:
         timeout: float,
         cancel: threading.Event | None,
     ) -> None:
+        self._compiler = compiler
         self._command = command
         self._environment = environment
         self._log_path = log_path
         self._progress = progress
         self._timeout = timeout
         self._cancel = cancel
-        self._phase = PHASES[0]
+        self._phase = compiler.phases[0]
         self._log_offset = 0
 
-    def run(self) -> None:
+    def to_its_end(self) -> None:
         """Run to the end. Raises BuildError unless it ends with status 0."""
         with self._log_path.open("wb") as log_file:
             # The pipe on its standard input is never written: its end tells the compiler that this process died.
@@ -140,7 +141,7 @@ class _Compiler:
             if process.stdin is not None:
                 process.stdin.close()
         if status != 0:
-            raise self._failure(f"ended with {_shown_status(status)}")
+            raise self._failure(f"ended with {_shown_status(status)}", status)
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int:
         started = told = time.monotonic()
@@ -148,7 +149,7 @@ class _Compiler:
             status = process.poll()
             now = time.monotonic()
             for phase in self._new_phases():
-                self._phase, told = phase, now
+                told = now
                 self._progress(f"compiling: {phase} ({now - started:.1f} s)")
             if status is not None:
                 return status
@@ -161,33 +162,45 @@ class _Compiler:
                 told = now
             time.sleep(_POLL_SECONDS)
 
-    def _new_phases(self) -> list[str]:
+    def _new_phases(self) -> Iterator[str]:
         with self._log_path.open("rb") as log_file:
             log_file.seek(self._log_offset)
             content = log_file.read()
         # A line still being written is read again when it is whole.
         whole = content[: content.rfind(b"\n") + 1]
         self._log_offset += len(whole)
-        lines = whole.decode(errors="replace").splitlines()
-        return [line.removeprefix(PHASE_MARK) for line in lines if line.startswith(PHASE_MARK)]
+        for line in whole.decode(errors="replace").splitlines():
+            marked = line.removeprefix(PHASE_MARK) if line.startswith(PHASE_MARK) else None
+            phase = marked or self._compiler.phase_after(self._phase, line)
+            if phase is not None:
+                self._phase = phase
+                yield phase
 
-    def _failure(self, what: str) -> BuildError:
-        text = self._log_path.read_bytes().decode(errors="replace")
+    def _failure(self, what: str, status: int | None = None) -> BuildError:
+        text = _COLOUR.sub("", self._log_path.read_bytes().decode(errors="replace"))
         # Progress bars overwrite themselves with carriage returns; only their last state is of use.
         lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")]
-        tail = [line for line in lines if line and not line.startswith(PHASE_MARK)][-_TAIL_LINES:]
-        cause = next((f": {line}" for line in reversed(tail) if _EXCEPTION.match(line)), "")
-        return BuildError(f"the compiler {what} in phase {self._phase}{cause}", self._log_path, tail)
+        lines = [line for line in lines if line and not line.startswith(PHASE_MARK)]
+        tail = lines[-_TAIL_LINES:]
+        head = f"the compiler {what} in phase {self._phase}"
+        found = None if status is None else self._compiler.cause_of(lines[-_SEARCHED_LINES:])
+        if found is not None:
+            cause, line = found
+            return BuildError(f"{head}, {cause.name}: {line}", self._log_path, tail, cause.name, cause.advice)
+        if status == -signal.SIGKILL:
+            return BuildError(head, self._log_path, tail, HOST_MEMORY.name, HOST_MEMORY.advice)
+        line = next((f": {line}" for line in reversed(tail) if _EXCEPTION.match(line)), "")
+        return BuildError(f"{head}{line}", self._log_path, tail)
 
 
-def _environment(*, offline: bool) -> dict[str, str]:
+def _environment(compiler: Compiler, *, offline: bool) -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH")
-    # The checkpoint is local; only code of its own may lie elsewhere on the hub.
     hub = {"HF_HUB_OFFLINE": "1"} if offline else {}
     return {
         **os.environ,
         **hub,
+        **compiler.environment,
         "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root]),
         "PYTHONUNBUFFERED": "1",
         # The working directory may be a model's, with files named like modules.

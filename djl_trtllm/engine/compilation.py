@@ -11,11 +11,13 @@ from pathlib import Path
 import javaproperties
 
 from djl_trtllm.config import Config
+from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.values import as_text
 from djl_trtllm.engine.build import build_engine
-from djl_trtllm.engine.directory import EngineDir, check_engine
-from djl_trtllm.engine.manifest import Manifest, compiler_versions
-from djl_trtllm.engine.plan import EnginePlan, plan_engine
-from djl_trtllm.engine.preparation import require_buildable
+from djl_trtllm.engine.directory import EngineDir
+from djl_trtllm.engine.manifest import Manifest
+from djl_trtllm.engine.plan import EnginePlan
+from djl_trtllm.engine.planning import plan_engine
 from djl_trtllm.engine.staging import sweep
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model import inspect
@@ -23,19 +25,16 @@ from djl_trtllm.model import inspect
 log = logging.getLogger(__name__)
 
 PROPERTIES_FILE = "serving.properties"
-_CARRIED_OPTIONS = (
-    "max_input_len",
-    "max_output_len",
-    "max_seq_len",
-    "max_num_tokens",
-    "max_rolling_batch_size",
-    "max_num_sequences",
-    "kv_cache_free_gpu_mem_fraction",
-    "max_tokens_in_paged_kv_cache",
-    "enable_kv_cache_reuse",
-    "kv_cache_dtype",
-    "trust_remote_code",
+_CARRIED_GROUPS = (
+    "Lengths and batch",
+    "KV cache",
+    "Scheduler",
+    "Parallelism",
+    "Decoding",
+    "Adapters",
+    "Serving one model",
 )
+_CARRIED = ("trust_remote_code", "model_name")
 
 
 def compile_checkpoint(
@@ -54,7 +53,6 @@ def compile_checkpoint(
     if layout.kind.is_engine:
         raise EngineError(f"{checkpoint} is a {layout.kind.value}: there is nothing to compile, serve it as it is")
     plan = plan_engine(config, layout, compile_only=True)
-    require_buildable(plan)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         engine = _replace(plan, out, progress)
     else:
@@ -95,10 +93,10 @@ def _manifest_of(out: Path) -> Manifest | None:
 
 
 def _is_current(plan: EnginePlan, manifest: Manifest, out: Path) -> bool:
-    if manifest.options != plan.build_options or manifest.versions != compiler_versions():
+    if manifest.options != plan.build_options or manifest.versions != plan.versions:
         return False
     try:
-        check_engine(out)
+        plan.check_whole(out)
     except EngineMismatchError:
         return False
     return not manifest.verify(out)
@@ -108,13 +106,12 @@ def _write_properties(config: Config, plan: EnginePlan, out: Path) -> None:
     path = out / PROPERTIES_FILE
     if path.exists():
         return  # the user's by now
-    properties = {"engine": "Python", "option.backend": plan.backend.value, "option.dtype": plan.dtype}
-    if plan.quantize != "none":
-        properties["option.quantize"] = plan.quantize
-    for field in _CARRIED_OPTIONS:
-        value = getattr(config.options, field)
-        if value is not None and config.is_set(field):
-            properties[f"option.{field}"] = str(value).lower() if isinstance(value, bool) else str(value)
+    properties = {"engine": "Python", "option.backend": plan.backend.value}
+    properties |= {f"option.{name}": as_text(value) for name, value in plan.served_with.items()}
+    for declared in OPTIONS.values():
+        carried = declared.name in _CARRIED or declared.group in _CARRIED_GROUPS
+        if carried and config.is_set(declared.name):
+            properties[declared.key] = as_text(getattr(config.options, declared.name)) or "none"
     path.write_text(
         javaproperties.dumps(properties, comments="Serves the engine in this directory.", timestamp=False),
         encoding="utf-8",

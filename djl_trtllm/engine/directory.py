@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from djl_trtllm.engine.manifest import Manifest
-from djl_trtllm.errors import EngineMismatchError
+from djl_trtllm.engine.manifest import Manifest, raise_damaged
 
 MODEL_XML = "openvino_model.xml"
 _CONSTANT = re.compile(rb'<data [^>]*?\boffset="(\d+)"[^>]*?\bsize="(\d+)"')
@@ -33,17 +32,9 @@ def check_engine(directory: Path) -> Manifest | None:
     inside the runtime. Raises EngineMismatchError naming each bad file.
     """
     manifest = Manifest.read(directory)
-    problems = manifest.verify(directory, contents=False) if manifest is not None else []
-    if problems := problems or ir_problems(directory / MODEL_XML):
-        raise EngineMismatchError(
-            "\n".join(
-                [
-                    f"the engine {directory} is damaged:",
-                    *(f"  - {problem}" for problem in problems),
-                    "copy it again, or compile it again with `djl-trtllm compile CHECKPOINT OUT`",
-                ]
-            )
-        )
+    if manifest is not None:
+        manifest.require_whole(directory)
+    raise_damaged(directory, ir_problems(directory / MODEL_XML))
     return manifest
 
 

@@ -4,28 +4,75 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from packaging.version import InvalidVersion, Version
+
+from djl_trtllm.engine.gpu import Gpu, visible_gpus
+
+__all__ = ["Gpu", "Hardware", "available_memory", "release_of"]
 
 _CGROUP = Path("/sys/fs/cgroup")
-_GPU_FILES = Path("/proc/driver/nvidia/gpus")
-_GPU_DEVICE = Path("/dev/nvidiactl")
+_ENGINE_BACKEND_REMOVED = Version("1.3.0rc21")
+_TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
+_VERSION_LINE = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """`available_memory` in bytes (host memory this process may still take); `tensorrt_llm` the installed version."""
+    """What is here. `gpus` are those CUDA shows to this process, in its order.
 
-    gpus: int
+    `tensorrt_llm` and `tensorrt` are installed versions, `driver` is NVIDIA's. `available_memory` is host memory this
+    process may still take, in bytes. `engine_backend` says whether this TensorRT-LLM has the files of the engine
+    backend; None where it is not installed or its files cannot be looked at.
+    """
+
+    gpus: tuple[Gpu, ...]
     tensorrt_llm: str | None
     available_memory: int
+    driver: str | None = None
+    tensorrt: str | None = None
+    engine_backend: bool | None = None
 
     @classmethod
     def probe(cls) -> Hardware:
-        """Look at this machine now. Nothing is imported and no GPU is initialised."""
-        return cls(gpus=_count_gpus(), tensorrt_llm=_tensorrt_llm_version(), available_memory=available_memory())
+        """Look at this machine now. TensorRT-LLM is not imported and no GPU is initialised."""
+        gpus, driver = visible_gpus(os.environ)
+        package = _tensorrt_llm_package()
+        return cls(
+            gpus=gpus,
+            tensorrt_llm=None if package is None else _tensorrt_llm_version(package),
+            available_memory=available_memory(),
+            driver=driver,
+            tensorrt=_installed(_TENSORRT_PACKAGES),
+            engine_backend=None if package is None else any(package.glob("_tensorrt_engine*")),
+        )
+
+    @property
+    def has_engine_backend(self) -> bool:
+        """Whether TensorRT-LLM is here with the backend that builds and runs TensorRT engines.
+
+        By its files, else by its version: the backend was removed in 1.3.0rc21. A version that cannot be told counts
+        as one that has it, so that TensorRT-LLM itself answers.
+        """
+        if self.tensorrt_llm is None:
+            return False
+        if self.engine_backend is not None:
+            return self.engine_backend
+        release = release_of(self.tensorrt_llm)
+        return release is None or release < _ENGINE_BACKEND_REMOVED
+
+
+def release_of(version: str | None) -> Version | None:
+    """A version without its local part (`1.2.1+cu130` is 1.2.1); None where it is none."""
+    try:
+        return None if version is None else Version(Version(version).public)
+    except InvalidVersion:
+        return None
 
 
 def available_memory(cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
@@ -81,18 +128,29 @@ def _statistic(directory: Path, key: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), 0)
 
 
-def _count_gpus() -> int:
-    try:
-        return len(list(_GPU_FILES.iterdir()))
-    except OSError:
-        # Containers may show the devices and hide the driver's /proc tree.
-        return 1 if _GPU_DEVICE.exists() else 0
-
-
-def _tensorrt_llm_version() -> str | None:
-    if importlib.util.find_spec("tensorrt_llm") is None:
+def _tensorrt_llm_package() -> Path | None:
+    """The folder of the package, found and not imported: importing it takes seconds and starts MPI."""
+    spec = importlib.util.find_spec("tensorrt_llm")
+    if spec is None or not spec.submodule_search_locations:
         return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _tensorrt_llm_version(package: Path) -> str:
+    installed = _installed(("tensorrt-llm",))
+    if installed is not None:
+        return installed
     try:
-        return importlib.metadata.version("tensorrt-llm")
-    except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
+        line = _VERSION_LINE.search((package / "version.py").read_text(encoding="utf-8"))
+    except OSError:
+        line = None
+    return "of unknown version" if line is None else line[1]
+
+
+def _installed(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import platform as platform_module
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,9 +15,8 @@ from djl_trtllm.errors import EngineMismatchError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
-_COMPILER_PACKAGES = ("openvino", "openvino-genai", "optimum-intel", "nncf", "djl-trtllm")
 
-OptionValue = str | int | float | bool | None
+OptionValue = str | int | float | bool | list[Any] | None
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,8 +30,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """An engine directory's record of itself.
 
     `checkpoint` is `checkpoint_identity()` of what was compiled, `options` every option that changed the result,
-    `versions` the packages that made it, `platform` the machine architecture it was made on, `created` UTC in ISO 8601,
-    `files` every other file of the directory by its path relative to it.
+    `versions` the packages that made it, `platform` what it was compiled for (OpenVINO: the machine's architecture,
+    `x86_64`; TensorRT: the GPU's, `sm_90`), `created` UTC in ISO 8601, `files` every other file of the directory by its
+    path relative to it.
     """
 
     format: int
@@ -45,8 +45,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, FileEntry]
 
     @classmethod
-    def of(cls, directory: Path, *, backend: str, checkpoint: str, options: Mapping[str, OptionValue]) -> Manifest:
-        """Describe a directory just compiled on this machine: every file is read back and hashed. Raises OSError."""
+    def of(
+        cls,
+        directory: Path,
+        *,
+        backend: str,
+        checkpoint: str,
+        options: Mapping[str, OptionValue],
+        versions: Mapping[str, str],
+        platform: str,
+    ) -> Manifest:
+        """Describe a directory just compiled: every file is read back and hashed. Raises OSError."""
         files = {
             path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, file_sha256(path))
             for path in sorted(directory.rglob("*"))
@@ -57,8 +66,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             backend=backend,
             checkpoint=checkpoint,
             options=dict(options),
-            versions=compiler_versions(),
-            platform=platform_module.machine(),
+            versions=dict(versions),
+            platform=platform,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             files=files,
         )
@@ -117,6 +126,25 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 problems.append(f"{name}: cannot be read ({error})")
         return problems
 
+    def require_whole(self, directory: Path) -> None:
+        """Raise EngineMismatchError naming each file that is missing, truncated or too long."""
+        raise_damaged(directory, self.verify(directory, contents=False))
+
+    def require_fit(
+        self, directory: Path, *, backend: str, options: Mapping[str, OptionValue], versions: Mapping[str, str]
+    ) -> None:
+        """Raise EngineMismatchError naming everything in which the engine differs (see `differences`)."""
+        if differences := self.differences(backend=backend, options=options, versions=versions):
+            raise EngineMismatchError(
+                "\n".join(
+                    [
+                        f"the engine {directory} does not fit:",
+                        *(f"  - {difference}" for difference in differences),
+                        "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`",
+                    ]
+                )
+            )
+
     def differences(
         self,
         *,
@@ -145,17 +173,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return lines
 
 
-def compiler_versions() -> dict[str, str]:
-    """Installed versions of the packages that shape an OpenVINO engine; those not installed are left out."""
-    return _installed(_COMPILER_PACKAGES)
+def raise_damaged(directory: Path, problems: list[str]) -> None:
+    """Raise EngineMismatchError where there are problems, one line each."""
+    if problems:
+        raise EngineMismatchError(
+            "\n".join(
+                [
+                    f"the engine {directory} is damaged:",
+                    *(f"  - {problem}" for problem in problems),
+                    "copy it again, or compile it again with `djl-trtllm compile CHECKPOINT OUT`",
+                ]
+            )
+        )
 
 
-def runtime_versions() -> dict[str, str]:
-    """Installed versions of the packages that read an OpenVINO engine."""
-    return _installed(("openvino", "openvino-genai"))
-
-
-def _installed(packages: tuple[str, ...]) -> dict[str, str]:
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Installed versions of packages; those not installed are left out."""
     versions = {}
     for package in packages:
         try:

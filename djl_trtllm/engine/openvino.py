@@ -7,17 +7,14 @@ byte-identical copies of the checkpoint's configuration and tokenizer files. The
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import sys
-import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from djl_trtllm.engine.identity import identity_files
-from djl_trtllm.engine.spec import PHASE_MARK, CompileSpec
+from djl_trtllm.engine.lifeline import die_with_parent
+from djl_trtllm.engine.spec import OpenVinoSpec, tell_phase
 
 _TASK = "text-generation-with-past"
 _GROUP_SIZE = 128
@@ -28,22 +25,22 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 def main(argv: list[str]) -> int:
     """Compile what the spec file says; 0 when the engine directory is complete."""
     die_with_parent()
-    spec = CompileSpec.load(Path(argv[1]))
+    spec = OpenVinoSpec.load(Path(argv[1]))
     out = Path(spec.out)
     export(spec, out)
     if spec.quantize != "none":
-        _phase("compress")
+        tell_phase("compress")
         compress(out / _MODEL_XML, spec.quantize)
-    _phase("tokenizer")
+    tell_phase("tokenizer")
     convert_tokenizer(spec, out)
-    _phase("save")
+    tell_phase("save")
     copy_files(spec, out)
     return 0
 
 
-def export(spec: CompileSpec, out: Path) -> None:
+def export(spec: OpenVinoSpec, out: Path) -> None:
     """Checkpoint to stateful IR, weights in `spec.dtype`, nothing quantized."""
-    _phase("load")
+    tell_phase("load")
     import torch
     from optimum.exporters.openvino import convert, main_export
     from optimum.intel import OVConfig
@@ -52,7 +49,7 @@ def export(spec: CompileSpec, out: Path) -> None:
     original = convert.export_from_model
 
     def announced(*args: Any, **kwargs: Any) -> Any:
-        _phase("convert")
+        tell_phase("convert")
         return original(*args, **kwargs)
 
     convert.export_from_model = announced
@@ -103,7 +100,7 @@ def compress(xml: Path, quantize: str) -> None:
     compressed.replace(xml)
 
 
-def convert_tokenizer(spec: CompileSpec, out: Path) -> None:
+def convert_tokenizer(spec: OpenVinoSpec, out: Path) -> None:
     """Write `openvino_tokenizer` and `openvino_detokenizer`; a tokenizer without a counterpart is told, not fatal."""
     from optimum.exporters.openvino.convert import export_tokenizer
     from transformers import AutoTokenizer
@@ -121,33 +118,12 @@ def convert_tokenizer(spec: CompileSpec, out: Path) -> None:
         )
 
 
-def copy_files(spec: CompileSpec, out: Path) -> None:
+def copy_files(spec: OpenVinoSpec, out: Path) -> None:
     """Copy configuration, tokenizer and code files as they are, over what the exporter rewrote."""
     for source in dict.fromkeys((Path(spec.checkpoint), Path(spec.tokenizer_dir))):
         for path in identity_files(source):
             if not path.name.endswith(_WEIGHTS):
                 shutil.copyfile(path, out / path.name)
-
-
-def _phase(name: str) -> None:
-    print(f"{PHASE_MARK}{name}", flush=True)
-
-
-def die_with_parent() -> None:
-    """Kill this process and what it started when the parent is gone, even when that was killed.
-
-    Standard input is a pipe that only the parent holds: it ends when the parent does.
-    """
-
-    def watch() -> None:
-        with suppress(OSError):
-            while os.read(0, 1):
-                pass
-        if os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 if __name__ == "__main__":

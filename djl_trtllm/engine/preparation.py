@@ -6,14 +6,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.config import Config
 from djl_trtllm.engine.build import build_engine
 from djl_trtllm.engine.cache import EngineCache
-from djl_trtllm.engine.directory import EngineDir, check_engine
+from djl_trtllm.engine.directory import EngineDir
 from djl_trtllm.engine.kv_cache import shown_bytes
-from djl_trtllm.engine.manifest import Manifest, runtime_versions
-from djl_trtllm.engine.plan import EnginePlan, plan_engine
-from djl_trtllm.errors import CompilerMissingError, EngineError, EngineMismatchError
+from djl_trtllm.engine.manifest import Manifest
+from djl_trtllm.engine.plan import EnginePlan
+from djl_trtllm.engine.planning import plan_engine
+from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
 from djl_trtllm.model import Layout
 
 _WORTH_TELLING_BYTES = 2 * 10**9
@@ -27,21 +28,23 @@ def prepare(
     plan: EnginePlan | None = None,
     cancel: threading.Event | None = None,
 ) -> EngineDir:
-    """The engine of a model directory, compiled first where there is none.
+    """The engine of a model directory, compiled first where there is none and the backend needs one.
 
     An engine directory is served as it is, a checkpoint by the engine it bundles where that one fits, else by an
-    engine compiled through the local cache. `progress` gets one line at a time; `plan` defaults to `plan_engine()`'s;
-    setting `cancel` ends a compile with a BuildError.
+    engine compiled through the local cache; a backend that compiles nothing runs the checkpoint itself. `progress` gets
+    one line at a time; `plan` defaults to `plan_engine()`'s; setting `cancel` ends a compile with a BuildError.
 
     Raises EngineMismatchError for an engine directory that is damaged or that differs from this machine or these
     options, CompilerMissingError, BuildError and EngineError where compiling fails, and what `plan_engine` raises.
     """
     plan = plan_engine(config, layout) if plan is None else plan
-    if plan.backend is Backend.SCRIPTED:
+    if plan.compiler is None:
         return _found(layout.path, plan, layout, None)
-    require_buildable(plan)
     if layout.kind.is_engine:
-        return _as_it_is(plan, layout)
+        directory = layout.engine_dir or layout.path
+        manifest = plan.check_whole(directory)
+        plan.check_fit(directory, manifest)
+        return _found(directory, plan, layout, manifest)
     refusal = None
     if layout.bundled_engine is not None:
         engine, refusal = _bundled(plan, layout, layout.bundled_engine, progress)
@@ -56,45 +59,21 @@ def prepare(
         raise CompilerMissingError(f"the bundled engine is not used: {refusal}\n{error}") from error
 
 
-def require_buildable(plan: EnginePlan) -> None:
-    """Raise EngineError for backends that this version does not compile or load."""
-    if plan.backend is not Backend.OPENVINO:
-        raise EngineError(
-            f"backend {plan.backend} ({plan.reason}): this version of djl-trtllm runs models with OpenVINO only; "
-            "set option.backend=openvino to serve a Hugging Face checkpoint on the CPU"
-        )
-
-
-def _as_it_is(plan: EnginePlan, layout: Layout) -> EngineDir:
-    manifest = check_engine(layout.path)
-    differences = _differences(plan, manifest)
-    if differences:
-        raise EngineMismatchError(
-            "\n".join(
-                [
-                    f"the engine {layout.path} does not fit:",
-                    *(f"  - {difference}" for difference in differences),
-                    "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`",
-                ]
-            )
-        )
-    return _found(layout.path, plan, layout, manifest)
-
-
 def _bundled(
     plan: EnginePlan, layout: Layout, path: Path, progress: Callable[[str], None]
 ) -> tuple[EngineDir | None, str]:
     """The bundled engine, or why it is not used."""
     try:
-        manifest = check_engine(path)
+        manifest = plan.check_whole(path)
+        plan.check_fit(path, manifest)
     except EngineMismatchError as error:
-        return None, str(error)
+        return None, "; ".join(line.removeprefix("  - ") for line in str(error).splitlines())
     if manifest is None and plan.asked:
         options = ", ".join(f"option.{name}={value}" for name, value in plan.asked.items())
         return None, f"it has no manifest, so that nothing says whether it was compiled with {options}"
     if manifest is None:
         progress(f"the bundled engine {path} has no manifest and is used unchecked")
-    elif differences := _differences(plan, manifest) or manifest.differences(checkpoint=_identified(plan, progress)):
+    elif differences := manifest.differences(checkpoint=_identified(plan, progress)):
         return None, "; ".join(differences)
     return _found(path, plan, layout, manifest), ""
 
@@ -117,8 +96,7 @@ def _through_cache(
 
 
 def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None], cancel: threading.Event | None) -> None:
-    weights = plan.dtype if plan.quantize == "none" else f"{plan.quantize} (the rest {plan.dtype})"
-    progress(f"compiling {plan.source} for {plan.backend}, weights {weights}, into {out}")
+    progress(f"compiling {plan.source} for {plan.backend} into {out}: {plan.recipe}")
     build_engine(plan, out, progress, cancel=cancel)
 
 
@@ -127,13 +105,6 @@ def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:
     if size > _WORTH_TELLING_BYTES:
         progress(f"reading {shown_bytes(size)} of weights to identify the checkpoint")
     return plan.checkpoint_identity
-
-
-def _differences(plan: EnginePlan, manifest: Manifest | None) -> list[str]:
-    if manifest is None:
-        return []
-    # The machine's architecture is not compared: OpenVINO's IR is the same on all of them.
-    return manifest.differences(backend=plan.backend.value, options=plan.asked, versions=runtime_versions())
 
 
 def _found(path: Path, plan: EnginePlan, layout: Layout, manifest: Manifest | None) -> EngineDir:

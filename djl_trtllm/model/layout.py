@@ -5,13 +5,15 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import weights
 from djl_trtllm.model.json_file import read_object
+from djl_trtllm.model.old_engine import OldEngine
+from djl_trtllm.model.quantization import stored_quantization
 from djl_trtllm.model.shape import ModelShape
 
 ENGINE_FOLDER = "engine"
@@ -20,7 +22,6 @@ ENGINE_FOLDER = "engine"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
 _OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer in Python code has its own file names
 _RANK_ENGINE = re.compile(r"rank\d+\.engine")
-_OLD_ENGINE = re.compile(r".+_rank\d+\.engine")
 _RANK_WEIGHTS = re.compile(r"rank\d+\.safetensors")
 _OPENVINO_MODEL = "openvino_model.xml"
 _REPOSITORY_MODEL = "tensorrt_llm"
@@ -45,8 +46,8 @@ _EXPECTED = """expected one of
   - a Hugging Face checkpoint: config.json with `architectures` or `model_type`, and *.safetensors or pytorch_model*.bin
   - a compiled OpenVINO engine: openvino_model.xml and openvino_model.bin
   - a compiled TensorRT-LLM engine: config.json with `build_config`, and rank0.engine, rank1.engine, …
-  - a TensorRT-LLM checkpoint: config.json with `quantization` or `mapping`, and rank0.safetensors, …
-  - an LMI model repository: tensorrt_llm/config.pbtxt and tensorrt_llm/1/ with the engine"""
+  - a TensorRT-LLM checkpoint: config.json with `architecture` and `dtype`, and rank0.safetensors, …
+  - an LMI model repository: tensorrt_llm/config.pbtxt and tensorrt_llm/1/ with a compiled TensorRT-LLM engine"""
 
 
 @dataclass(frozen=True)
@@ -56,19 +57,51 @@ class Layout:
     kind: Kind
     path: Path
     config: dict[str, Any] | None
-    """config.json as parsed; of an LMI repository the one beside the engine. None where there is none."""
+    """config.json as parsed; of an LMI repository the one beside the engine files. None where there is none."""
     weight_files: tuple[Path, ...]
     """Weights of a checkpoint, or the files of an engine, in order of rank or shard."""
     tokenizer_dir: Path | None
     """Where the tokenizer files are; None where there are none."""
     bundled_engine: Path | None = None
     """The compiled engine that a checkpoint carries beside it."""
+    model_config: dict[str, Any] | None = None
+    """config.json of the Hugging Face model that a TensorRT-LLM engine was made from, where it is one level up."""
 
     @property
     def shape(self) -> ModelShape:
         """Sizes of the model. Reads the headers of a checkpoint's weight files."""
         size = None if self.kind.is_engine else weights.parameter_bytes(self.weight_files)
-        return ModelShape.from_config(self.config or {}, parameter_bytes=size)
+        shape = ModelShape.from_config(self.config or {}, parameter_bytes=size)
+        if self.model_config is None:
+            return shape
+        # The engine's own config.json has the sizes that count, and no model_type.
+        return replace(shape, model_type=ModelShape.from_config(self.model_config).model_type)
+
+    @property
+    def quantization(self) -> str | None:
+        """With which algorithm the weights are quantised already; None where they are not, or nothing tells.
+
+        See `stored_quantization`. Raises LayoutError for a damaged hf_quant_config.json.
+        """
+        if self.kind is Kind.OPENVINO_ENGINE:
+            return None
+        return stored_quantization(self.path, self.config or {})
+
+    @property
+    def tensor_parallel(self) -> int | None:
+        """GPUs over which a TensorRT-LLM checkpoint or engine splits each layer; None for other kinds."""
+        return self._degree("tp_size")
+
+    @property
+    def pipeline_parallel(self) -> int | None:
+        """Groups of GPUs over which a TensorRT-LLM checkpoint or engine spreads its layers; None for other kinds."""
+        return self._degree("pp_size")
+
+    def _degree(self, name: str) -> int | None:
+        if self.kind in (Kind.HF_CHECKPOINT, Kind.OPENVINO_ENGINE):
+            return None
+        degree = _mapping(self.config).get(name)
+        return degree if isinstance(degree, int) and degree > 0 else 1
 
     @property
     def engine_dir(self) -> Path | None:
@@ -96,6 +129,7 @@ def inspect(path: Path) -> Layout:
         layout = reading(path, names, config)
         if layout is not None:
             return layout
+    _refuse_old_engine(path)
     raise LayoutError(_unknown(path, names, config))
 
 
@@ -120,7 +154,10 @@ def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None
         )
     weights.check_whole(engines)
     _check_ranks(path, engines, config)
-    return Layout(Kind.TENSORRT_ENGINE, path, config, engines, _tokenizer_dir(path, *_model_above(path)))
+    above = _model_above(path)
+    return Layout(
+        Kind.TENSORRT_ENGINE, path, config, engines, _tokenizer_dir(path, *above), model_config=_hf_config(*above)
+    )
 
 
 def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
@@ -132,21 +169,29 @@ def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None)
         return None
     engine = model / "1"
     found = sorted(entry.name for entry in engine.iterdir())
-    engines = _ranked(engine, found, _RANK_ENGINE) or _ranked(engine, found, _OLD_ENGINE)
-    if not engines:
+    engines = _ranked(engine, found, _RANK_ENGINE)
+    engine_config = read_object(engine / "config.json", LayoutError)
+    if not engines or not _is_built(engine_config):
+        _refuse_old_engine(engine)
         raise LayoutError(
-            f"{model} is laid out as an LMI model repository, but there is no engine in {engine}: found "
-            f"{weights.bounded(found) or 'nothing'}; expected rank0.engine or …_rank0.engine"
+            f"{model} is laid out as an LMI model repository, but there is no compiled TensorRT-LLM engine in {engine}:"
+            f" found {weights.bounded(found) or 'nothing'}; expected config.json with `build_config`, and rank0.engine"
         )
     weights.check_whole(engines)
-    engine_config = read_object(engine / "config.json", LayoutError)
     _check_ranks(engine, engines, engine_config)
-    return Layout(Kind.LMI_REPOSITORY, path, engine_config, engines, _tokenizer_dir(model, engine, path))
+    return Layout(
+        Kind.LMI_REPOSITORY,
+        path,
+        engine_config,
+        engines,
+        _tokenizer_dir(model, engine, path),
+        model_config=_hf_config(model, path),
+    )
 
 
 def _tensorrt_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
     files = _ranked(path, names, _RANK_WEIGHTS)
-    if config is None or not files or not ({"quantization", "mapping", "architecture"} & config.keys()):
+    if config is None or not files or not {"architecture", "dtype"} <= config.keys():
         return None
     weights.check_whole(files)
     _check_ranks(path, files, config)
@@ -156,7 +201,7 @@ def _tensorrt_checkpoint(path: Path, names: list[str], config: dict[str, Any] | 
 
 
 def _hf_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
-    if config is None or not ("architectures" in config or "model_type" in config):
+    if config is None or not _is_hf(config):
         return None
     files = weights.find_weights(path)
     engine = _bundled_engine(path)
@@ -177,8 +222,13 @@ _READINGS: tuple[Callable[[Path, list[str], dict[str, Any] | None], Layout | Non
 )
 
 
+def _refuse_old_engine(path: Path) -> None:
+    if (old := OldEngine.find(path)) is not None:
+        raise LayoutError(old.refusal)
+
+
 def _is_built(config: dict[str, Any] | None) -> bool:
-    return config is not None and "build_config" in config
+    return config is not None and {"pretrained_config", "build_config"} <= config.keys()
 
 
 def _ranked(path: Path, names: list[str], pattern: re.Pattern[str]) -> tuple[Path, ...]:
@@ -192,9 +242,7 @@ def _rank(name: str) -> int:
 
 def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None) -> None:
     """Every rank has its file, as many as the mapping says."""
-    inner = (config or {}).get("pretrained_config", config or {})
-    mapping = inner.get("mapping") if isinstance(inner, dict) else None
-    world = mapping.get("world_size") if isinstance(mapping, dict) else None
+    world = _mapping(config).get("world_size")
     present = [_rank(file.name) for file in files]
     wanted = world if isinstance(world, int) and world > 0 else max(present) + 1
     missing = sorted(set(range(wanted)) - set(present))
@@ -204,6 +252,26 @@ def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | N
             f"{weights.bounded([f'rank {rank}' for rank in missing])}; "
             f"found {weights.bounded([file.name for file in files])}; copy the files of all ranks"
         )
+
+
+def _mapping(config: dict[str, Any] | None) -> dict[str, Any]:
+    """How a TensorRT-LLM checkpoint or engine is spread over GPUs, by its config.json."""
+    inner = (config or {}).get("pretrained_config", config or {})
+    mapping = inner.get("mapping") if isinstance(inner, dict) else None
+    return mapping if isinstance(mapping, dict) else {}
+
+
+def _hf_config(*candidates: Path) -> dict[str, Any] | None:
+    """The config.json of the first candidate that is a Hugging Face model's."""
+    for candidate in candidates:
+        config = read_object(candidate / "config.json", LayoutError)
+        if config is not None and _is_hf(config):
+            return config
+    return None
+
+
+def _is_hf(config: dict[str, Any]) -> bool:
+    return "architectures" in config or "model_type" in config
 
 
 def _tokenizer_dir(*candidates: Path) -> Path | None:

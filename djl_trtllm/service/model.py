@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from djl_trtllm.api import Call, Defaults, lmi
 from djl_trtllm.api.custom import CustomFormatters, load_custom
 from djl_trtllm.batching.rolling_batch import BatchLimits
-from djl_trtllm.config import Backend, Config, explain, load, names_configuration
+from djl_trtllm.config import Config, explain, load, names_configuration
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules import check_model
 from djl_trtllm.engine import EnginePlan, plan_engine
 from djl_trtllm.engine import prepare as prepare_engine
 from djl_trtllm.engine.manifest import Manifest
-from djl_trtllm.errors import ConfigError, ModelError
+from djl_trtllm.errors import ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
 
@@ -79,6 +76,8 @@ def plan(source: Source) -> tuple[Config, Layout, EnginePlan]:
     The configuration is the source's, with what the rules about kinds of models and files had to say.
     """
     layout = inspect(_model_files(source))
+    if (tokenizer_dir := _tokenizer_dir(source)) is not None:
+        layout = replace(layout, tokenizer_dir=tokenizer_dir)
     config = check_model(
         source.config, layout.shape.model_type, layout.kind.is_engine, compiled_as=_compiled_as(layout)
     )
@@ -96,13 +95,14 @@ def prepare(source: Source) -> Model:
         logger.warning("%s", line)
     handle_requirements(source.directory, options.install_requirements)
     engine = prepare_engine(config, layout, lambda line: logger.info("%s", line), plan=engine_plan)
-    scripted = engine_plan.backend is Backend.SCRIPTED
-    executor_options = _script(config) if scripted else engine_plan.at(engine.path).executor_options()
-    start = Start(engine.backend, executor_options)
+    engine_plan = engine_plan.at(engine.path)
+    for line in engine_plan.details():
+        logger.info("%s", line)
+    start = Start(engine_plan.executor, engine_plan.executor_options())
     limits = BatchLimits(
         max_batch_size=engine_plan.max_sequences,
         max_queue_size=options.job_queue_size,
-        max_input_len=options.max_input_len,
+        max_input_len=engine_plan.max_input_len,
         max_output_len=options.max_output_len,
         max_seq_len=engine_plan.max_seq_len,
     )
@@ -111,9 +111,7 @@ def prepare(source: Source) -> Model:
         tgi_compat=options.tgi_compat,
         bedrock_compat=options.bedrock_compat,
     )
-    tokenizer = load_tokenizer(
-        _tokenizer_dir(source) or engine.tokenizer_dir, trust_remote_code=options.trust_remote_code
-    )
+    tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
     custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
     return Model(source.name, source.directory, config, tokenizer, start, limits, defaults, custom)
 
@@ -157,14 +155,3 @@ def _compiled_as(layout: Layout) -> str | None:
         return None
     manifest = Manifest.read(layout.engine_dir)
     return None if manifest is None else str(manifest.options.get("quantize"))
-
-
-def _script(config: Config) -> dict[str, Any]:
-    text = config.options.script or "{}"
-    try:
-        script = orjson.loads(text)
-        if not isinstance(script, dict):
-            raise ValueError("not a JSON object")
-    except ValueError as error:
-        raise ConfigError([f"option.script={text} ({config.origin('script')}): {error}"]) from None
-    return script

@@ -23,7 +23,9 @@ def race(root: Path) -> None:
             (partial / "model.bin").write_bytes(b"half")
             time.sleep(0.5)
             (partial / "model.bin").write_bytes(b"the whole engine")
-            Manifest.of(partial, backend="openvino", checkpoint="x", options={}).write(partial)
+            Manifest.of(partial, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64").write(
+                partial
+            )
 
     (root / f"ready-{os.getpid()}").touch()
     while not (root / "go").exists():

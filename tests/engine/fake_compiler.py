@@ -27,7 +27,7 @@ def main() -> None:
         Path(arguments[0]).write_text(f"{os.getpid()} {child.pid}")
         time.sleep(600)
     if behaviour == "orphan":
-        from djl_trtllm.engine.openvino import die_with_parent
+        from djl_trtllm.engine.lifeline import die_with_parent
 
         die_with_parent()
         Path(arguments[0]).write_text(str(os.getpid()))

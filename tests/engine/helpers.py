@@ -11,11 +11,17 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from djl_trtllm.config import Config, load
-from djl_trtllm.engine import Hardware
+from djl_trtllm.engine import Gpu, Hardware
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY, CONTEXT = 2, 4, 2, 16, 128, 512, 256
 HIDDEN = HEADS * HEAD_DIM
-CPU_ONLY = Hardware(gpus=0, tensorrt_llm=None, available_memory=8 * 10**9)
+CPU_ONLY = Hardware(gpus=(), tensorrt_llm=None, available_memory=8 * 10**9)
+H200 = Gpu("NVIDIA H200", (9, 0), 143_771 * 2**20)
+
+
+def gpu_machine(tensorrt_llm: str | None = "1.2.1", gpus: int = 1, *, gpu: Gpu = H200) -> Hardware:
+    """A machine with GPUs of one kind and a TensorRT-LLM."""
+    return Hardware(gpus=(gpu,) * gpus, tensorrt_llm=tensorrt_llm, available_memory=8 * 10**9, driver="580.95.05")
 
 
 def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
@@ -102,6 +108,36 @@ def write_engine_files(path: Path, *, weights: bytes = bytes(1000)) -> Path:
     constant = f'<data element_type="f16" shape="{len(weights) // 2}" offset="0" size="{len(weights)}" />'
     (path / "openvino_model.xml").write_text(f'<?xml version="1.0"?>\n<net name="m"><layer>{constant}</layer></net>\n')
     (path / "openvino_model.bin").write_bytes(weights)
+    return path
+
+
+def write_tensorrt_engine(path: Path, *, ranks: int = 1, version: str = "1.2.1", **build: object) -> Path:
+    """An engine directory as TensorRT-LLM lays it out, of the tiny checkpoint; nothing can load it."""
+    path.mkdir(parents=True, exist_ok=True)
+    config = {
+        "version": version,
+        "pretrained_config": {
+            "architecture": "LlamaForCausalLM",
+            "dtype": "float16",
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": CONTEXT,
+            "mapping": {"world_size": ranks, "tp_size": ranks, "pp_size": 1},
+            "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+        },
+        "build_config": {
+            "max_batch_size": 16,
+            "max_input_len": 128,
+            "max_seq_len": 192,
+            "max_num_tokens": 160,
+            "max_beam_width": 2,
+            "kv_cache_type": "PAGED",
+            "plugin_config": {"tokens_per_block": 32, "use_paged_context_fmha": True, "remove_input_padding": True},
+            **build,
+        },
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    for rank in range(ranks):
+        (path / f"rank{rank}.engine").write_bytes(b"engine")
     return path
 
 

@@ -80,8 +80,10 @@ def test_a_failure_shows_the_phase_and_the_last_lines_of_the_log(
 
 
 def test_a_compiler_killed_by_the_system_says_so(plan: EnginePlan, tmp_path: Path, fake_compiler: Fake) -> None:
-    with pytest.raises(BuildError, match=r"ended with signal SIGKILL \(out of memory\?\) in phase load"):
+    with pytest.raises(BuildError, match=r"ended with signal SIGKILL \(out of memory\?\) in phase load") as caught:
         build_engine(plan, tmp_path / "engine", print, command=fake_compiler("killed"))
+    assert caught.value.cause == "out of host memory"
+    assert caught.value.advice is not None and caught.value.advice in str(caught.value)
 
 
 def test_a_compiler_that_ends_well_without_a_whole_engine_is_a_failure(

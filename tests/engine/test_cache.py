@@ -21,7 +21,9 @@ from .helpers import write_engine_files
 
 def complete(path: Path) -> None:
     write_engine_files(path)
-    Manifest.of(path, backend="openvino", checkpoint="sha256:abc", options={}).write(path)
+    Manifest.of(path, backend="openvino", checkpoint="sha256:abc", options={}, versions={}, platform="x86_64").write(
+        path
+    )
 
 
 class Builder:

@@ -21,7 +21,9 @@ def test_an_engine_without_a_manifest_is_no_error(directory: Path) -> None:
 
 
 def test_truncated_weights_are_named_with_both_sizes_by_the_manifest(directory: Path) -> None:
-    Manifest.of(directory, backend="openvino", checkpoint="x", options={}).write(directory)
+    Manifest.of(directory, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64").write(
+        directory
+    )
     (directory / "openvino_model.bin").write_bytes(bytes(999))
     with pytest.raises(
         EngineMismatchError, match=r"is damaged:\n  - openvino_model\.bin: truncated, 999 of 1000 bytes"

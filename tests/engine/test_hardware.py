@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
+from packaging.version import Version
 
-from djl_trtllm.engine.hardware import Hardware, available_memory
+from djl_trtllm.engine.hardware import Hardware, available_memory, release_of
+
+from .helpers import gpu_machine
 
 
 def files(directory: Path, **contents: str) -> Path:
@@ -61,6 +69,77 @@ def test_usage_above_the_limit_leaves_nothing(tmp_path: Path) -> None:
 def test_without_limits_the_systems_figure_stands(tmp_path: Path) -> None:
     for membership in (tmp_path / "absent", member(tmp_path, "0::/")):
         assert 0 < available_memory(tmp_path / "cgroup", membership) <= psutil.virtual_memory().total
+
+
+_PROBE = """
+import json, sys
+from djl_trtllm.engine.hardware import Hardware
+found = Hardware.probe()
+assert "tensorrt_llm" not in sys.modules
+print(json.dumps([found.tensorrt_llm, found.tensorrt, found.engine_backend, found.has_engine_backend]))
+"""
+
+
+def probe(site: Path) -> list[Any]:
+    """What a process sees that has `site` on its path; importing TensorRT-LLM there would fail."""
+    # This machine may have the real packages: their absence is a matter of no fake ones being found.
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        env={"PYTHONPATH": f"{site}:{Path(__file__).parents[2]}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found: list[Any] = json.loads(done.stdout)
+    return found
+
+
+def install(site: Path, *, engine_backend: bool, **versions: str) -> Path:
+    """A TensorRT-LLM that cannot be imported, and the metadata of distributions, `_` for `-` in their names."""
+    package = site / "tensorrt_llm"
+    files(package, version__py='__version__ = "1.2.0rc8"\n')
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    if engine_backend:
+        (package / "_tensorrt_engine").mkdir()
+    for name, version in versions.items():
+        metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        files(site / f"{name}-{version}.dist-info", METADATA=metadata)
+    return site
+
+
+def test_tensorrt_llm_is_found_without_importing_it(tmp_path: Path) -> None:
+    site = install(tmp_path, engine_backend=True, tensorrt_llm="1.2.1", tensorrt="10.14.1.48")
+    assert probe(site) == ["1.2.1", "10.14.1.48", True, True]
+
+
+def test_a_tensorrt_llm_without_the_engine_backend_is_told_by_its_files(tmp_path: Path) -> None:
+    assert probe(install(tmp_path, engine_backend=False, tensorrt_llm="1.3.0")) == ["1.3.0", None, False, False]
+
+
+def test_a_source_checkout_tells_its_version_in_a_file(tmp_path: Path) -> None:
+    assert probe(install(tmp_path, engine_backend=True, tensorrt_cu13="10.13"))[:2] == ["1.2.0rc8", "10.13"]
+    (tmp_path / "tensorrt_llm" / "version.py").unlink()
+    assert probe(tmp_path)[0] == "of unknown version"
+
+
+@pytest.mark.skipif(Hardware.probe().tensorrt_llm is not None, reason="TensorRT-LLM is installed here")
+def test_where_tensorrt_llm_is_not_installed_nothing_is_said_of_it(tmp_path: Path) -> None:
+    assert probe(tmp_path) == [None, None, None, False]
+
+
+@pytest.mark.parametrize(
+    ("version", "there"),
+    [("1.0.0", True), ("1.2.1", True), ("1.2.1+cu130", True), ("1.3.0rc20", True), ("1.3.0rc20.post1", True),
+     ("1.3.0rc21", False), ("1.3.0", False), ("1.4.0rc0", False), ("of unknown version", True), (None, False)],
+)  # fmt: skip
+def test_where_files_do_not_tell_the_version_does(version: str | None, there: bool) -> None:
+    assert gpu_machine(version).has_engine_backend is there
+
+
+def test_a_local_version_is_the_release_it_was_built_from() -> None:
+    assert release_of("1.2.1+cu130") == Version("1.2.1") != release_of("1.2.1rc1")
+    assert release_of("of unknown version") is None and release_of(None) is None
 
 
 def test_probing_this_machine_finds_memory() -> None:

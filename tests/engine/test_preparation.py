@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.engine import EngineDir, Hardware, Manifest, plan_engine, prepare
-from djl_trtllm.engine import build as build_module
-from djl_trtllm.errors import CompilerMissingError, EngineError, EngineMismatchError
+from djl_trtllm.engine import EngineDir, Manifest, plan_engine, prepare
+from djl_trtllm.engine.compiler import Compiler
+from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
 from djl_trtllm.model import inspect
 
 from .helpers import CPU_ONLY, configured, write_engine_files
@@ -22,10 +22,10 @@ def model(checkpoint: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(checkpoint: Path) -> None:
+    def refuse(compiler: Compiler, checkpoint: Path) -> None:
         raise CompilerMissingError(f"{checkpoint} must be compiled")
 
-    monkeypatch.setattr(build_module, "require_compiler", refuse)
+    monkeypatch.setattr(Compiler, "require", refuse)
 
 
 def bundle(model: Path, *, quantize: str = "none", manifest: bool = True) -> Path:
@@ -34,7 +34,14 @@ def bundle(model: Path, *, quantize: str = "none", manifest: bool = True) -> Pat
     if manifest:
         plan = plan_engine(configured(), inspect(model), CPU_ONLY)
         options = plan.build_options | {"quantize": quantize}
-        Manifest.of(path, backend="openvino", checkpoint=plan.checkpoint_identity, options=options).write(path)
+        Manifest.of(
+            path,
+            backend="openvino",
+            checkpoint=plan.checkpoint_identity,
+            options=options,
+            versions=plan.versions,
+            platform=plan.platform,
+        ).write(path)
     return path
 
 
@@ -116,10 +123,3 @@ def test_a_bundled_engine_without_a_manifest_is_used_unless_options_were_asked_f
 
 def test_scripted_loads_no_engine(model: Path) -> None:
     assert prepared(model, backend="scripted").backend == "scripted"
-
-
-def test_a_backend_this_version_does_not_run_is_refused_before_anything_is_read(model: Path) -> None:
-    config = configured()
-    plan = plan_engine(config, inspect(model), Hardware(gpus=1, tensorrt_llm="1.2.0", available_memory=10**9))
-    with pytest.raises(EngineError, match=r"backend tensorrt \(TensorRT-LLM 1\.2\.0 .*option\.backend=openvino"):
-        prepare(config, inspect(model), print, plan=plan)

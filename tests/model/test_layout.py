@@ -161,36 +161,133 @@ def test_ranks_are_in_order_of_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{"architecture": "LlamaForCausalLM", "quantization": {}}, {"mapping": {"world_size": 1}}]
+    ("mapping", "tensor_parallel", "pipeline_parallel"),
+    [(None, 1, 1), ({"world_size": 1}, 1, 1), ({"world_size": 4, "tp_size": 2, "pp_size": 2}, 2, 2)],
 )
-def test_a_tensorrt_checkpoint(tmp_path: Path, config: dict[str, Any]) -> None:
-    write(tmp_path, **{"config.json": config, "rank0.safetensors": None})
-    layout = inspect(tmp_path)
+def test_a_tensorrt_checkpoint(
+    tmp_path: Path, mapping: dict[str, int] | None, tensor_parallel: int, pipeline_parallel: int
+) -> None:
+    config = {"architecture": "LlamaForCausalLM", "dtype": "float16", "num_hidden_layers": 3}
+    if mapping is not None:
+        config["mapping"] = mapping
+    ranks = {f"rank{rank}.safetensors": None for rank in range(tensor_parallel * pipeline_parallel)}
+    layout = inspect(write(tmp_path, **{"config.json": config}, **ranks))
     assert layout.kind is Kind.TENSORRT_CHECKPOINT and not layout.kind.is_engine
+    assert (layout.tensor_parallel, layout.pipeline_parallel) == (tensor_parallel, pipeline_parallel)
+    assert (layout.shape.architecture, layout.shape.dtype, layout.shape.num_layers) == (
+        "LlamaForCausalLM",
+        "float16",
+        3,
+    )
 
 
-@pytest.mark.parametrize("engine", ["rank0.engine", "trt_llm_model_float16_tp1_rank0.engine"])
-@pytest.mark.parametrize("above", [True, False])
-def test_an_lmi_repository(tmp_path: Path, engine: str, above: bool) -> None:
-    write(
-        tmp_path,
+@pytest.mark.parametrize("missing", ["architecture", "dtype"])
+def test_a_tensorrt_checkpoint_is_what_tensorrt_llm_takes_for_one(tmp_path: Path, missing: str) -> None:
+    config = {"architecture": "LlamaForCausalLM", "dtype": "float16", "mapping": {"world_size": 1}}
+    del config[missing]
+    with pytest.raises(LayoutError, match=r"config\.json with `architecture` and `dtype`"):
+        inspect(write(tmp_path, **{"config.json": config, "rank0.safetensors": None}))
+
+
+def test_a_hugging_face_checkpoint_has_no_degrees(tmp_path: Path) -> None:
+    layout = inspect(write(tmp_path, **{"config.json": HF, "model.safetensors": None}))
+    assert layout.tensor_parallel is None and layout.pipeline_parallel is None
+
+
+def lmi_repository(path: Path, name: str = "tensorrt_llm__") -> Path:
+    """The layout of the LMI document with engine files of today, in a folder `name` of `path`."""
+    return write(
+        path,
         **{
-            "tensorrt_llm__config.pbtxt": "x", f"tensorrt_llm__1__{engine}": b"x", "tensorrt_llm__config.json": HF,
-            "tensorrt_llm__1__config.json": {"builder_config": {"num_layers": 3}},
-            "tensorrt_llm__tokenizer.model": b"x",
+            f"{name}config.pbtxt": "x",
+            f"{name}1__rank0.engine": b"x",
+            f"{name}1__rank1.engine": b"x",
+            f"{name}1__config.json": {
+                "pretrained_config": {"mapping": {"tp_size": 2, "world_size": 2}, "num_hidden_layers": 3},
+                "build_config": {"max_batch_size": 32},
+            },
+            f"{name}1__model.cache": b"x",
+            f"{name}config.json": {**HF, "model_type": "baichuan", "num_hidden_layers": 4},
+            f"{name}tokenizer.model": b"x",
         },
-    )  # fmt: skip
-    layout = inspect(tmp_path if above else tmp_path / "tensorrt_llm")
+    )
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_an_lmi_repository(tmp_path: Path, above: bool) -> None:
+    layout = inspect(lmi_repository(tmp_path) if above else lmi_repository(tmp_path) / "tensorrt_llm")
     assert layout.kind is Kind.LMI_REPOSITORY and layout.kind.is_engine
     assert layout.engine_dir == tmp_path / "tensorrt_llm" / "1"
+    assert [file.name for file in layout.weight_files] == ["rank0.engine", "rank1.engine"]
     assert layout.tokenizer_dir == tmp_path / "tensorrt_llm"
-    assert layout.shape.num_layers == 3
+    assert layout.tensor_parallel == 2 and layout.pipeline_parallel == 1
 
 
-def test_an_lmi_repository_without_its_engine(tmp_path: Path) -> None:
-    write(tmp_path, **{"tensorrt_llm__config.pbtxt": "x", "tensorrt_llm__1__model.cache": "x"})
-    with pytest.raises(LayoutError, match=r"found model\.cache; expected rank0\.engine"):
+def test_an_lmi_repository_may_have_another_name(tmp_path: Path) -> None:
+    layout = inspect(lmi_repository(tmp_path, ""))
+    assert layout.kind is Kind.LMI_REPOSITORY and layout.engine_dir == tmp_path / "1"
+
+
+def test_the_sizes_are_the_engines_and_the_type_is_that_of_the_model_one_level_up(tmp_path: Path) -> None:
+    lmi_repository(tmp_path)
+    for path in (tmp_path, tmp_path / "tensorrt_llm", tmp_path / "tensorrt_llm" / "1"):
+        layout = inspect(path)
+        assert (layout.shape.model_type, layout.shape.num_layers) == ("baichuan", 3)
+        assert layout.config is not None and layout.config["build_config"] == {"max_batch_size": 32}
+        assert layout.model_config is not None and layout.model_config["num_hidden_layers"] == 4
+    (tmp_path / "tensorrt_llm" / "config.json").unlink()
+    assert inspect(tmp_path).shape.model_type is None
+
+
+@pytest.mark.parametrize("kept", ["model.cache", "config.json", "rank0.engine"])
+def test_an_lmi_repository_without_its_engine(tmp_path: Path, kept: str) -> None:
+    lmi_repository(tmp_path)
+    for file in (tmp_path / "tensorrt_llm" / "1").iterdir():
+        if file.name != kept:
+            file.unlink()
+    with pytest.raises(
+        LayoutError, match=rf"found {kept}; expected config\.json with `build_config`, and rank0\.engine"
+    ):
         inspect(tmp_path)
+
+
+@pytest.mark.parametrize("files", [{"config.json": {"builder_config": {}}}, {}])
+@pytest.mark.parametrize("folder", ["", "tensorrt_llm/1/"])
+def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
+    tmp_path: Path, folder: str, files: dict[str, Any]
+) -> None:
+    old = {f"{folder}{name}": content for name, content in files.items()}
+    old[f"{folder}trt_llm_model_float16_tp2_rank0.engine"] = b"x"
+    old[f"{folder}trt_llm_model_float16_tp2_rank1.engine"] = b"x"
+    if folder:
+        old["tensorrt_llm/config.pbtxt"] = "x"
+    with pytest.raises(LayoutError) as caught:
+        inspect(write(tmp_path, **{name.replace("/", "__"): content for name, content in old.items()}))
+    message = str(caught.value)
+    assert "TensorRT-LLM before 0.8 (trt_llm_model_float16_tp2_rank0.engine; LMI containers 0.25 and 0.26" in message
+    assert "`OPTION_TENSOR_PARALLEL_DEGREE=2 OPTION_DTYPE=fp16 djl-trtllm compile CHECKPOINT OUT`" in message
+
+
+def test_old_engines_beside_a_checkpoint_do_not_keep_it_from_being_served(tmp_path: Path) -> None:
+    write(tmp_path, **{"config.json": HF, "model.safetensors": None, "llama_float16_tp1_rank0.engine": b"x"})
+    assert inspect(tmp_path).kind is Kind.HF_CHECKPOINT
+
+
+def test_the_quantisation_that_is_stored_is_known(tmp_path: Path) -> None:
+    quantized = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    write(tmp_path / "hf", **{"config.json": HF, "model.safetensors": None})
+    assert inspect(tmp_path / "hf").quantization is None
+    write(tmp_path / "hf", **{"hf_quant_config.json": {"producer": {"name": "modelopt"}, **quantized}})
+    assert inspect(tmp_path / "hf").quantization == "FP8"
+    write(tmp_path / "hf", **{"hf_quant_config.json": "{"})
+    with pytest.raises(LayoutError, match=r"hf_quant_config\.json is not valid JSON"):
+        _ = inspect(tmp_path / "hf").quantization
+    checkpoint = {"architecture": "LlamaForCausalLM", "dtype": "float16", "quantization": {"quant_algo": "W4A16_AWQ"}}
+    write(tmp_path / "checkpoint", **{"config.json": checkpoint, "rank0.safetensors": None})
+    assert inspect(tmp_path / "checkpoint").quantization == "W4A16_AWQ"
+    engine = {"pretrained_config": quantized, "build_config": {}}
+    write(tmp_path / "engine", **{"config.json": engine, "rank0.engine": b"x"})
+    assert inspect(tmp_path / "engine").quantization == "FP8"
 
 
 def test_a_checkpoint_may_carry_its_engine_beside_it(tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.config import Backend
-from djl_trtllm.engine import EnginePlan, plan_engine
+from djl_trtllm.engine import plan_engine
+from djl_trtllm.engine.openvino_plan import OpenVinoPlan
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import inspect
 
 from .helpers import CONTEXT, CPU_ONLY, configured
 
 
-def planned(checkpoint: Path, **options: object) -> EnginePlan:
-    return plan_engine(configured(**options), inspect(checkpoint), CPU_ONLY)
+def planned(checkpoint: Path, **options: object) -> OpenVinoPlan:
+    plan = plan_engine(configured(**options), inspect(checkpoint), CPU_ONLY)
+    assert isinstance(plan, OpenVinoPlan)
+    return plan
 
 
 def with_config(checkpoint: Path, to: Path, **changes: object) -> Path:
@@ -69,9 +71,9 @@ def test_only_what_the_user_set_is_asked(checkpoint: Path) -> None:
     assert planned(checkpoint, quantize="none").asked == {"quantize": "none"}
 
 
-@pytest.mark.parametrize("quantize", ["smoothquant", "fp8"])
+@pytest.mark.parametrize(("quantize", "replacement"), [("smoothquant", "int8"), ("fp8", "int8"), ("w4a8_awq", "awq")])
 def test_quantization_without_a_counterpart_is_refused_by_name_with_what_replaces_it(
-    checkpoint: Path, quantize: str
+    checkpoint: Path, quantize: str, replacement: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         planned(checkpoint, quantize=quantize)
@@ -79,7 +81,12 @@ def test_quantization_without_a_counterpart_is_refused_by_name_with_what_replace
     assert problem.startswith(
         f"option.quantize={quantize} (environment variable OPTION_QUANTIZE) is not available with OpenVINO: "
     )
-    assert "option.quantize=int8" in problem
+    assert f"option.quantize={replacement}" in problem
+
+
+def test_an_8_bit_floating_point_cache_is_refused_with_what_replaces_it(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"option\.kv_cache_dtype=fp8 .*option\.kv_cache_dtype=int8"):
+        planned(checkpoint, kv_cache_dtype="fp8")
 
 
 def test_all_problems_are_told_at_once(checkpoint: Path) -> None:
@@ -140,12 +147,7 @@ def test_few_tokens_per_step_lower_the_sequences_and_say_so(checkpoint: Path) ->
 
 def test_a_plan_for_compiling_does_not_need_this_machines_memory(checkpoint: Path) -> None:
     plan = plan_engine(configured(max_tokens_in_paged_kv_cache=10**9), inspect(checkpoint), CPU_ONLY, compile_only=True)
-    assert plan.kv_cache is None
-
-
-def test_scripted_has_no_kv_cache_to_plan(checkpoint: Path) -> None:
-    plan = planned(checkpoint, backend="scripted")
-    assert plan.backend is Backend.SCRIPTED
+    assert isinstance(plan, OpenVinoPlan)
     assert plan.kv_cache is None
 
 

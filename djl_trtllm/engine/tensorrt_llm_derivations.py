@@ -1,0 +1,273 @@
+"""Arguments of TensorRT-LLM that follow from several options, or from model and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from packaging.version import Version
+
+from djl_trtllm.config import Backend
+from djl_trtllm.config.choices import GuidedDecoding, KvCacheType
+from djl_trtllm.config.target import Target
+from djl_trtllm.engine.hardware import release_of
+from djl_trtllm.engine.tensorrt_llm_arguments import Collector, Facts
+from djl_trtllm.engine.tensorrt_llm_quantization import kv_cache_format, quantization
+
+_FREE_MEMORY_FRACTION = 0.95
+_GUIDES_OVERLAPPED = Version("1.1.0rc0")
+_DYNAMIC_BATCH = {
+    "enable_batch_size_tuning": True,
+    "enable_max_num_tokens_tuning": False,
+    "dynamic_batch_moving_average_window": 128,
+}
+_KNOBS = "ExtendedRuntimePerfKnobConfig"
+_CUDA_GRAPHS = ("cuda_graph_batch_sizes", "cuda_graph_max_batch_size", "cuda_graph_padding_enabled")
+_NOT_AUTODEPLOYS = (
+    "pipeline_parallel_degree",
+    "context_parallel_size",
+    "moe_tensor_parallel_size",
+    "moe_expert_parallel_size",
+    "moe_cluster_parallel_size",
+    "enable_attention_dp",
+    "gpus_per_node",
+)
+_LORA_CACHE = {
+    "lora_cache_optimal_adapter_size": "optimal_adapter_size",
+    "lora_cache_max_adapter_size": "max_adapter_size",
+    "lora_cache_gpu_memory_fraction": "device_cache_percent",
+    "lora_cache_host_memory_bytes": "host_cache_size",
+}
+
+
+def derive(collector: Collector) -> None:
+    """Put in every argument that no single option is."""
+    for derivation in _DERIVATIONS:
+        derivation(collector)
+
+
+def _limits(collector: Collector) -> None:
+    facts, options = collector.facts, collector.options
+    sequences = ("max_rolling_batch_size", "max_num_sequences")
+    lengths = ("max_seq_len", "max_output_len")
+    collector.put(Target("BuildConfig", "max_batch_size"), facts.max_batch_size, *sequences)
+    collector.put(Target("BuildConfig", "max_seq_len"), facts.max_seq_len, *lengths)
+    collector.put(Target("BuildConfig", "max_num_tokens"), facts.max_num_tokens, "max_num_tokens")
+    longest_prompt = min(options.max_input_len, facts.max_seq_len)
+    collector.put(Target("BuildConfig", "max_input_len"), longest_prompt, "max_input_len")
+    collector.put(Target("LLM", "max_batch_size"), facts.max_sequences, *sequences)
+    collector.put(Target("LLM", "max_num_tokens"), facts.max_num_tokens, "max_num_tokens")
+    if facts.backend is not Backend.TENSORRT:
+        # An engine's own lengths count, and it warns of any others.
+        collector.put(Target("LLM", "max_seq_len"), facts.max_seq_len, *lengths)
+        collector.put_unless_default(Target("LLM", "max_input_len"), longest_prompt, "max_input_len")
+
+
+def _parallelism(collector: Collector) -> None:
+    facts = collector.facts
+    if facts.backend is Backend.AUTODEPLOY:
+        _world_size(collector)
+        return
+    for target, degree, option in (
+        (Target("LLM", "tensor_parallel_size"), facts.tensor_parallel, "tensor_parallel_degree"),
+        (Target("LLM", "pipeline_parallel_size"), facts.pipeline_parallel, "pipeline_parallel_degree"),
+    ):
+        if degree > 1 or target in collector:
+            collector.put(target, degree, option)
+
+
+def _world_size(collector: Collector) -> None:
+    """AutoDeploy spreads a model by itself, over as many GPUs as it is told."""
+    collector.drop(Target("LLM", "tensor_parallel_size"))
+    if collector.facts.tensor_parallel > 1:
+        collector.put(Target("LLM", "world_size"), collector.facts.tensor_parallel, "tensor_parallel_degree")
+    collector.problems += [
+        f"{collector.cited(name)}: AutoDeploy spreads a model by option.tensor_parallel_degree alone; leave it out"
+        for name in _NOT_AUTODEPLOYS
+        if collector.config.is_set(name)
+    ]
+
+
+def _kv_cache(collector: Collector) -> None:
+    options = collector.options
+    fraction = options.kv_cache_free_gpu_mem_fraction
+    collector.put_unless_default(
+        Target("KvCacheConfig", "free_gpu_memory_fraction"),
+        _FREE_MEMORY_FRACTION if fraction is None else fraction,
+        "kv_cache_free_gpu_mem_fraction",
+    )
+    collector.put_unless_default(
+        Target("KvCacheConfig", "enable_block_reuse"), options.enable_kv_cache_reuse, "enable_kv_cache_reuse"
+    )
+    if collector.is_taken(tokens_per_block := Target("KvCacheConfig", "tokens_per_block")):
+        # Those of an engine are what it was compiled with.
+        collector.drop(tokens_per_block)
+        collector.put_unless_default(tokens_per_block, collector.facts.tokens_per_block, "tokens_per_block")
+    kv_cache_format(collector)
+
+
+def _kv_cache_type(collector: Collector) -> None:
+    options, target = collector.options, Target("BuildConfig", "kv_cache_type")
+    if not collector.config.is_set("paged_kv_cache"):
+        return
+    paged = options.kv_cache_type in (None, KvCacheType.PAGED)
+    if options.kv_cache_type is not None and paged != options.paged_kv_cache:
+        collector.problems.append(
+            f"{collector.cited('paged_kv_cache')} and {collector.cited('kv_cache_type')} contradict each other: "
+            "leave one of them out"
+        )
+    elif options.kv_cache_type is None:
+        kind = KvCacheType.PAGED if options.paged_kv_cache else KvCacheType.CONTINUOUS
+        collector.put(target, kind, "paged_kv_cache")
+
+
+def _paged_context(collector: Collector) -> None:
+    """Reuse of blocks and chunks of prompts are read by attention kernels that read prompts from the paged cache."""
+    options = collector.options
+    if collector.facts.backend is not Backend.TENSORRT or options.use_paged_context_fmha:
+        return
+    for name in ("enable_kv_cache_reuse", "enable_chunked_prefill"):
+        if getattr(options, name):
+            collector.problems.append(
+                f"{collector.cited(name)} needs an engine with option.use_paged_context_fmha, and "
+                f"{collector.cited('use_paged_context_fmha')}: leave that out"
+            )
+
+
+def _scheduler(collector: Collector) -> None:
+    options = collector.options
+    if options.context_chunking_policy is not None and not options.enable_chunked_prefill:
+        collector.notes.append(
+            f"{collector.cited('context_chunking_policy')} has no effect without option.enable_chunked_prefill=true"
+        )
+    if any(Target("DynamicBatchConfig", name) in collector for name in _DYNAMIC_BATCH):
+        for name, value in _DYNAMIC_BATCH.items():
+            if Target("DynamicBatchConfig", name) not in collector:
+                collector.put(Target("DynamicBatchConfig", name), value)
+    if options.enable_overlap_scheduler is not None and collector.facts.backend is not Backend.TENSORRT:
+        collector.put(
+            Target("LLM", "disable_overlap_scheduler"), not options.enable_overlap_scheduler, "enable_overlap_scheduler"
+        )
+
+
+def _knobs(collector: Collector) -> None:
+    """Runtime switches of an engine: the options that name one count before the JSON object."""
+    options = collector.options
+    if collector.facts.backend is not Backend.TENSORRT:
+        return
+    for name, value in _knob_object(collector).items():
+        if Target(_KNOBS, name) not in collector:
+            collector.put(Target(_KNOBS, name), value, "extended_runtime_perf_knob_config")
+    if options.enforce_eager and not collector.config.is_set("cuda_graph_mode"):
+        collector.put(Target(_KNOBS, "cuda_graph_mode"), False, "enforce_eager")
+
+
+def _knob_object(collector: Collector) -> dict[str, Any]:
+    text = collector.options.extended_runtime_perf_knob_config
+    if text is None:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, bool | int])
+    except msgspec.DecodeError as error:
+        collector.problems.append(
+            f"{collector.cited('extended_runtime_perf_knob_config')}: expected a JSON object of switches and numbers, "
+            f'such as {{"cuda_graph_mode": true}} ({error})'
+        )
+        return {}
+
+
+def _cuda_graphs(collector: Collector) -> None:
+    options, config = collector.options, collector.config
+    target = Target("LLM", "cuda_graph_config")
+    if collector.facts.backend is Backend.TENSORRT:
+        return
+    asked = [name for name in _CUDA_GRAPHS if config.is_set(name)]
+    wanted = not options.enforce_eager if options.use_cuda_graph is None else options.use_cuda_graph
+    if not wanted:
+        switch = "enforce_eager" if options.use_cuda_graph is None else "use_cuda_graph"
+        collector.problems += [
+            f"{collector.cited(name)} and {collector.cited(switch)} contradict each other: leave one of them out"
+            for name in asked
+        ]
+        collector.put(target, None, switch)
+    elif options.cuda_graph_batch_sizes is not None and options.cuda_graph_max_batch_size is not None:
+        collector.problems.append(
+            f"{collector.cited('cuda_graph_batch_sizes')} and {collector.cited('cuda_graph_max_batch_size')}: "
+            "TensorRT-LLM takes either the batches or the largest of them; leave one out"
+        )
+    elif options.use_cuda_graph and not asked:
+        collector.put(target, {"class": "CudaGraphConfig"}, "use_cuda_graph")
+
+
+def _logits(collector: Collector) -> None:
+    """On an engine log-probabilities are made from gathered logits, and that is chosen when it is loaded."""
+    target = Target("LLM", "gather_generation_logits")
+    if collector.facts.backend is Backend.TENSORRT and target not in collector:
+        collector.put(target, True)
+
+
+def _guided_decoding(collector: Collector) -> None:
+    options, target = collector.options, Target("LLM", "guided_decoding_backend")
+    engine = collector.facts.backend is Backend.TENSORRT
+    if engine and options.guided_decoding_backend is GuidedDecoding.LLGUIDANCE:
+        collector.problems.append(
+            f"{collector.cited('guided_decoding_backend')}: a compiled engine has xgrammar only; llguidance is the "
+            "PyTorch backend's"
+        )
+    elif _guides_by_default(collector.facts) and not collector.config.is_set("guided_decoding_backend"):
+        collector.put(target, GuidedDecoding.XGRAMMAR)
+
+
+def _guides_by_default(facts: Facts) -> bool:
+    """AutoDeploy has no guides everywhere; in 1.0 PyTorch has them only without its overlap scheduler."""
+    if facts.backend is Backend.PYTORCH:
+        release = release_of(facts.version)
+        return release is None or release >= _GUIDES_OVERLAPPED
+    return facts.backend is Backend.TENSORRT
+
+
+def _lora(collector: Collector) -> None:
+    options = collector.options
+    if not options.enable_lora:
+        return
+    engine = collector.facts.backend is Backend.TENSORRT
+    if engine:
+        collector.put(Target("LLM", "enable_lora"), True, "enable_lora")
+        if options.lora_target_modules is None and options.lora_dir is None:
+            collector.problems.append(
+                f"{collector.cited('enable_lora')}: a compiled engine must know which modules adapters change: set "
+                "option.lora_target_modules (such as attn_q,attn_k,attn_v), or option.lora_dir to an adapter"
+            )
+    collector.put(Target("LoraConfig", "max_lora_rank"), options.max_lora_rank, "max_lora_rank")
+    if options.lora_dir is not None:
+        collector.put(Target("LoraConfig", "lora_dir"), [options.lora_dir], "lora_dir")
+    if options.lora_target_modules is not None:
+        collector.put(Target("LoraConfig", "lora_target_modules"), options.lora_target_modules, "lora_target_modules")
+    collector.put_unless_default(Target("LoraConfig", "lora_ckpt_source"), options.lora_ckpt_source, "lora_ckpt_source")
+    for name, field in _LORA_CACHE.items():
+        collector.put_unless_default(Target("PeftCacheConfig", field), getattr(options, name), name)
+
+
+def _files(collector: Collector) -> None:
+    """The compiler works in the engine's directory, where its own files stay; those it reads lie elsewhere."""
+    cache = collector.options.input_timing_cache
+    if cache is not None:
+        collector.put(Target("BuildConfig", "input_timing_cache"), cache.absolute(), "input_timing_cache")
+
+
+_DERIVATIONS: tuple[Callable[[Collector], None], ...] = (
+    _limits,
+    _parallelism,
+    quantization,
+    _kv_cache,
+    _kv_cache_type,
+    _paged_context,
+    _scheduler,
+    _knobs,
+    _cuda_graphs,
+    _logits,
+    _guided_decoding,
+    _lora,
+    _files,
+)

@@ -1,0 +1,48 @@
+"""With which algorithm the weights of a checkpoint are quantised already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.errors import LayoutError
+from djl_trtllm.model.json_file import read_object
+
+MODELOPT_FILE = "hf_quant_config.json"
+"""What NVIDIA's ModelOpt writes beside the config.json of a Hugging Face checkpoint that it quantised."""
+
+_ALGORITHM_OF = {"mxfp4": "W4A16_MXFP4", "nvfp4": "NVFP4", "awq": "W4A16_AWQ"}
+
+
+def stored_quantization(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """The quantisation of a checkpoint or engine with this config.json, as a name of TensorRT-LLM's QuantAlgo.
+
+    From `quantization` of TensorRT-LLM's own files, ModelOpt's hf_quant_config.json, or `quantization_config` of
+    Hugging Face; a method that TensorRT-LLM has no name for is given as that file names it (bitsandbytes). None where
+    nothing is quantised. Raises LayoutError for a damaged hf_quant_config.json.
+    """
+    own = _part(_part(config, "pretrained_config") or config, "quantization")
+    modelopt = _part(read_object(directory / MODELOPT_FILE, LayoutError) or {}, "quantization")
+    hugging_face = _part(config, "quantization_config") or _part(_part(config, "text_config"), "quantization_config")
+    for part in (own, modelopt, hugging_face, _part(hugging_face, "quantization")):
+        algorithm = part.get("quant_algo")
+        if isinstance(algorithm, str) and algorithm:
+            return None if algorithm == "NO_QUANT" else algorithm
+    return _of_method(hugging_face)
+
+
+def _of_method(config: Mapping[str, Any]) -> str | None:
+    method = config.get("quant_method")
+    if not isinstance(method, str) or not method:
+        return None
+    if method == "fp8":
+        return "FP8" if config.get("weight_block_size") is None else "FP8_BLOCK_SCALES"
+    if method == "gptq":
+        return f"W{config.get('bits', 4)}A16_GPTQ"
+    return _ALGORITHM_OF.get(method, method)
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = config.get(name)
+    return part if isinstance(part, dict) else {}
