@@ -18,6 +18,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.fakes import fake_tensorrt_llm
+
 TINY_STORIES = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother"
 
@@ -44,6 +46,24 @@ def scripted_model(directory: Path, script: dict[str, object] | None = None, **o
     lines = "".join(f"{key}={value}\n" for key, value in values.items())
     (directory / "serving.properties").write_text(lines)
     return directory
+
+
+def tensorrt_llm_model(
+    directory: Path, script: dict[str, object] | None = None, *, backend: str = "pytorch", **options: object
+) -> tuple[Path, dict[str, str]]:
+    """The same in front of TensorRT-LLM's executor over the fake, and the environment that has the fake.
+
+    `script` is the scripted executor's, as far as an engine in processes of its own can follow it.
+    """
+    model = scripted_model(directory, None, **{"option.backend": backend, **options})
+    properties = model / "serving.properties"
+    lines = [line for line in properties.read_text().splitlines() if not line.startswith("option.script")]
+    properties.write_text("\n".join(lines) + "\n")
+    (model / "model.safetensors").unlink(missing_ok=True)
+    (model / "model.safetensors").symlink_to(TINY_STORIES / "model.safetensors")
+    names = {"start_seconds": "load_seconds", "start_error": "load_error"}
+    translated = {names.get(name, name): value for name, value in (script or {}).items()}
+    return model, fake_tensorrt_llm(directory.parent / f"{directory.name}-fake", script=translated)
 
 
 def free_port() -> int:
@@ -118,8 +138,16 @@ class ServingProcess:
 
     def hosts(self) -> list[psutil.Process]:
         """Executor host processes of this server."""
+        return self._children(recursive=False)
+
+    def descendants(self) -> list[psutil.Process]:
+        """Executor hosts, and what they started."""
+        return self._children(recursive=True)
+
+    def _children(self, *, recursive: bool) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [child for child in self.info.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+            children = self.info.children(recursive=recursive)
+            return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
         return []
 
     # -- leaks -----------------------------------------------------------------------------------------------------
@@ -201,9 +229,9 @@ def serving(model: Path, **environ: str) -> Iterator[ServingProcess]:
     hosts: list[psutil.Process] = []
     try:
         server.wait_for_ping()
-        hosts = server.hosts()
+        hosts = server.descendants()
         yield server
-        hosts += server.hosts()
+        hosts += server.descendants()
     finally:
         server.close()
     _, alive = psutil.wait_procs(hosts, timeout=10)

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from djl_trtllm.api import Call, Defaults, Framer
 from djl_trtllm.api.bedrock import BedrockFramer, BedrockStreamFramer
@@ -108,12 +109,6 @@ def parse_payload(
             f"Received payload {show(payload)}"
         )
         problems.raise_any(PREFIX)
-    adapter = properties.get("x-amzn-sagemaker-adapter-identifier")
-    if adapter:
-        problems.unsupported.append(
-            f"the header X-Amzn-SageMaker-Adapter-Identifier is {show(adapter)}, "
-            "and this model is served without LoRA adapters"
-        )
     if "messages" in payload:
         call = _parse_chat(payload, defaults, problems)
     elif defaults.bedrock_compat:
@@ -121,6 +116,9 @@ def parse_payload(
     else:
         call = _parse_inputs(payload, defaults, problems)
     problems.raise_any(PREFIX)
+    adapter = properties.get("x-amzn-sagemaker-adapter-identifier")
+    if adapter and call.request.adapter is None:
+        return call._replace(request=replace(call.request, adapter=adapter))
     return call
 
 
@@ -165,16 +163,17 @@ def _parse_inputs(payload: dict[str, Any], defaults: Defaults, problems: Problem
             f"Received {show(parameters)}"
         )
         parameters = {}
-    stream: bool = INPUTS_FIELDS.read(payload, problems, "field").get("stream", False)
-    values = INPUTS_PARAMETERS.read(parameters, problems, "parameter")
+    fields = INPUTS_FIELDS.read(payload, problems, "field")
+    stream: bool = fields.pop("stream", False)
+    values = fields | INPUTS_PARAMETERS.read(parameters, problems, "parameter")
     if defaults.tgi_compat and "n" not in values and "best_of" in values:
         values["n"] = values["best_of"]
     sampling = _read_sampling(values, defaults, problems, ranked=True)
-    several = sampling.n > 1 or sampling.best_of is not None
+    several = sampling.sequences > 1
     if several and stream:
         problems.invalid.append(
-            "'stream' is true and 'n' or 'best_of' above 1: which sequence is the best is known only at the end, "
-            "expected 'stream' to be false"
+            "'stream' is true and 'n', 'best_of' or 'num_beams' above 1: which sequence is the best is known only at "
+            "the end, expected 'stream' to be false"
         )
     presentation = Presentation(
         inputs=inputs,
@@ -198,10 +197,10 @@ def _parse_chat(payload: dict[str, Any], defaults: Defaults, problems: Problems)
     values.setdefault("do_sample", True)
     sampling = _read_sampling(values, defaults, problems)
     stream: bool = values.get("stream", False)
-    if stream and sampling.best_of is not None:
+    if stream and sampling.sequences > sampling.n:
         problems.invalid.append(
-            f"'best_of' is {sampling.best_of}, 'n' {sampling.n} and 'stream' true: which sequences are the best is "
-            "known only at the end, expected 'best_of' to be 'n' in a stream"
+            f"'best_of' or 'num_beams' is {sampling.sequences}, 'n' {sampling.n} and 'stream' true: which sequences "
+            "are the best is known only at the end, expected 'best_of' to be 'n' and no beams in a stream"
         )
     options = values.get("stream_options", {})
     presentation = Presentation(
@@ -272,15 +271,20 @@ def _read_sampling(
         del chosen["temperature"]
         chosen["do_sample"] = False
     n = chosen.setdefault("n", 1)
-    best_of = chosen.get("best_of", n)
+    beams = chosen.get("beam_width", 1)
+    if beams > 1 and chosen.get("best_of", beams) != beams:
+        problems.invalid.append(f"'num_beams' is {beams} and 'best_of' {chosen['best_of']}: give one of them")
+    if beams > 1:
+        chosen["do_sample"] = False
+    best_of = beams if beams > 1 else chosen.get("best_of", n)
     if best_of < n:
         problems.invalid.append(f"'best_of' is {best_of}: expected at least 'n', which is {n}")
     if max(n, best_of) > defaults.max_best_of:
-        name = "n" if n == max(n, best_of) and "n" in values else "best_of"
+        name = "n" if n == max(n, best_of) and "n" in values else "num_beams" if beams > 1 else "best_of"
         problems.invalid.append(f"'{name}' is {max(n, best_of)}: expected at most {defaults.max_best_of}")
-        n = best_of = chosen["n"] = 1  # nothing is laid out for a number that is refused
+        n = best_of = beams = chosen["n"] = chosen["beam_width"] = 1  # nothing is laid out for what is refused
     # Ranked only where a rank can be seen: LMI shows the best apart, chat shows all in the order they have.
-    chosen["best_of"] = best_of if best_of > n or (ranked and n > 1) else None
+    chosen["best_of"] = best_of if beams == 1 and (best_of > n or (ranked and n > 1)) else None
     sampling = SamplingParameters(**chosen)
     if 0 < sampling.max_new_tokens < sampling.min_new_tokens:
         problems.invalid.append(
@@ -305,5 +309,9 @@ def _request(
         stop=values.get("stop", ()),
         stop_token_ids=values.get("stop_token_ids", ()),
         logprobs=logprobs,
+        needs_logprobs=values.get("logprobs", False) or sampling.best_of is not None,
         truncate=values.get("truncate"),
+        bad=values.get("bad", ()),
+        guide=values.get("guide"),
+        adapter=values.get("adapter"),
     )

@@ -6,11 +6,13 @@ it documents any, otherwise TGI's; `top_k` -1 is vLLM's way to say 0.
 
 from __future__ import annotations
 
+from djl_trtllm.api.guides import GUIDES
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
     OBJECT,
     STRINGS,
+    STRINGS_OR_NONE,
     TEXT,
     TOKEN_IDS,
     Kind,
@@ -30,8 +32,19 @@ def _read_top_k(value: object) -> int:
 
 
 _TOP_K = Kind(f"an integer from 0 to {_COUNT}, 0 for the whole vocabulary", _read_top_k)
-_NO_BEAMS = "there is no beam search; use 'n' and 'best_of' with sampling"
-_NO_GUIDE = "output cannot be constrained to a grammar"
+
+
+def _read_adapter(value: object) -> str | None:
+    names = value if type(value) is list else [value]
+    if len(names) > 1:
+        raise ValueError(" (a request is one prompt, and has one adapter)")
+    return TEXT.read(names[0]) or None if names else None
+
+
+_ADAPTER = (
+    Parameter(("adapters", "adapter_id"), Kind("the name of an adapter, or a list of one", _read_adapter), "adapter"),
+)
+_MOST_BEAMS = 64
 
 _SAMPLING = (
     Parameter(("do_sample",), BOOLEAN, "do_sample"),
@@ -48,26 +61,23 @@ _SAMPLING = (
     Parameter(("stop_token_ids",), TOKEN_IDS, "stop_token_ids"),
     Parameter(("ignore_eos_token", "ignore_eos"), BOOLEAN, "ignore_eos"),
     Parameter(("truncate",), integer(1, _COUNT), "truncate"),
+    Parameter(("min_p",), number(0, 1), "min_p"),
+    Parameter(("no_repeat_ngram_size",), integer(0, _COUNT), "no_repeat_ngram_size"),
+    Parameter(("bad_sequences", "bad_words"), STRINGS_OR_NONE, "bad", union=True),
+    Parameter(("num_beams", "beam_width"), integer(1, _MOST_BEAMS), "beam_width"),
+    Parameter(("length_penalty",), number(-10, 10), "length_penalty"),
+    Parameter(("early_stopping",), BOOLEAN, "early_stopping"),
+    Parameter(("beam_search_diversity_rate",), number(0, 10), "beam_search_diversity_rate"),
+    *GUIDES,
     Parameter(("output_formatter",), TEXT, "output_formatter"),
 )
 
 _NOT_HONOURED = (
-    Parameter(("bad_sequences", "bad_words"), neutral=([], "")),
-    Parameter(("num_beams", "beam_width"), neutral=(1,), advice=_NO_BEAMS),
-    Parameter(("length_penalty",), neutral=(1,), advice=_NO_BEAMS),
-    Parameter(("early_stopping",), neutral=(False,), advice=_NO_BEAMS),
-    Parameter(("beam_search_diversity_rate",), neutral=(0,), advice=_NO_BEAMS),
     Parameter(("top_n_tokens",), neutral=(0,), advice="tokens carry the chosen token's log-probability only"),
     Parameter(("prompt_logprobs",), neutral=(0, False)),
     Parameter(("typical_p",), neutral=(1,), advice="use 'top_p'"),
-    Parameter(("min_p",), neutral=(0,), advice="use 'top_p'"),
-    Parameter(("no_repeat_ngram_size",), neutral=(0,), advice="use 'repetition_penalty'"),
     Parameter(("watermark",), neutral=(False,)),
     Parameter(("logit_bias",), neutral=({},)),
-    Parameter(("grammar", "guided_decoding"), advice=_NO_GUIDE),
-    Parameter(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), advice=_NO_GUIDE),
-    Parameter(("response_format",), neutral=({"type": "text"},), advice=_NO_GUIDE),
-    Parameter(("adapters", "adapter_id"), neutral=("", []), advice="this model is served without LoRA adapters"),
     Parameter(("cached_prompt",), advice="equal prompt beginnings are reused by themselves (prefix caching)"),
     Parameter(("include_stop_str_in_output",), neutral=(False,)),
     Parameter(("skip_special_tokens",), neutral=(True,)),
@@ -76,6 +86,7 @@ _NOT_HONOURED = (
 
 INPUTS_PARAMETERS = Table(
     _SAMPLING,
+    _ADAPTER,
     _NOT_HONOURED,
     (
         Parameter(("max_new_tokens",), integer(1, _COUNT), "max_new_tokens"),
@@ -91,6 +102,7 @@ INPUTS_PARAMETERS = Table(
 
 CHAT_FIELDS = Table(
     _SAMPLING,
+    _ADAPTER,
     _NOT_HONOURED,
     (
         Parameter(("messages",), target=IGNORED),
@@ -114,6 +126,7 @@ CHAT_FIELDS = Table(
 
 INPUTS_FIELDS = Table(
     _NOT_HONOURED,
+    _ADAPTER,
     (
         Parameter(("inputs",), target=IGNORED),
         Parameter(("parameters",), target=IGNORED),

@@ -179,6 +179,10 @@ def _read_strings(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(strings))
 
 
+def _read_strings_or_none(value: Any) -> tuple[str, ...]:
+    return () if value in ("", []) else _read_strings(value)
+
+
 def _read_token_ids(value: Any) -> tuple[int, ...]:
     if type(value) is not list or len(value) > _MOST_IDS:
         raise ValueError("")
@@ -196,6 +200,7 @@ def _read_object(value: Any) -> dict[str, Any]:
 BOOLEAN = Kind("true or false", _read_boolean)
 TEXT = Kind("a string", _read_text)
 STRINGS = Kind(f"a string or a list of up to {_MOST_STRINGS} strings, none of them empty", _read_strings)
+STRINGS_OR_NONE = Kind(f"a string or a list of up to {_MOST_STRINGS} strings", _read_strings_or_none)
 TOKEN_IDS = Kind(f"a list of up to {_MOST_IDS} token ids", _read_token_ids)
 OBJECT = Kind("an object", _read_object)
 

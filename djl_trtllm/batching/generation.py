@@ -12,10 +12,11 @@ class Generation:
     """What `RollingBatch.submit` returns.
 
     Its consumer gets each sequence's updates in order, and for each exactly one with a `Finished`, whatever ended it.
-    With `best_of`, everything is delivered at the end, the best sequences first.
+    With `best_of` or beams, everything is delivered at the end, the best sequences first.
     """
 
     __slots__ = (
+        "_beams",
         "_consumer",
         "_ranked",
         "_unfinished",
@@ -39,7 +40,8 @@ class Generation:
         self.started: float | None = None
         self.last_token_at: float | None = None
         self._consumer = consumer
-        self._ranked = sampling.n if sampling.best_of is not None else None
+        self._beams = sampling.beam_width > 1
+        self._ranked = sampling.n if sampling.best_of is not None or self._beams else None
         self._unfinished = len(sequences)
 
     @property
@@ -67,7 +69,8 @@ class Generation:
         self._consumer = _ignore
 
     def _deliver_ranked(self, n: int) -> list[Token]:
-        best = sorted(self.sequences, key=_rank, reverse=True)
+        # The engine gives beams in their order.
+        best = self.sequences if self._beams else sorted(self.sequences, key=_rank, reverse=True)
         tokens: list[Token] = []
         for index, sequence in enumerate(best):
             sequence.index = index

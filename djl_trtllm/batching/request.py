@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from djl_trtllm.errors import RequestError
+from djl_trtllm.executor.protocol import Guide
 
 
 class FinishReason(str, enum.Enum):
@@ -32,7 +33,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     Greedy if and only if `do_sample` is False. `max_new_tokens` 0 means as many as fit (at most `max_output_len`).
     `seed` None draws a fresh one per request; sequence i of a request uses `seed` + i.
     `best_of` None: `n` sequences, in the order of their index, as their tokens come. Otherwise `best_of` sequences are
-    generated, ranked by cumulative log-probability, and the best `n` delivered at the end as 0 to n - 1.
+    generated, ranked by cumulative log-probability, and the best `n` delivered at the end as 0 to n - 1. With a
+    `beam_width` above 1 it is the best `n` beams, ranked by the engine; the fields after it belong to beam search.
     """
 
     max_new_tokens: int = 30
@@ -48,6 +50,17 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     n: int = 1
     best_of: int | None = None
+    min_p: float = 0.0
+    no_repeat_ngram_size: int = 0
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    beam_search_diversity_rate: float = 0.0
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences are generated."""
+        return self.beam_width if self.beam_width > 1 else self.best_of or self.n
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +68,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Exactly one of `prompt`, `prompt_ids` and `messages` (chat, for the tokenizer's chat template) is set.
     `stop` strings end a sequence and are not part of its text; `logprobs` asks for the chosen token's
-    log-probability with every token. `truncate` keeps the last so many prompt tokens.
+    log-probability with every token where the engine gives it, `needs_logprobs` says that the request is no use
+    without. `truncate` keeps the last so many prompt tokens. `bad` strings must not come, `guide` holds the output to a
+    form, `adapter` is the name of a LoRA adapter.
     """
 
     prompt: str | None = None
@@ -65,7 +80,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: bool = False
+    needs_logprobs: bool = False
     truncate: int | None = None
+    bad: tuple[str, ...] = ()
+    guide: Guide | None = None
+    adapter: str | None = None
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):

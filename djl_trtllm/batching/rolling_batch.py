@@ -23,10 +23,12 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Delta, Finish, Limits, Sampling, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Adapter, Delta, Finish, Limits, Sampling, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_MOST_STOPS_KNOWN = 1024
 
 
 class ExecutorPort(Protocol):
@@ -60,7 +62,10 @@ class BatchLimits:
 
 
 class _Slot:
-    """A sequence's place in the table, from `submit` to the executor's terminal delta."""
+    """A sequence's place in the table, from `submit` to the executor's terminal delta.
+
+    The beams of a request have one message together, and go into the executor together.
+    """
 
     __slots__ = ("blocks", "generation", "message", "sequence")
 
@@ -97,6 +102,7 @@ class RollingBatch:
         self._clock = clock
         self._max_seq_len = min(limits.max_seq_len, executor.limits.max_seq_len)
         self._max_running = limits.max_batch_size + executor.limits.lookahead
+        self._stops_of_engine: dict[str, bool] = {}
         self._waiting: dict[int, _Slot] = {}
         self._running: dict[int, _Slot] = {}
         self._admitted = 0
@@ -107,13 +113,13 @@ class RollingBatch:
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait for a place, those still being tokenised included."""
-        return self._admitted - len(self._running)
+        """Sequences that wait for a place, those still being tokenised or queued in the executor included."""
+        return self._admitted - self.running
 
     @property
     def running(self) -> int:
-        """Sequences in the executor."""
-        return len(self._running)
+        """Sequences that run in the executor; what it has been given ahead of time waits there."""
+        return min(len(self._running), self.limits.max_batch_size)
 
     @property
     def idle(self) -> bool:
@@ -147,10 +153,24 @@ class RollingBatch:
         """Give back what `admit` reserved: the request will not be submitted."""
         self._admitted -= sequences
 
-    def submit(self, request: GenerationRequest, prompt_ids: list[int], consumer: Consumer) -> Generation:
-        """Queue an admitted request. Raises InvalidRequestError, its reservation given back, if it cannot ever run."""
-        count = request.sampling.best_of or request.sampling.n
+    def submit(
+        self,
+        request: GenerationRequest,
+        prompt_ids: list[int],
+        consumer: Consumer,
+        adapter: Adapter | None = None,
+    ) -> Generation:
+        """Queue an admitted request, `adapter` being the one it names.
+
+        Raises InvalidRequestError, its reservation given back, if it cannot ever run.
+        """
+        count, beams = request.sampling.sequences, request.sampling.beam_width
         try:
+            if beams > self._max_running:
+                raise InvalidRequestError(
+                    f"the request asks for {beams} beams, and {self._max_running} sequences run together "
+                    f"(option.max_rolling_batch_size={self.limits.max_batch_size})"
+                )
             prompt_ids, max_new_tokens = self._fit(request, prompt_ids)
         except RequestError:
             self.withdraw(count)
@@ -178,9 +198,19 @@ class RollingBatch:
         end_ids = () if sampling.ignore_eos else self._tokenizer.end_ids
         stop_token_ids = [*end_ids, *request.stop_token_ids]
         blocks = self._blocks(len(prompt_ids), max_new_tokens)
+        stop = [text for text in request.stop if self._is_stop_of_engine(text)]
         for sequence in sequences:
-            executor_sampling = _executor_sampling(sampling, max_new_tokens, sequence.seed or 0, logprobs)
-            message = Submit(self._next_id, prompt_ids, executor_sampling, stop_token_ids)
+            if sequence.index % sampling.beam_width == 0:
+                message = Submit(
+                    self._next_id,
+                    prompt_ids,
+                    _executor_sampling(sampling, max_new_tokens, sequence.seed or 0, logprobs),
+                    stop_token_ids,
+                    stop,
+                    list(request.bad),
+                    request.guide,
+                    adapter,
+                )
             self._waiting[self._next_id] = _Slot(generation, sequence, message, blocks)
             generation.ids.append(self._next_id)
             self._next_id += 1
@@ -272,16 +302,31 @@ class RollingBatch:
         """KV cache blocks of a sequence to its end, and one to spare (facts: with it, no request was ever lost)."""
         return math.ceil((prompt_tokens + new_tokens) / self._executor.limits.block_size) + 1
 
+    def _is_stop_of_engine(self, text: str) -> bool:
+        """Whether the tokens of a stop string mean exactly it.
+
+        An engine stops at tokens. Where normalising changed the string, it would stop at something else.
+        """
+        known = self._stops_of_engine
+        if text not in known:
+            if len(known) >= _MOST_STOPS_KNOWN:
+                known.clear()
+            known[text] = self._tokenizer.decode(self._tokenizer.encode(text, False), False) == text
+        return known[text]
+
     def _schedule(self) -> None:
         """Move waiting sequences into the executor, in order, while it has places and KV cache blocks for them."""
         available = self._executor.limits.kv_blocks
-        while self._waiting and len(self._running) < self._max_running:
+        while self._waiting:
             request_id, slot = next(iter(self._waiting.items()))
-            if available and self._blocks_in_use + slot.blocks > available:
+            beams = slot.message.sampling.beam_width
+            if len(self._running) + beams > self._max_running:
                 break
-            del self._waiting[request_id]
-            self._running[request_id] = slot
-            self._blocks_in_use += slot.blocks
+            if available and self._blocks_in_use + slot.blocks * beams > available:
+                break
+            for beam_id in range(request_id, request_id + beams):
+                self._running[beam_id] = self._waiting.pop(beam_id)
+            self._blocks_in_use += slot.blocks * beams
             if slot.generation.started is None:
                 slot.generation.started = self._clock()
                 self.statistics.queue_time.observe(slot.generation.started - slot.generation.arrived)
@@ -381,4 +426,10 @@ def _executor_sampling(sampling: SamplingParameters, max_new_tokens: int, seed: 
         seed=seed,
         ignore_eos=sampling.ignore_eos,
         logprobs=logprobs,
+        min_p=sampling.min_p,
+        no_repeat_ngram_size=sampling.no_repeat_ngram_size,
+        beam_width=sampling.beam_width,
+        length_penalty=sampling.length_penalty,
+        early_stopping=sampling.early_stopping,
+        beam_search_diversity_rate=sampling.beam_search_diversity_rate,
     )

@@ -29,6 +29,7 @@ from djl_trtllm.executor.protocol import (
     decode_from_host,
     frame,
 )
+from djl_trtllm.executor.reaping import kill_marked, marked_environment
 
 logger = logging.getLogger(__name__)
 host_logger = logging.getLogger("djl_trtllm.executor.host")
@@ -73,6 +74,7 @@ class ExecutorClient(asyncio.Protocol):
         self._log_task: asyncio.Task[None]
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._failure: str | None = None
+        self._environment, self._mark = marked_environment()
         self._closing = False
         self._pinged = False
         self._silent_for = 0.0
@@ -183,6 +185,7 @@ class ExecutorClient(asyncio.Protocol):
                     "djl_trtllm.executor.host",
                     str(theirs.fileno()),
                     pass_fds=[theirs.fileno()],
+                    env=self._environment,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -237,7 +240,9 @@ class ExecutorClient(asyncio.Protocol):
 
     async def _collect_process(self) -> None:
         await self._process.wait()
-        # A grandchild may hold the pipe open longer than the host lives.
+        if left := await self._loop.run_in_executor(None, kill_marked, self._mark):
+            logger.info("processes that the executor host left were killed: %s", ", ".join(map(str, left)))
+        # A process may hold the pipe open longer than the host lives.
         await asyncio.wait({self._log_task}, timeout=1.0)
         self._log_task.cancel()
         await asyncio.wait({self._log_task})

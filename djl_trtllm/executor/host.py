@@ -5,23 +5,27 @@ FD is the host's end of a Unix socket pair. The host ends when the other end clo
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
-import select
+import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
+from djl_trtllm.executor.channel import Channel, Disconnected
+from djl_trtllm.executor.outbox import Outbox
 from djl_trtllm.executor.protocol import (
     Cancel,
-    Deframer,
     Delta,
     Failed,
     Feature,
-    FromHost,
     Limits,
     Ping,
     Pong,
@@ -30,80 +34,65 @@ from djl_trtllm.executor.protocol import (
     Stats,
     Step,
     Submit,
-    ToHost,
-    decode_to_host,
-    frame,
 )
-
-EXECUTORS = {
-    "openvino": "djl_trtllm.executor.openvino:OpenVinoExecutor",
-    "scripted": "djl_trtllm.executor.scripted:ScriptedExecutor",
-}
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _SIGN_OF_LIFE_SECONDS = 1.0
 """A busy host whose iterations bring no token (a long prefill in chunks) sends an empty step this often."""
 
+_CHECK_SECONDS = 0.5
+_UNWINDING_SECONDS = 1.0
 
-class Executor(Protocol):
+
+class AnyExecutor(Protocol):
     """An engine with an in-flight batching scheduler. The constructor loads it and takes `Start.options`."""
 
     limits: Limits
     details: dict[str, Any]
     features: list[Feature]
 
-    @property
-    def busy(self) -> bool:
-        """Whether `step` has something to do."""
-
     def submit(self, request: Submit) -> None:
         """Take in a request; what is wrong with it becomes its terminal delta."""
 
     def cancel(self, request_id: int) -> None:
-        """End a request early; unknown ids are ignored. Its terminal delta comes with a later step."""
-
-    def step(self) -> list[Delta]:
-        """Run one iteration. An exception means that the engine is lost."""
+        """End a request early; unknown ids are ignored. Its terminal delta comes later."""
 
     def stats(self) -> Stats:
         """The state after the last iteration."""
 
 
-class Disconnected(Exception):
-    """The server closed its end of the socket."""
+class Executor(AnyExecutor, Protocol):
+    """An engine whose iterations the host runs."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+
+    def step(self) -> list[Delta]:
+        """Run one iteration. An exception means that the engine is lost."""
 
 
-class Channel:
-    """The host's end of the socket: blocking sends (a slow server slows the engine), messages out of reads."""
+class AsyncExecutor(AnyExecutor, Protocol):
+    """An engine that iterates by itself. All methods but `check` run on the host's event loop."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._deframer = Deframer()
+    async def run(self, outbox: Outbox) -> None:
+        """Put what the engine generates into the outbox. It begins before the first request is submitted.
 
-    def send(self, message: FromHost) -> None:
-        try:
-            self._socket.sendall(frame(message))
-        except OSError as error:
-            raise Disconnected from error
+        An exception means that the engine is lost.
+        """
 
-    def receive(self, *, block: bool) -> Iterator[ToHost]:
-        """All messages that have arrived; with `block`, waits for at least some bytes."""
-        while select.select([self._socket], [], [], None if block else 0)[0]:
-            data = self._socket.recv(1 << 18)
-            if not data:
-                raise Disconnected
-            bodies = self._deframer.feed(data)
-            for body in bodies:
-                yield decode_to_host(body)
-            block = block and not bodies
+    def check(self) -> None:
+        """Raise if the engine is lost. Runs in a thread: the event loop may be waiting for that very engine."""
+
+    async def close(self) -> None:
+        """Let the engine go, within seconds."""
 
 
-def create(start: Start) -> Executor:
+def create(start: Start) -> Any:
     """Load the executor that `start` names."""
-    module, _, name = EXECUTORS[start.executor].partition(":")
-    executor: Executor = getattr(import_module(module), name)(**start.options)
-    return executor
+    module, _, name = EXECUTORS[start.executor].path.partition(":")
+    return getattr(import_module(module), name)(**start.options)
 
 
 def run(channel: Channel, executor: Executor) -> None:
@@ -128,14 +117,125 @@ def run(channel: Channel, executor: Executor) -> None:
                 last_sent = now
 
 
+def run_async(channel: Channel, executor: AsyncExecutor) -> None:
+    """Take in messages as they come, send what the engine brings, on one event loop."""
+    loop = asyncio.new_event_loop()
+    # Not asyncio.run: it would wait for tasks and threads that wait for an engine which is gone.
+    with contextlib.closing(loop):
+        loop.run_until_complete(_serve(channel, executor))
+
+
+async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(error: Exception | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+
+    def read() -> None:
+        try:
+            for message in channel.receive(block=False):
+                match message:
+                    case Submit():
+                        executor.submit(message)
+                    case Cancel():
+                        executor.cancel(message.request_id)
+                    case Ping():
+                        channel.send(Pong())
+                    case _:
+                        end(None)
+        except Exception as error:
+            end(error)
+
+    def send(step: Step) -> None:
+        try:
+            channel.send(step)
+        except Disconnected as error:
+            end(error)
+
+    loop = asyncio.get_running_loop()
+    over = threading.Event()
+    running = loop.create_task(executor.run(Outbox(send, executor.stats)))
+    await asyncio.sleep(0)
+    threading.Thread(target=_watch, args=(channel, executor, loop, end, over), name="engine-watch", daemon=True).start()
+    loop.add_reader(channel.fileno(), read)
+    try:
+        done, _ = await asyncio.wait({ended, running}, return_when=asyncio.FIRST_COMPLETED)
+        over.set()
+        for future in done:
+            future.result()
+        await executor.close()
+    finally:
+        over.set()
+        loop.remove_reader(channel.fileno())
+        running.cancel()
+
+
+def _watch(
+    channel: Channel,
+    executor: AsyncExecutor,
+    loop: asyncio.AbstractEventLoop,
+    end: Callable[[Exception], None],
+    over: threading.Event,
+) -> None:
+    """Check the engine until `over`. An event loop that does not react to its loss is left where it hangs."""
+    while not over.wait(_CHECK_SECONDS):
+        try:
+            executor.check()
+        except Exception as error:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(end, error)
+            if not over.wait(_UNWINDING_SECONDS):
+                _fail(channel, error)
+            return
+
+
+class _Entry(NamedTuple):
+    """Where an executor is, and what runs it."""
+
+    path: str
+    run: Callable[[Channel, Any], None]
+
+
+EXECUTORS = {
+    "openvino": _Entry("djl_trtllm.executor.openvino:OpenVinoExecutor", run),
+    "scripted": _Entry("djl_trtllm.executor.scripted:ScriptedExecutor", run),
+    "tensorrt_llm": _Entry("djl_trtllm.executor.tensorrt_llm:TensorRtLlmExecutor", run_async),
+}
+
+
 def _end_with_parent() -> None:
     """A host that hangs does not see its socket close: on Linux the kernel ends it with the server."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main() -> int:
-    """Run the host until the server is gone (0) or the engine is lost (1)."""
+def _fail(channel: Channel, error: Exception) -> NoReturn:
+    """End the process, telling the server why."""
+    traceback.print_exception(error)
+    channel.send_last(Failed(_described(error)))
+    _exit(1)
+
+
+def _described(error: BaseException) -> str:
+    """With what caused it: a library's own error often says only that there was one."""
+    message = f"{type(error).__name__}: {error}"
+    return message if error.__cause__ is None else f"{message} (caused by {_described(error.__cause__)})"
+
+
+def _exit(status: int) -> NoReturn:
+    """End the process at once: what an engine has registered for the end may wait for its workers for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main() -> NoReturn:
+    """Run the host until the server is gone (status 0) or the engine is lost (1)."""
     # Ctrl-C in a terminal reaches the whole process group; when to end is the server's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -144,19 +244,15 @@ def main() -> int:
     try:
         start = next(channel.receive(block=True))
         assert isinstance(start, Start), f"expected Start, got {start!r}"
-        try:
-            executor = create(start)
-            channel.send(Ready(executor.limits, executor.details, executor.features))
-            run(channel, executor)
-        except Disconnected:
-            raise
-        except Exception as error:
-            channel.send(Failed(f"{type(error).__name__}: {error}"))
-            raise
+        executor = create(start)
+        channel.send(Ready(executor.limits, executor.details, executor.features))
+        EXECUTORS[start.executor].run(channel, executor)
     except Disconnected:
         pass
-    return 0
+    except Exception as error:
+        _fail(channel, error)
+    _exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -20,6 +20,18 @@ _HISTOGRAMS = {
     "request_time": "Seconds from arrival to the end of a request.",
 }
 
+_ENGINE_GAUGES = (
+    ("kv_cache_usage_ratio", "kv_usage", "Used share of the KV cache, 0 to 1."),
+    ("kv_cache_blocks", "kv_blocks", "Blocks of the KV cache (TensorRT-LLM)."),
+    ("kv_cache_used_blocks", "kv_blocks_used", "Used blocks of the KV cache (TensorRT-LLM)."),
+    ("kv_cache_hit_ratio", "kv_hit_rate", "Share of KV cache blocks that were reused, 0 to 1 (TensorRT-LLM)."),
+    ("engine_queued", "queued", "Sequences that wait inside the engine (TensorRT-LLM)."),
+    ("engine_paused", "paused", "Sequences that gave up their KV cache for others (TensorRT-LLM)."),
+    ("engine_iterations", "iterations", "Number of the last iteration (TensorRT-LLM)."),
+    ("engine_iteration_seconds", "iteration_seconds", "Duration of the last iteration (TensorRT-LLM)."),
+)
+"""Metric, field of `Stats`, and what it is. Statistics that an engine does not give are 0."""
+
 
 class ServerCounts:
     """What the HTTP side counts: answers by status."""
@@ -65,8 +77,9 @@ def _gauges(services: list[ModelService]) -> Iterator[Metric]:
     yield gauge("ready", "1 while the model can generate.", {s.name: float(s.state is State.READY) for s in services})
     yield gauge("waiting", "Sequences in the queue.", {n: float(b.waiting if b else 0) for n, b in batches.items()})
     yield gauge("running", "Sequences in the engine.", {n: float(b.running if b else 0) for n, b in batches.items()})
-    usage = {n: b.engine_stats.kv_usage if b else 0.0 for n, b in batches.items()}
-    yield gauge("kv_cache_usage_ratio", "Used share of the KV cache, 0 to 1.", usage)
+    for name, field, text in _ENGINE_GAUGES:
+        values = {n: float(getattr(b.engine_stats, field)) if b else 0.0 for n, b in batches.items()}
+        yield gauge(name, text, values)
 
 
 def _counters(services: list[ModelService]) -> Iterator[Metric]:

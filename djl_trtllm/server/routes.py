@@ -12,6 +12,8 @@ from starlette.types import Lifespan, Receive, Scope, Send
 from djl_trtllm.api import Reply
 from djl_trtllm.api.errors import front_end
 from djl_trtllm.errors import NotReadyError, RequestError
+from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
+from djl_trtllm.server.adapter_routes import AdapterRoutes
 from djl_trtllm.server.answer import Answer
 from djl_trtllm.server.exchange import ClientGone, Exchange, HttpSettings
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
@@ -78,12 +80,15 @@ class Routes:
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
         """The ASGI application."""
-        paths: list[tuple[str, str, Handler]] = [
+        adapters = AdapterRoutes(self._registry)
+        paths: list[tuple[str, str | None, Handler]] = [
             ("/ping", "GET", self.ping),
             ("/metrics", "GET", self.metrics),
             ("/invocations", "POST", self.invoke),
             ("/predictions/{model}", "POST", self.invoke),
             ("/endpoints/{endpoint}/invocations", "POST", self.invoke),
+            *((path, None, adapters.collection) for path in ADAPTER_PATHS),
+            *((path + "/{adapter}", None, adapters.member) for path in ADAPTER_PATHS),
         ]
         routes = [
             Route(path, Endpoint(handler, method, self._settings, self._counts)) for path, method, handler in paths

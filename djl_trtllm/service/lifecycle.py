@@ -17,14 +17,19 @@ import logging
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from djl_trtllm.api import Call, Prompt
+from djl_trtllm.batching.features import require
 from djl_trtllm.batching.generation import Generation
 from djl_trtllm.batching.request import Consumer, GenerationRequest, Token
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, ExecutorError, GenerationError, NotReadyError
 from djl_trtllm.executor.client import ExecutorClient
-from djl_trtllm.executor.protocol import Step
+from djl_trtllm.executor.protocol import Feature, Step
+from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
+from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.model import Model
 
 logger = logging.getLogger(__name__)
@@ -63,6 +68,7 @@ class ModelService:
         self.statistics = Statistics()
         self.restarts = 0
         self._model: Model | None = None
+        self._adapters: Adapters | None = None
         self._on_failed = on_failed
         self._deaths: list[float] = []
         self._client: ExecutorClient | None = None
@@ -130,6 +136,18 @@ class ModelService:
         return self._model
 
     @property
+    def adapters(self) -> Adapters:
+        """The model's LoRA adapters. Raises NotReadyError while its files are still being prepared."""
+        if self._adapters is None:
+            self._adapters = Adapters(self.model.directory / ADAPTERS_FOLDER)
+        return self._adapters
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Whether the engine takes LoRA adapters."""
+        return self._client is not None and Feature.ADAPTERS in self._client.features
+
+    @property
     def batch(self) -> RollingBatch | None:
         """The rolling batch; None while there is no executor host."""
         return self._batch
@@ -143,7 +161,13 @@ class ModelService:
         batch = self._batch
         if batch is None or self.state is not State.READY:
             raise self._not_ready()
-        sequences = request.sampling.best_of or request.sampling.n
+        client = self._client
+        assert client is not None  # there is a batch
+        require(request, client.features)
+        adapter = None if request.adapter is None else self.adapters.find(request.adapter)
+        if Feature.LOGPROBS not in client.features:
+            request = replace(request, logprobs=False)
+        sequences = request.sampling.sequences
         batch.admit(sequences)
         try:
             text, ids = await self._tokenize(request)
@@ -153,7 +177,7 @@ class ModelService:
         except BaseException:
             batch.withdraw(sequences)
             raise
-        return batch.submit(request, ids, consumer)
+        return batch.submit(request, ids, consumer, adapter)
 
     def cancel(self, generation: Generation) -> None:
         """End a request whose client is gone."""

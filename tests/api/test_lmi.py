@@ -96,8 +96,8 @@ def test_djls_wording_is_kept(payload: Any, says: str) -> None:
 
 
 def test_all_problems_are_told_at_once() -> None:
-    message = refusal({"inputs": 3, "steam": True, "parameters": {"top_p": 2, "max_token": 3, "num_beams": 4}})
-    for part in ("'inputs' field", "did you mean 'stream'", "'top_p' is 2", "max_new_tokens", "'num_beams' is 4"):
+    message = refusal({"inputs": 3, "steam": True, "parameters": {"top_p": 2, "max_token": 3, "top_n_tokens": 4}})
+    for part in ("'inputs' field", "did you mean 'stream'", "'top_p' is 2", "max_new_tokens", "'top_n_tokens' is 4"):
         assert part in message
 
 
@@ -224,7 +224,7 @@ def test_chat_choices_can_be_streamed_but_not_ranked() -> None:
     assert (sampling.n, sampling.best_of) == (2, None)
     chat(n=2, best_of=3)
     message = {"messages": [{"role": "user", "content": "a"}], "n": 2, "best_of": 3, "stream": True}
-    assert "'best_of' is 3" in refusal(message)
+    assert "'best_of' or 'num_beams' is 3" in refusal(message)
 
 
 def test_more_least_than_most_tokens_are_refused() -> None:
@@ -333,9 +333,10 @@ def test_a_bedrock_stream_is_asked_for_by_the_invocation() -> None:
     assert call.framer.content_type == JSONLINES
 
 
-def test_an_adapter_header_is_refused() -> None:
-    with pytest.raises(UnsupportedParameterError, match="Adapter"):
-        lmi.parse(b'{"inputs": "a"}', None, Defaults(), {"x-amzn-sagemaker-adapter-identifier": "french"})
+def test_the_adapter_header_names_the_adapter_unless_the_body_does() -> None:
+    header = {"x-amzn-sagemaker-adapter-identifier": "french"}
+    assert lmi.parse(b'{"inputs": "a"}', None, Defaults(), header).request.adapter == "french"
+    assert lmi.parse(b'{"inputs": "a", "adapters": "dutch"}', None, Defaults(), header).request.adapter == "dutch"
 
 
 def test_streams_are_lines() -> None:

@@ -8,11 +8,14 @@ import pytest
 from djl_trtllm.api import Call, lmi
 from djl_trtllm.api.lmi_parameters import CHAT_FIELDS, INPUTS_PARAMETERS
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
+from djl_trtllm.executor.protocol import Guide, GuideKind
 
 
 def parse(**parameters: Any) -> Call:
     return lmi.parse(json.dumps({"inputs": "The wolf", "parameters": parameters}).encode())
 
+
+SCHEMA = Guide(GuideKind.JSON_SCHEMA, '{"type":"object"}')
 
 HONOURED: list[tuple[str, Any, str, Any]] = [
     ("max_new_tokens", 7, "max_new_tokens", 7),
@@ -40,6 +43,33 @@ HONOURED: list[tuple[str, Any, str, Any]] = [
     ("stop_sequences", [], "stop", ()),
     ("stop_token_ids", [3, 4], "stop_token_ids", (3, 4)),
     ("truncate", 7, "truncate", 7),
+    ("min_p", 0.1, "min_p", 0.1),
+    ("no_repeat_ngram_size", 3, "no_repeat_ngram_size", 3),
+    ("bad_words", ["a", "b"], "bad", ("a", "b")),
+    ("bad_words", "", "bad", ()),
+    ("bad_sequences", [], "bad", ()),
+    ("num_beams", 4, "beam_width", 4),
+    ("beam_width", 2, "beam_width", 2),
+    ("length_penalty", 0.5, "length_penalty", 0.5),
+    ("early_stopping", True, "early_stopping", True),
+    ("beam_search_diversity_rate", 0.5, "beam_search_diversity_rate", 0.5),
+    ("adapters", "french", "adapter", "french"),
+    ("adapters", ["french"], "adapter", "french"),
+    ("adapters", [], "adapter", None),
+    ("adapter_id", "", "adapter", None),
+    ("grammar", {"type": "json", "value": {"type": "object"}}, "guide", SCHEMA),
+    ("grammar", {"type": "regex", "value": "a+"}, "guide", Guide(GuideKind.REGEX, "a+")),
+    ("guided_json", {"type": "object"}, "guide", SCHEMA),
+    ("guided_json", '{"type": "object"}', "guide", SCHEMA),
+    ("guided_regex", "a+", "guide", Guide(GuideKind.REGEX, "a+")),
+    ("guided_choice", ["a.", "b"], "guide", Guide(GuideKind.REGEX, r"(a\.|b)")),
+    ("guided_grammar", 'root ::= "a"', "guide", Guide(GuideKind.GRAMMAR, 'root ::= "a"')),
+    ("response_format", {"type": "text"}, "guide", None),
+    ("response_format", {"type": "json_object"}, "guide", Guide(GuideKind.JSON_OBJECT)),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "guide", SCHEMA),
+    ("response_format", {"type": "json", "value": {"type": "object"}}, "guide", SCHEMA),
+    ("guided_decoding", {"json": {"type": "object"}}, "guide", SCHEMA),
+    ("guided_decoding", {"json_object": True, "regex": None}, "guide", Guide(GuideKind.JSON_OBJECT)),
 ]
 
 
@@ -80,6 +110,27 @@ WRONG: list[tuple[str, Any]] = [
     ("stop_token_ids", [-1]),
     ("stop_token_ids", [True]),
     ("truncate", 0),
+    ("min_p", 1.5),
+    ("no_repeat_ngram_size", -1),
+    ("bad_words", [""]),
+    ("num_beams", 0),
+    ("num_beams", 65),
+    ("early_stopping", 1),
+    ("adapters", ["a", "b"]),
+    ("adapters", [3]),
+    ("grammar", {"type": "ebnf", "value": "x"}),
+    ("grammar", "a+"),
+    ("guided_json", "not json"),
+    ("guided_json", []),
+    ("guided_json", {"description": "x" * 70_000}),
+    ("guided_regex", ""),
+    ("guided_choice", []),
+    ("guided_choice", [""]),
+    ("guided_grammar", 3),
+    ("response_format", {"type": "yaml"}),
+    ("response_format", "json"),
+    ("guided_decoding", {}),
+    ("guided_decoding", {"regex": "a", "json_object": True}),
     ("details", "false"),
     ("return_full_text", 1),
     ("decoder_input_details", 0),
@@ -98,29 +149,11 @@ def test_wrong(name: str, value: Any) -> None:
 
 
 UNSUPPORTED: list[tuple[str, list[Any], Any]] = [
-    ("bad_sequences", [[], ""], ["x"]),
-    ("bad_words", [[]], ["x"]),
-    ("num_beams", [1], 2),
-    ("beam_width", [1], 2),
-    ("length_penalty", [1, 1.0], 0.5),
-    ("early_stopping", [False], True),
-    ("beam_search_diversity_rate", [0, 0.0], 0.1),
     ("top_n_tokens", [0], 1),
     ("prompt_logprobs", [0, False], 1),
     ("typical_p", [1, 1.0], 0.9),
-    ("min_p", [0, 0.0], 0.1),
-    ("no_repeat_ngram_size", [0], 3),
     ("watermark", [False], True),
     ("logit_bias", [{}], {"1": 5}),
-    ("grammar", [], {"type": "json"}),
-    ("guided_decoding", [], {"json": {}}),
-    ("guided_json", [], {}),
-    ("guided_regex", [], "a+"),
-    ("guided_choice", [], ["a"]),
-    ("guided_grammar", [], "a"),
-    ("response_format", [{"type": "text"}], {"type": "json_object"}),
-    ("adapters", ["", []], "french"),
-    ("adapter_id", [""], "french"),
     ("cached_prompt", [], "x"),
     ("include_stop_str_in_output", [False], True),
     ("skip_special_tokens", [True], False),
@@ -135,6 +168,25 @@ def test_unsupported_unless_neutral(name: str, neutral: list[Any], value: Any) -
         assert parse(**{name: harmless}).request.prompt == "The wolf"
     with pytest.raises(UnsupportedParameterError, match=f"'{name}' is .* not supported"):
         parse(**{name: value})
+
+
+def test_a_request_has_one_guide() -> None:
+    with pytest.raises(InvalidRequestError, match="give one"):
+        parse(guided_regex="a+", guided_json={"type": "object"})
+
+
+def test_beams_are_ranked_by_the_engine_and_not_sampled() -> None:
+    sampling = parse(num_beams=3, n=2, temperature=0.7).request.sampling
+    assert (sampling.sequences, sampling.n, sampling.best_of, sampling.do_sample) == (3, 2, None, False)
+    for wrong in ({"num_beams": 2, "n": 3}, {"num_beams": 2, "best_of": 4}, {"num_beams": 17}):
+        with pytest.raises(InvalidRequestError, match=r"beams|best_of"):
+            parse(**wrong)
+
+
+def test_log_probabilities_are_needed_where_they_rank_and_wanted_where_they_are_shown() -> None:
+    assert not parse(details=True).request.needs_logprobs
+    assert parse(details=True).request.logprobs
+    assert parse(best_of=2).request.needs_logprobs
 
 
 def test_every_row_is_tested_here() -> None:

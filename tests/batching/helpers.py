@@ -8,7 +8,7 @@ from djl_trtllm.batching import Finished, GenerationRequest, SamplingParameters,
 from djl_trtllm.batching.generation import Generation
 from djl_trtllm.batching.rolling_batch import BatchLimits, RollingBatch
 from djl_trtllm.batching.statistics import Statistics
-from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Adapter, Delta, Guide, Limits, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer
 
 
@@ -87,6 +87,9 @@ class Bench:
         logprobs: bool = False,
         stop_token_ids: tuple[int, ...] = (),
         truncate: int | None = None,
+        bad: tuple[str, ...] = (),
+        guide: Guide | None = None,
+        adapter: Adapter | None = None,
         **sampling: object,
     ) -> tuple[Generation, Recorder]:
         """Admit and submit."""
@@ -99,9 +102,11 @@ class Bench:
             stop_token_ids=stop_token_ids,
             logprobs=logprobs,
             truncate=truncate,
+            bad=bad,
+            guide=guide,
         )
-        self.batch.admit(parameters.best_of or parameters.n)
-        return self.batch.submit(request, list(prompt), consumer), consumer
+        self.batch.admit(parameters.sequences)
+        return self.batch.submit(request, list(prompt), consumer, adapter), consumer
 
     def step(self, *deltas: Delta) -> None:
         """One iteration."""

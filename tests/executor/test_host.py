@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from djl_trtllm.executor import host
-from djl_trtllm.executor.host import Channel, Disconnected, create, run
+from djl_trtllm.executor.channel import Channel, Disconnected
+from djl_trtllm.executor.host import create, run
 from djl_trtllm.executor.protocol import (
     Cancel,
     Deframer,

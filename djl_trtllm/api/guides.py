@@ -1,0 +1,114 @@
+"""The ways in which requests ask for output of a form, all read into one `Guide`.
+
+TGI: `grammar` = `{"type": "json" | "regex", "value": ...}`. vLLM: `guided_json`, `guided_regex`, `guided_choice`,
+`guided_grammar`. OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
+TensorRT-LLM: `guided_decoding` = an object with one of `json`, `regex`, `grammar` and `json_object`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from djl_trtllm.api.parameters import Kind, Parameter
+from djl_trtllm.executor.protocol import Guide, GuideKind
+
+_MOST_CHARACTERS = 65_536
+"""Compiling a grammar takes the engine's time."""
+
+_MOST_CHOICES = 64
+
+
+def _schema(value: Any) -> Guide:
+    """A JSON schema, as an object or as text."""
+    if type(value) is str:
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise ValueError(f" (the schema is not JSON: {error})") from None
+    if type(value) is not dict:
+        raise ValueError(" (the schema has to be an object)")
+    return _bounded(GuideKind.JSON_SCHEMA, orjson.dumps(value).decode())
+
+
+def _regex(value: Any) -> Guide:
+    if type(value) is not str or not value:
+        raise ValueError(" (a regular expression is a string)")
+    return _bounded(GuideKind.REGEX, value)
+
+
+def _grammar(value: Any) -> Guide:
+    if type(value) is not str or not value:
+        raise ValueError(" (a grammar is a string)")
+    return _bounded(GuideKind.GRAMMAR, value)
+
+
+def _choice(value: Any) -> Guide:
+    if type(value) is not list or not 0 < len(value) <= _MOST_CHOICES:
+        raise ValueError("")
+    if not all(type(item) is str and item for item in value):
+        raise ValueError("")
+    return _bounded(GuideKind.REGEX, "(" + "|".join(re.escape(item) for item in value) + ")")
+
+
+def _bounded(kind: GuideKind, text: str) -> Guide:
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f" (it has {len(text)} characters, at most {_MOST_CHARACTERS} are taken)")
+    return Guide(kind, text)
+
+
+def _tgi_grammar(value: Any) -> Guide:
+    if type(value) is not dict or value.keys() - {"type", "value"} or value.get("type") not in ("json", "regex"):
+        raise ValueError("")
+    return _schema(value.get("value")) if value["type"] == "json" else _regex(value.get("value"))
+
+
+def _response_format(value: Any) -> Guide | None:
+    kind = value.get("type") if type(value) is dict else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Guide(GuideKind.JSON_OBJECT)
+    if kind == "json_schema":
+        described = value.get("json_schema")
+        return _schema(described["schema"] if type(described) is dict and "schema" in described else described)
+    if kind in ("json", "regex"):  # TGI takes its grammars here as well
+        return _tgi_grammar(value)
+    raise ValueError("")
+
+
+def _guided_decoding(value: Any) -> Guide:
+    readers = {"json": _schema, "regex": _regex, "grammar": _grammar}
+    given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
+    if len(given) != 1:
+        raise ValueError("")
+    ((name, item),) = given.items()
+    if name == "json_object" and item is True:
+        return Guide(GuideKind.JSON_OBJECT)
+    if name not in readers:
+        raise ValueError("")
+    return readers[name](item)
+
+
+GUIDES = (
+    Parameter(("grammar",), Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar), "guide"),
+    Parameter(("guided_json",), Kind("a JSON schema, as an object or as text", _schema), "guide"),
+    Parameter(("guided_regex",), Kind("a regular expression", _regex), "guide"),
+    Parameter(
+        ("guided_choice",), Kind(f"a list of up to {_MOST_CHOICES} strings, none of them empty", _choice), "guide"
+    ),
+    Parameter(("guided_grammar",), Kind("an EBNF grammar", _grammar), "guide"),
+    Parameter(
+        ("response_format",),
+        Kind('{"type": "text", "json_object" or "json_schema"}, the last with a "json_schema"', _response_format),
+        "guide",
+    ),
+    Parameter(
+        ("guided_decoding",),
+        Kind('an object with one of "json", "regex", "grammar" and "json_object"', _guided_decoding),
+        "guide",
+    ),
+)
+"""Rows for the parameter tables."""

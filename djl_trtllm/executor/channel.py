@@ -1,0 +1,55 @@
+"""The host's end of the socket between server and host."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from collections.abc import Iterator
+
+from djl_trtllm.executor.protocol import Deframer, FromHost, ToHost, decode_to_host, frame
+
+_LAST_WORD_SECONDS = 1.0
+
+
+class Disconnected(Exception):
+    """The server closed its end of the socket."""
+
+
+class Channel:
+    """Blocking sends (a slow server slows the engine; a dead one raises Disconnected), messages out of reads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._deframer = Deframer()
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        """For event loops."""
+        return self._socket.fileno()
+
+    def send(self, message: FromHost) -> None:
+        with self._sending:
+            try:
+                self._socket.sendall(frame(message))
+            except OSError as error:
+                raise Disconnected from error
+
+    def send_last(self, message: FromHost) -> None:
+        """Send before the process ends, from any thread; given up after a second."""
+        if self._sending.acquire(timeout=_LAST_WORD_SECONDS):
+            with contextlib.suppress(OSError):
+                self._socket.settimeout(_LAST_WORD_SECONDS)
+                self._socket.sendall(frame(message))
+
+    def receive(self, *, block: bool) -> Iterator[ToHost]:
+        """All messages that have arrived; with `block`, waits for at least some bytes."""
+        while select.select([self._socket], [], [], None if block else 0)[0]:
+            data = self._socket.recv(1 << 18)
+            if not data:
+                raise Disconnected
+            bodies = self._deframer.feed(data)
+            for body in bodies:
+                yield decode_to_host(body)
+            block = block and not bodies

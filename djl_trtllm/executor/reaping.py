@@ -1,0 +1,43 @@
+"""Nothing that an executor host started may outlive it: a worker that does keeps its GPU memory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+
+import psutil
+
+_VARIABLE = "DJL_TRTLLM_EXECUTOR_HOST"
+_WAIT_SECONDS = 5.0
+
+
+def marked_environment() -> tuple[dict[str, str], str]:
+    """This process's environment with a mark that everything started with it inherits, and the mark."""
+    mark = secrets.token_hex(16)
+    return {**os.environ, _VARIABLE: mark}, mark
+
+
+def kill_marked(mark: str) -> list[int]:
+    """Kill every process that carries the mark and wait until it is gone, a few seconds at most; returns their ids.
+
+    Workers may be in sessions of their own and have other parents than the host, so they are known by their
+    environment. Blocks: call it in a thread.
+    """
+    found = list(_marked(mark))
+    for process in found:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(found, timeout=_WAIT_SECONDS)
+    return [process.pid for process in found]
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_VARIABLE) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (psutil.Error, OSError):
+            continue  # gone meanwhile, or another user's

@@ -1,0 +1,88 @@
+"""DJL's management API for LoRA adapters: list, describe, register, unregister.
+
+    GET    /models/{model}/adapters            all of them
+    POST   /models/{model}/adapters?name=&src= register the adapter in the model's `adapters/SRC`
+    GET    /models/{model}/adapters/{adapter}  one
+    DELETE /models/{model}/adapters/{adapter}  unregister
+
+and the same below `/adapters` for the one model of a server.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from djl_trtllm.api import Reply
+from djl_trtllm.api.errors import front_end
+from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownAdapterError
+from djl_trtllm.executor.protocol import Adapter
+from djl_trtllm.server.exchange import Exchange
+from djl_trtllm.service import ModelService, Registry, State
+
+PATHS = ("/models/{model}/adapters", "/adapters")
+"""Where the adapters of a model are, and those of the only one."""
+
+
+class AdapterRoutes:
+    """The handlers."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def collection(self, exchange: Exchange) -> None:
+        """List (GET) or register (POST)."""
+        await exchange.reply(self._answer(exchange, self._collection))
+
+    async def member(self, exchange: Exchange) -> None:
+        """Describe (GET) or unregister (DELETE)."""
+        await exchange.reply(self._answer(exchange, self._member))
+
+    def _answer(self, exchange: Exchange, work: Any) -> Reply:
+        service = self._registry.find(exchange.scope["path_params"].get("model"))
+        if service is None:
+            return front_end(404, "there is no such model here")
+        if service.state is not State.READY:
+            raise NotReadyError(f"model {service.name} is not ready")
+        if not service.serves_adapters:
+            return front_end(400, "LoRA is not enabled: set option.enable_lora=true, on TensorRT-LLM.")
+        try:
+            reply: Reply = work(exchange, service)
+        except UnknownAdapterError as error:
+            return front_end(404, str(error))
+        except InvalidRequestError as error:
+            return front_end(400, str(error))
+        return reply
+
+    def _collection(self, exchange: Exchange, service: ModelService) -> Reply:
+        if exchange.scope["method"] in ("GET", "HEAD"):
+            return _json({"adapters": [_described(adapter) for adapter in service.adapters]})
+        if exchange.scope["method"] != "POST":
+            return _takes("GET and POST", "GET, POST")
+        query = parse_qs(exchange.scope["query_string"].decode("latin-1"))
+        name, source = (query.get(key, [""])[0] for key in ("name", "src"))
+        service.adapters.register(name, source or name)
+        return _json({"status": f"Adapter {name} registered"})
+
+    def _member(self, exchange: Exchange, service: ModelService) -> Reply:
+        name = exchange.scope["path_params"]["adapter"]
+        if exchange.scope["method"] in ("GET", "HEAD"):
+            return _json(_described(service.adapters.find(name)))
+        if exchange.scope["method"] != "DELETE":
+            return _takes("GET and DELETE", "GET, DELETE")
+        service.adapters.unregister(name)
+        return _json({"status": f"Adapter {name} unregistered"})
+
+
+def _described(adapter: Adapter) -> dict[str, Any]:
+    return {"name": adapter.name, "src": adapter.path}
+
+
+def _takes(methods: str, allow: str) -> Reply:
+    return front_end(405, f"this takes {methods}")._replace(headers=(("Allow", allow),))
+
+
+def _json(body: dict[str, Any]) -> Reply:
+    return Reply(200, "application/json", orjson.dumps(body))
