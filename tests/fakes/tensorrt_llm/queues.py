@@ -1,0 +1,155 @@
+"""The queue between the dispatch thread and the consumers, and what runs that thread (facts §2.6, §4.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import threading
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from queue import Queue
+from typing import Any
+
+from .logger import logger
+
+
+def has_event_loop() -> bool:
+    """Whether an asyncio loop runs in the calling thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class AsyncQueue:
+    """A queue that a thread fills through `sync_q` and a coroutine empties."""
+
+    class EventLoopShutdownError(Exception):
+        pass
+
+    class MixedSyncAsyncAPIError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self._items: collections.deque[Any] = collections.deque()
+        self._event = asyncio.Event()
+        self._tainted = False
+        self.sync_q = SyncQueue(self)
+
+    def full(self) -> bool:
+        return len(self._items) == self._items.maxlen
+
+    def put_nowait(self, item: Any) -> None:
+        self._items.append(item)
+
+    def notify(self) -> None:
+        # The item may have been taken before the loop came to this.
+        if self._items:
+            self._event.set()
+
+    def unsafe_get(self) -> Any:
+        self._tainted = True
+        try:
+            return self._items.popleft()
+        except IndexError:
+            raise asyncio.QueueEmpty from None
+
+    async def get(self, timeout: float | None = None) -> Any:
+        """The next item. TimeoutError after `timeout` seconds; None waits for ever."""
+        if self._tainted:
+            raise AsyncQueue.MixedSyncAsyncAPIError
+        if timeout is None:
+            while not self._items:
+                await self._event.wait()
+        elif timeout > 0:
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + timeout
+            while not self._items:
+                remaining = deadline - loop.time()
+                if remaining <= 0:
+                    raise asyncio.TimeoutError
+                await asyncio.wait_for(self._event.wait(), timeout=remaining)
+        elif not self._items:
+            raise asyncio.QueueEmpty
+        item = self._items.popleft()
+        if not self._items:
+            self._event.clear()
+        return item
+
+
+class SyncQueue:
+    """The thread's side of an AsyncQueue."""
+
+    def __init__(self, queue: AsyncQueue) -> None:
+        self._queue = queue
+        self.loop = asyncio.get_event_loop()
+
+    def put_nowait(self, item: Any) -> None:
+        self._queue.put_nowait(item)
+
+    def put(self, item: Any) -> None:
+        self._queue.put_nowait(item)
+        self.notify_many(self.loop, [self])
+
+    @staticmethod
+    async def _notify_many(queues: Iterable[SyncQueue]) -> None:
+        for queue in queues:
+            queue._queue.notify()
+
+    @staticmethod
+    def notify_many(loop: asyncio.AbstractEventLoop, queues: list[SyncQueue]) -> None:
+        """Wake everyone who waits on `queues`, in one go of the loop."""
+        if not loop.is_running():
+            raise AsyncQueue.EventLoopShutdownError
+        asyncio.run_coroutine_threadsafe(SyncQueue._notify_many(frozenset(queues)), loop)
+
+    def full(self) -> bool:
+        return self._queue.full()
+
+    def get(self, timeout: float | None = None) -> Any:
+        warnings.warn(
+            "LLM API is running in async mode because you have a running event loop, "
+            "but you are using sync API. This may lead to potential performance loss.",
+            stacklevel=2,
+        )
+        delay = 0.0001
+        waited = 0.0
+        while True:
+            try:
+                return self._queue.unsafe_get()
+            except asyncio.QueueEmpty:
+                if timeout is not None and waited >= timeout:
+                    raise
+                threading.Event().wait(delay)
+                waited += delay
+                delay = min(delay * 2, 0.05)
+
+
+class ManagedThread(threading.Thread):
+    """Runs `task` until it returns False; an exception goes to `error_queue`, and the thread goes on."""
+
+    def __init__(self, task: weakref.WeakMethod[Callable[[], bool]], error_queue: Queue[Any], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._task = task
+        self._error_queue = error_queue
+        self._stop_event = threading.Event()
+
+    def run(self) -> None:
+        while not self._stop_event.is_set():
+            task = self._task()
+            if task is None:
+                break
+            try:
+                if not task():
+                    break
+            except Exception as error:
+                logger.error(f"Error in thread {self.name}: {error}\n{traceback.format_exc()}")
+                self._error_queue.put(error)
+            del task
+        logger.info(f"Thread {self.name} stopped.")
+
+    def stop(self) -> None:
+        self._stop_event.set()

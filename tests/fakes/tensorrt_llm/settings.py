@@ -1,0 +1,65 @@
+"""What this installation is: its version, names, script and GPUs, all from the environment."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+TABLE: dict[str, Any] = json.loads(Path(os.environ["FAKE_TENSORRT_LLM_TABLE"]).read_text())
+VERSION = Version(TABLE["version"])
+
+SINCE_1_1 = Version("1.1") <= VERSION
+SINCE_1_2 = Version("1.2.0rc0") <= VERSION
+SINCE_1_3 = Version("1.3.0rc0") <= VERSION
+HAS_ENGINE_BACKEND = Version("1.3.0rc21") > VERSION
+
+
+@functools.cache
+def script() -> dict[str, Any]:
+    """The behaviour that `fake_tensorrt_llm` was given, with its defaults."""
+    return {**DEFAULTS, **json.loads(os.environ.get("FAKE_TENSORRT_LLM_SCRIPT", "{}"))}
+
+
+DEFAULTS: dict[str, Any] = {
+    "steps_per_second": 0,
+    "prefill_seconds": 0,
+    "end_after": None,
+    "build_seconds": 0,
+    "build_error": None,
+    "load_seconds": 0,
+    "load_error": None,
+    "cancel_latency": 0,
+    "guided_text": "{}",
+    "faults": [],
+}
+
+
+def device_count() -> int:
+    """What `torch.cuda.device_count()` says: CUDA_VISIBLE_DEVICES counts."""
+    present = int(os.environ["FAKE_GPUS"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    count = 0
+    for device in visible.split(","):
+        # CUDA ends the list at the first device that is not there.
+        if not device.strip().isdigit() or int(device) >= present:
+            break
+        count += 1
+    return count
+
+
+def device_memory() -> int:
+    """Of one GPU, in bytes."""
+    return int(os.environ["FAKE_GPU_MEMORY"])
+
+
+def compute_capability() -> tuple[int, int]:
+    """Of the GPUs."""
+    major, minor = os.environ["FAKE_GPU_COMPUTE_CAPABILITY"].split(".")
+    return int(major), int(minor)
