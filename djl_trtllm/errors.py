@@ -4,6 +4,7 @@
     ├── ConfigError                 options: all problems of one resolution at once
     ├── ModelError                  model files
     │   ├── ArchiveError            an archive that is broken or unsafe to extract
+    │   ├── DownloadError           files that cannot be had from the hub or from S3, or not whole
     │   ├── LayoutError             a directory that is not a model, or not one that can be served here
     │   └── TokenizerError          tokenizer files missing or unreadable
     ├── EngineError                 compiled engines
@@ -60,6 +61,10 @@ class ModelError(DjlTrtllmError):
 
 class ArchiveError(ModelError):
     """A `.tar.gz` that is broken, too large, or unsafe to extract."""
+
+
+class DownloadError(ModelError):
+    """Files that cannot be had from the Hugging Face hub or from S3; nothing half is left to be taken for whole."""
 
 
 class LayoutError(ModelError):
