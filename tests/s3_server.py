@@ -140,6 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
         if asked:
             first, _, last = asked.removeprefix("bytes=").partition("-")
             start, end = int(first), min(int(last) + 1, found.size) if last else found.size
+            if start >= found.size:
+                raise Fault(416, "InvalidRange")
         cut = self._check(self.command, key, start, end)
         if self.headers.get("If-Match", found.etag) != found.etag:
             raise Fault(412, "PreconditionFailed")
@@ -168,6 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
             at = start
             while at < end:
                 sent = os.sendfile(self.connection.fileno(), file.fileno(), at, min(_SLICE, end - at))
+                if not sent:
+                    self.close_connection = True  # the file has become shorter
+                    return
                 at += sent
                 if rate:
                     time.sleep(max(0.0, began + (at - start) / rate - time.monotonic()))

@@ -97,8 +97,9 @@ class PartialFile:
             yield self._crcs[index], end - start
 
     def finish(self) -> None:
-        """Give the file its name."""
-        self._open()
+        """Give the file its name. All parts must be here."""
+        if not self.size:
+            self._open()
         self.close()
         self.arriving.rename(self.path)
         self._journal.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ RECORD = ".djl-trtllm-download.json"
 
 _CONNECTIONS = 64
 _PART_BYTES = 16 << 20
-_READ_BYTES = 1 << 20
+_READ_BYTES = 256 << 10
 _FAILURES = 6
 _FIRST_BACKOFF_SECONDS = 0.2
 _LISTINGS = 3
@@ -108,6 +108,9 @@ def list_objects(address: S3Address, select: Callable[[Iterable[str]], list[str]
                 below[name] = RemoteObject(name, key, size, etag)
     if not below and itself is not None:
         return [itself]
+    for name in below:
+        if ".." in PurePosixPath(name).parts or name.startswith("/"):
+            raise DownloadError(f"{address}: the key {name!r} leads out of the prefix")
     objects = [below[name] for name in select(below)]
     if not objects:
         found = f"only {', '.join(sorted(below)[:5])}" if below else "nothing"
@@ -115,10 +118,6 @@ def list_objects(address: S3Address, select: Callable[[Iterable[str]], list[str]
             f"{address}: there is {found} under this prefix; expected the files of a model (list it with "
             f"`aws s3 ls --recursive {address}/`)"
         )
-    for object_ in objects:
-        parts = PurePosixPath(object_.name).parts
-        if ".." in parts or object_.name.startswith("/") or "\\" in object_.name:
-            raise DownloadError(f"{address}: the key {object_.name!r} leads out of the prefix")
     return objects
 
 
@@ -202,8 +201,10 @@ class _Download:
             largest_first = sorted(arrivals, key=lambda arrival: arrival.object.size, reverse=True)
             tasks = []
             for arrival in largest_first:
-                tasks += [pool.submit(self._fetch_part, arrival, index) for index in arrival.file.missing()]
-                if not arrival.file.complete and not arrival.file.missing():
+                # Looked at before anything of it runs: whoever fetches the last part completes the file.
+                complete, missing = arrival.file.complete, arrival.file.missing()
+                tasks += [pool.submit(self._fetch_part, arrival, index) for index in missing]
+                if not complete and not missing:
                     tasks.append(pool.submit(self._complete, arrival))
             self._wait(set(tasks))
         finally:
