@@ -14,6 +14,7 @@
     ├── ExecutorError               the executor host process
     │   ├── ExecutorStartError      it did not come up
     │   └── ExecutorDiedError       it was killed, hung or raised
+    ├── DeploymentError             AWS refused, or an endpoint did not come up
     └── RequestError                one request; others are not affected
         ├── InvalidRequestError     malformed, or a value out of range
         │   ├── PromptTooLongError  prompt, or prompt plus output, above a limit
@@ -114,6 +115,10 @@ class ExecutorStartError(ExecutorError):
 
 class ExecutorDiedError(ExecutorError):
     """A running executor host was killed, hung past its bound, or raised."""
+
+
+class DeploymentError(DjlTrtllmError):
+    """A SageMaker endpoint cannot be made or removed."""
 
 
 class RequestError(DjlTrtllmError):

@@ -12,22 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from djl_trtllm.engine.lease import Lease
 from djl_trtllm.engine.manifest import MANIFEST_FILE, Manifest
 from djl_trtllm.errors import DownloadError, EngineError, EngineMismatchError
 from djl_trtllm.model.remote import s3
-from djl_trtllm.model.remote.progress import Progress, shown
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.s3_download import RECORD, download
+from djl_trtllm.model.remote.upload import upload
 
 _LEASE_SECONDS = 60.0
 _WAIT_SECONDS = 3600.0
 _POLL_SECONDS = 3.0
 _TELL_EVERY_SECONDS = 15.0
-_UPLOAD = TransferConfig(max_concurrency=16, multipart_chunksize=64 << 20, multipart_threshold=64 << 20)
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -156,22 +154,12 @@ class FleetCache:
     def _upload(self, key: str, out: Path, tell: Callable[[str], None]) -> None:
         """For the others; without it this machine serves all the same."""
         folder = secrets.token_hex(8)
-        files = [path for path in sorted(out.rglob("*")) if path.is_file()]
-        total = sum(path.stat().st_size for path in files)
-        tell(f"uploading the engine to {self.address}: {shown(total)}")
-        progress = Progress(f"uploading to {self.address}", total, tell)
         try:
+            upload(out, str(S3Address(self.address.bucket, self.address.below(f"{key}/{folder}"))), tell)
             with s3.told(self.address):
-                for path in files:
-                    name = f"{key}/{folder}/{path.relative_to(out).as_posix()}"
-                    s3.client().upload_file(
-                        str(path), self.address.bucket, self.address.below(name), Callback=progress.add, Config=_UPLOAD
-                    )
                 self._name(key, _Entry(folder, json.loads((out / MANIFEST_FILE).read_bytes())))
         except (DownloadError, OSError) as error:
             tell(f"the engine was not uploaded: {error}; other machines compile it themselves")
-            return
-        progress.finish()
 
     def _name(self, key: str, entry: _Entry) -> None:
         name = self.address.below(f"{key}.json")

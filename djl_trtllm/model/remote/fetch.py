@@ -6,14 +6,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote.hub import download_from_hub, is_hub_id
+from djl_trtllm.model.remote.hub import HUB_SCHEME, download_from_hub, hub_id, is_hub_id
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 
 
 def is_remote(text: str) -> bool:
     """Whether the text names something that has to be fetched: an S3 address, or a hub id that is no local path."""
-    return is_s3(text) or (not Path(text).exists() and is_hub_id(text))
+    return is_s3(text) or text.startswith(HUB_SCHEME) or (not Path(text).exists() and is_hub_id(text))
 
 
 def fetch(
@@ -37,6 +36,4 @@ def fetch(
         found = download(address, downloads / "s3", tell, cancel=cancel)
         single = found / address.key.rpartition("/")[2]
         return single if single.is_file() else found
-    if not is_hub_id(text):
-        raise DownloadError(f"{text!r} is neither a local path nor a hub id (owner/name) nor an address (s3://...)")
-    return download_from_hub(text, tell, revision=revision, cache_dir=hub_cache)
+    return download_from_hub(hub_id(text), tell, revision=revision, cache_dir=hub_cache)

@@ -14,6 +14,16 @@ from djl_trtllm.model.remote.selection import needed
 
 _ID = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
 _SPARE_BYTES = 256 << 20
+HUB_SCHEME = "hf://"
+"""Says that a name is one of the hub where it could be a local path as well."""
+
+
+def hub_id(text: str) -> str:
+    """The repository that `owner/name` or `hf://owner/name` names. Raises DownloadError for what cannot be one."""
+    repository = text.removeprefix(HUB_SCHEME).rstrip("/")
+    if not is_hub_id(repository):
+        raise DownloadError(f"{text!r} is not the name of a model on the hub: expected owner/name")
+    return repository
 
 
 def is_hub_id(text: str) -> bool:
@@ -45,7 +55,7 @@ def download_from_hub(
         tell(f"fetching {where} from the hub: {len(files)} files, {shown(sum(files.values()))}; those here are kept")
         return fetch(allow_patterns=[_literal(name) for name in files])
     except Exception as error:
-        raise DownloadError(f"{where} cannot be had from the Hugging Face hub: {_explain(error, where)}") from error
+        raise DownloadError(f"{where} cannot be had from the Hugging Face hub: {explain(error)}") from error
 
 
 def _listed(repository: str, revision: str | None) -> dict[str, int]:
@@ -77,7 +87,8 @@ def _literal(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
-def _explain(error: Exception, where: str) -> str:
+def explain(error: Exception) -> str:
+    """What the hub's answer means, and what to do."""
     from huggingface_hub import errors
 
     if isinstance(error, DownloadError):
