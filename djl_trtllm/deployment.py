@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from djl_trtllm.errors import DeploymentError
-from djl_trtllm.model.remote import s3
+from djl_trtllm.model.remote import aws, s3
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.upload import upload_file
 
@@ -139,10 +139,8 @@ def upload_model(archive: Path, bucket: str | None, name: str, tell: Callable[[s
 
 def default_bucket() -> str:
     """The bucket that SageMaker's SDK uses: `sagemaker-REGION-ACCOUNT`. Raises DeploymentError."""
-    import boto3
-
     with _told("the account"):
-        session = boto3.session.Session()
+        session = aws.session()
         account = session.client("sts").get_caller_identity()["Account"]
     return f"sagemaker-{session.region_name}-{account}"
 
@@ -216,10 +214,8 @@ def _described(client: Any, method: str, **name: str) -> Any:
 
 
 def _client() -> Any:
-    import boto3
-
     with _told("SageMaker"):
-        return boto3.session.Session().client("sagemaker")
+        return aws.session().client("sagemaker")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from djl_trtllm.errors import DownloadError
+from djl_trtllm.model.remote import aws
 
 _SCHEME = "s3://"
 _CONNECT_SECONDS = 10
@@ -76,7 +77,6 @@ _creating = threading.Lock()
 
 @cache
 def _client(environment: tuple[tuple[str, str], ...]) -> Any:
-    import boto3
     from botocore.config import Config
 
     config = Config(
@@ -85,7 +85,7 @@ def _client(environment: tuple[tuple[str, str], ...]) -> Any:
         read_timeout=_READ_SECONDS,
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
     )
-    return boto3.session.Session().client("s3", config=config)
+    return aws.session().client("s3", config=config)
 
 
 def client() -> Any:
