@@ -120,6 +120,8 @@ class FleetCache:
                 tell(f"the engine {folder} is damaged ({'; '.join(problems)}); it is removed and compiled again")
                 self._remove(key, etag)
                 return False
+            # The last to be written, as in an engine compiled here.
+            (fetched / MANIFEST_FILE).touch()
             fetched.rename(out)
             tell(f"the engine came from {folder}")
             return True
