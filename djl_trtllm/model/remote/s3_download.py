@@ -30,7 +30,7 @@ RECORD = ".djl-trtllm-download.json"
 
 _CONNECTIONS = 64
 _PART_BYTES = 16 << 20
-_READ_BYTES = 256 << 10
+_READ_BYTES = 512 << 10
 _FAILURES = 6
 _FIRST_BACKOFF_SECONDS = 0.2
 _LISTINGS = 3
