@@ -4,6 +4,7 @@
     ├── ConfigError                 options: all problems of one resolution at once
     ├── ModelError                  model files
     │   ├── ArchiveError            an archive that is broken or unsafe to extract
+    │   ├── DownloadError           files that cannot be had from the hub or from S3, or not whole
     │   ├── LayoutError             a directory that is not a model, or not one that can be served here
     │   └── TokenizerError          tokenizer files missing or unreadable
     ├── EngineError                 compiled engines
@@ -13,6 +14,7 @@
     ├── ExecutorError               the executor host process
     │   ├── ExecutorStartError      it did not come up
     │   └── ExecutorDiedError       it was killed, hung or raised
+    ├── DeploymentError             AWS refused, or an endpoint did not come up
     └── RequestError                one request; others are not affected
         ├── InvalidRequestError     malformed, or a value out of range
         │   ├── UnknownAdapterError     no LoRA adapter of that name
@@ -61,6 +63,10 @@ class ModelError(DjlTrtllmError):
 
 class ArchiveError(ModelError):
     """A `.tar.gz` that is broken, too large, or unsafe to extract."""
+
+
+class DownloadError(ModelError):
+    """Files that cannot be had from the Hugging Face hub or from S3; nothing half is left to be taken for whole."""
 
 
 class LayoutError(ModelError):
@@ -120,6 +126,10 @@ class ExecutorStartError(ExecutorError):
 
 class ExecutorDiedError(ExecutorError):
     """A running executor host was killed, hung past its bound, or raised."""
+
+
+class DeploymentError(DjlTrtllmError):
+    """A SageMaker endpoint cannot be made or removed."""
 
 
 class RequestError(DjlTrtllmError):

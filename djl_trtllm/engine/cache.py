@@ -9,13 +9,16 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from djl_trtllm.engine.manifest import Manifest, OptionValue
+from djl_trtllm.engine import in_use
+from djl_trtllm.engine.manifest import MANIFEST_FILE, Manifest, OptionValue
 from djl_trtllm.engine.staging import sweep
 from djl_trtllm.errors import EngineError, EngineMismatchError
+from djl_trtllm.model.remote.progress import shown
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +34,55 @@ def cache_key(
     return f"{backend}-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
 
 
+@dataclass(frozen=True)
+class CacheEntry:
+    """One engine of the cache: its directory, bytes, and when it was last used (seconds since 1970)."""
+
+    path: Path
+    size: int
+    last_used: float
+
+    @property
+    def key(self) -> str:
+        """Its name."""
+        return self.path.name
+
+    @classmethod
+    def of(cls, path: Path) -> CacheEntry:
+        """Look at an entry's files."""
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        used = path.with_name(f"{path.name}.use")
+        stamp = used if used.exists() else path
+        return cls(path, size, stamp.stat().st_mtime)
+
+    def verify(self) -> list[str]:
+        """What is wrong with it, one line per file; every byte is read. Empty when it is whole."""
+        try:
+            manifest = Manifest.read(self.path)
+        except EngineMismatchError as error:
+            return [str(error)]
+        return ["no manifest"] if manifest is None else manifest.verify(self.path)
+
+
 class EngineCache:
     """Engines by key under `root`, shared by any number of processes.
 
-    An entry is whole when it has a manifest and every file has the manifest's size; anything else is rebuilt. Beside
-    the entry `KEY` lie `KEY.lock` (held by the one builder, and freed by the system when that is killed) and `KEY.log`.
+    An entry is whole when it has a manifest, every file has the manifest's size, and no file was written after it
+    without having the manifest's checksum; anything else is rebuilt. Beside the entry `KEY` lie `KEY.lock` (held by the
+    one builder, and freed by the system when that is killed), `KEY.use` (held by those who use the entry, its time is
+    that of the last use) and `KEY.log`. With `max_bytes`, a new entry makes room by removing those used longest ago.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, max_bytes: int | None = None) -> None:
         self.root = root
+        self._max_bytes = max_bytes
 
     def lookup(self, key: str) -> Path | None:
-        """The whole entry of this key, or None."""
+        """The whole entry of this key, or None. It is in use from now on until this process ends."""
         entry = self.root / key
+        if not entry.is_dir():
+            return None
+        in_use.hold(self.root / f"{key}.use")
         return entry if not _defects(entry) else None
 
     def get_or_build(
@@ -74,9 +113,52 @@ class EngineCache:
             builder(entry)
             if defects := _defects(entry):
                 raise EngineError(f"the builder of {entry} left no whole engine: {'; '.join(defects)}")
+            in_use.hold(self.root / f"{key}.use")
+            if self._max_bytes is not None:
+                for removed in self.prune(self._max_bytes):
+                    progress(f"removed {removed.key} from the engine cache to stay below {shown(self._max_bytes)}")
             return entry
         finally:
             lock.release()
+
+    def entries(self) -> list[CacheEntry]:
+        """What is in the cache, the most recently used first."""
+        if not self.root.is_dir():
+            return []
+        found = [CacheEntry.of(path) for path in self.root.iterdir() if path.is_dir() and _is_entry(path)]
+        return sorted(found, key=lambda entry: entry.last_used, reverse=True)
+
+    def prune(self, max_bytes: int = 0) -> list[CacheEntry]:
+        """Remove entries, those used longest ago first, until `max_bytes` are left; returns what was removed.
+
+        Entries that a process uses or builds stay.
+        """
+        entries = self.entries()
+        total = sum(entry.size for entry in entries)
+        removed = []
+        for entry in reversed(entries):
+            if total <= max_bytes:
+                break
+            if self._remove(entry):
+                removed.append(entry)
+                total -= entry.size
+        return removed
+
+    def _remove(self, entry: CacheEntry) -> bool:
+        build_lock = FileLock(self.root / f"{entry.key}.lock")
+        try:
+            with build_lock.acquire(timeout=0), in_use.nobody(self.root / f"{entry.key}.use") as free:
+                if not free:
+                    return False
+                # Out of sight first: killed in between it is no half entry.
+                gone = self.root / f".{entry.key}.removed"
+                shutil.rmtree(gone, ignore_errors=True)
+                entry.path.rename(gone)
+                shutil.rmtree(gone)
+                (self.root / f"{entry.key}.log").unlink(missing_ok=True)
+                return True
+        except Timeout:
+            return False
 
     def _lock(
         self,
@@ -119,9 +201,20 @@ class EngineCache:
             shutil.rmtree(entry)
 
 
+def _is_entry(path: Path) -> bool:
+    return (path / MANIFEST_FILE).is_file() and not path.name.startswith(".")
+
+
 def _defects(entry: Path) -> list[str]:
     try:
         manifest = Manifest.read(entry)
+        if manifest is None:
+            return ["no manifest"]
+        # Files written after the manifest, which is the last, are read; of the others sizes do.
+        sealed = (entry / MANIFEST_FILE).stat().st_mtime_ns
+        touched = any(path.stat().st_mtime_ns > sealed for path in entry.rglob("*") if path.is_file())
+        return manifest.verify(entry, contents=touched)
     except EngineMismatchError as error:
         return [str(error)]
-    return ["no manifest"] if manifest is None else manifest.verify(entry, contents=False)
+    except OSError as error:
+        return [f"cannot be read ({error})"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from djl_trtllm.config.option import Option
+from djl_trtllm.config.option import Option, Scope
 from djl_trtllm.config.options.documents import OURS
 from djl_trtllm.config.options.group import OptionGroup
 
@@ -24,6 +24,45 @@ class EngineOptions(OptionGroup):
             source=OURS,
         ),
     ] = None
+    engine_cache_max_gb: Annotated[
+        float,
+        Option(
+            "option.engine_cache_max_gb",
+            "Size of the engine cache: an engine that is added removes those used longest ago beyond it. Engines in "
+            "use stay.",
+            unit="GB",
+            above=0,
+            effect="bound of the engine cache",
+            source=OURS,
+            scope=Scope.SERVER,
+        ),
+    ] = 256.0
+    engine_cache: Annotated[
+        str | None,
+        Option(
+            "option.engine_cache",
+            "An `s3://` address where a fleet of machines keeps compiled engines: an engine that is there is fetched, "
+            "one that is not is compiled by one machine and put there, while the others wait.",
+            example="s3://my-bucket/engines",
+            default_note="none: engines are kept in option.engine_cache_dir only",
+            effect="engines are looked up and kept there as well",
+            source=OURS,
+            scope=Scope.SERVER,
+        ),
+    ] = None
+    engine_cache_wait: Annotated[
+        float,
+        Option(
+            "option.engine_cache_wait",
+            "How long to wait for another machine that compiles the same engine for `option.engine_cache`, before "
+            "compiling it here as well.",
+            unit="seconds",
+            at_least=0,
+            effect="longest wait for another machine's engine",
+            source=OURS,
+            scope=Scope.SERVER,
+        ),
+    ] = 3600.0
     inference_num_threads: Annotated[
         int | None,
         Option(

@@ -1,0 +1,79 @@
+"""`djl-trtllm cache`: what the local engine cache holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from djl_trtllm.commands.console import errors_for_the_reader, teller
+from djl_trtllm.config import load
+from djl_trtllm.engine.cache import EngineCache
+from djl_trtllm.engine.manifest import Manifest
+from djl_trtllm.errors import EngineError, EngineMismatchError
+from djl_trtllm.model.remote.progress import shown
+
+app = typer.Typer(help="Look at the engine cache, check it, make room.", no_args_is_help=True)
+
+
+def _cache() -> EngineCache:
+    return EngineCache(load(None, os.environ).engine_cache_dir)
+
+
+@app.command("ls")
+def list_entries() -> None:
+    """Show the engines in the cache, the most recently used first."""
+    with errors_for_the_reader():
+        cache = _cache()
+        entries = cache.entries()
+        table = Table(title=f"{cache.root}: {shown(sum(entry.size for entry in entries))}", title_justify="left")
+        for heading in ("engine", "size", "last used", "compiled", "options"):
+            table.add_column(heading)
+        for entry in entries:
+            compiled, options = "", ""
+            try:
+                manifest = Manifest.read(entry.path)
+            except EngineMismatchError:
+                options = "its manifest cannot be read"
+            else:
+                if manifest is not None:
+                    compiled = manifest.created
+                    options = ", ".join(f"{name}={value}" for name, value in manifest.options.items())
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
+            table.add_row(entry.key, shown(entry.size), used, compiled, options)
+        Console().print(table)
+
+
+@app.command()
+def verify() -> None:
+    """Read every byte of every engine; exit status 1 when one is damaged."""
+    with errors_for_the_reader():
+        damaged = 0
+        tell = teller()
+        for entry in _cache().entries():
+            problems = entry.verify()
+            damaged += bool(problems)
+            tell(f"{entry.key}: " + ("; ".join(problems) if problems else "whole"))
+        if damaged:
+            raise EngineError(
+                f"{damaged} engines are damaged: the next start that wants one compiles it again "
+                "(`djl-trtllm cache prune` removes all that are not in use)"
+            )
+
+
+@app.command()
+def prune(
+    keep_gb: Annotated[float, typer.Option("--keep", help="GB to keep, of those used last.", min=0)] = 0.0,
+) -> None:
+    """Remove engines, those used longest ago first; engines in use stay."""
+    with errors_for_the_reader():
+        cache = _cache()
+        tell = teller()
+        removed = cache.prune(int(keep_gb * 1e9))
+        for entry in removed:
+            tell(f"removed {entry.key} ({shown(entry.size)})")
+        tell(f"{shown(sum(entry.size for entry in removed))} freed; {len(cache.entries())} engines are left")

@@ -1,0 +1,94 @@
+"""`djl-trtllm deploy`: a model on a SageMaker endpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from djl_trtllm import deployment
+from djl_trtllm.commands.console import errors_for_the_reader, teller
+from djl_trtllm.errors import DeploymentError, ModelError
+from djl_trtllm.model import is_archive
+from djl_trtllm.model.package import package
+from djl_trtllm.model.remote.s3 import S3Address, is_s3
+
+_WAIT_SECONDS = 3 * 3600.0
+
+
+def deploy(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[DIR | FILE.tar.gz | s3://...]", help="What to serve; a directory is packed first."),
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="Container image in ECR.", envvar="DJL_TRTLLM_IMAGE")] = None,
+    role: Annotated[str | None, typer.Option(help="ARN of the role it runs with.", envvar="SAGEMAKER_ROLE")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the endpoint; default: the model's.")] = None,
+    instance_type: Annotated[str, typer.Option(help="SageMaker instance.")] = "ml.g5.2xlarge",
+    instance_count: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="For the container.")
+    ] = None,
+    bucket: Annotated[str | None, typer.Option(help="For the archive; default: SageMaker's own.")] = None,
+    wait: Annotated[bool, typer.Option(help="Wait until the endpoint is in service.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the calls to AWS; send none.")] = False,
+    delete: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Remove this endpoint, its configuration and its model instead.")
+    ] = None,
+) -> None:
+    """Put a model on a SageMaker endpoint: upload it, make model, configuration and endpoint, wait."""
+    with errors_for_the_reader():
+        tell = teller()
+        if delete is not None:
+            deployment.delete(delete, tell)
+            return
+        missing = [
+            text for text, value in (("the model", model), ("--image", image), ("--role", role)) if value is None
+        ]
+        if model is None or image is None or role is None:
+            raise DeploymentError(f"missing: {', '.join(missing)} (see `djl-trtllm deploy --help`)")
+        chosen = name or _name(model)
+        variables = dict(_variable(text) for text in env or ())
+        data = _address(model, bucket or "BUCKET", chosen) if dry_run else _upload(model, bucket, chosen, tell)
+        plan = deployment.Deployment(chosen, image, role, data, instance_type, instance_count, variables)
+        if dry_run:
+            for call in plan.calls():
+                print(json.dumps({"call": call.method, **call.arguments}, indent=2))
+            return
+        deployment.deploy(plan, tell, wait_seconds=_WAIT_SECONDS if wait else None)
+
+
+def _name(model: str) -> str:
+    stem = model.rstrip("/").rpartition("/")[2].removesuffix(".tar.gz")
+    return re.sub(r"[^a-zA-Z0-9]+", "-", stem).strip("-")[:63] or "model"
+
+
+def _variable(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise DeploymentError(f"--env {text}: expected KEY=VALUE")
+    return key, value
+
+
+def _address(model: str, bucket: str, name: str) -> S3Address:
+    return S3Address.parse(model) if is_s3(model) else S3Address(bucket, f"djl-trtllm/{name}/model.tar.gz")
+
+
+def _upload(model: str, bucket: str | None, name: str, tell: Callable[[str], None]) -> S3Address:
+    if is_s3(model):
+        return S3Address.parse(model)
+    path = Path(model)
+    if path.is_dir():
+        with tempfile.TemporaryDirectory() as folder:
+            archive = Path(folder, "model.tar.gz")
+            tell(f"packing {path}")
+            package(path, archive)
+            return deployment.upload_model(archive, bucket, name, tell)
+    if not is_archive(path):
+        raise ModelError(f"{path} is neither a model directory nor a model.tar.gz nor an s3:// address")
+    return deployment.upload_model(path, bucket, name, tell)

@@ -1,0 +1,34 @@
+"""`djl-trtllm package`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from djl_trtllm.commands.console import errors_for_the_reader, teller
+
+
+def package(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory: serving.properties, model files.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The archive.")] = Path("model.tar.gz"),
+) -> None:
+    """Pack a model directory into the model.tar.gz that `serve` and SageMaker take; same files, same bytes."""
+    with errors_for_the_reader():
+        from djl_trtllm.config import load
+        from djl_trtllm.errors import ModelError
+        from djl_trtllm.model.package import package as pack
+        from djl_trtllm.model.remote.progress import shown
+
+        if not model.is_dir():
+            raise ModelError(f"{model} is not a directory: name the model directory to pack")
+        # What would be refused when it is served is refused now.
+        config = load(model, {})
+        tell = teller()
+        for warning in config.warnings:
+            tell(f"warning: {warning}")
+        names = pack(model, out)
+        if "serving.properties" not in names and config.options.model_id is None:
+            tell("note: there is no serving.properties; the model is served with the defaults and its own files")
+        tell(f"{out}: {len(names)} files, {shown(out.stat().st_size)}")

@@ -1,0 +1,235 @@
+"""A model on a SageMaker endpoint, and away again.
+
+A deployment is a list of calls to AWS, so that what a dry run prints is what would be sent.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from djl_trtllm.errors import DeploymentError
+from djl_trtllm.model.remote import aws, s3
+from djl_trtllm.model.remote.s3 import S3Address
+from djl_trtllm.model.remote.upload import upload_file
+
+_VARIANT = "AllTraffic"
+_POLL_SECONDS = 10.0
+_TELL_EVERY_SECONDS = 60.0
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_DONE = ("InService", "Failed", "OutOfService", "RollingBack", "UpdateRollbackFailed")
+
+
+class AwsCall(NamedTuple):
+    """One call of boto3's SageMaker client."""
+
+    method: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is to run. Model, endpoint configuration and endpoint all have the name `name`.
+
+    `image` is a container image in a registry that SageMaker reads (ECR), `role` the ARN of the role it runs with,
+    `model_data` the address of a model.tar.gz, or of a prefix with the model's files, which SageMaker copies as they
+    are. `startup_seconds` bounds the time until /ping answers, compiling included.
+    """
+
+    name: str
+    image: str
+    role: str
+    model_data: S3Address
+    instance_type: str
+    instance_count: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    startup_seconds: int = 3600
+
+    def calls(self) -> list[AwsCall]:
+        """The calls that make the endpoint, in order. Raises DeploymentError for a name SageMaker does not take."""
+        if not _NAME.fullmatch(self.name):
+            raise DeploymentError(
+                f"{self.name!r} cannot be the name of an endpoint: expected up to 63 letters, digits and hyphens"
+            )
+        container: dict[str, Any] = {"Image": self.image, "Environment": dict(self.environment)}
+        if self.model_data.key.endswith(".tar.gz"):
+            container["ModelDataUrl"] = str(self.model_data)
+        else:
+            source = {"S3Uri": f"{self.model_data}/", "S3DataType": "S3Prefix", "CompressionType": "None"}
+            container["ModelDataSource"] = {"S3DataSource": source}
+        variant = {
+            "VariantName": _VARIANT,
+            "ModelName": self.name,
+            "InstanceType": self.instance_type,
+            "InitialInstanceCount": self.instance_count,
+            "ModelDataDownloadTimeoutInSeconds": self.startup_seconds,
+            "ContainerStartupHealthCheckTimeoutInSeconds": self.startup_seconds,
+        }
+        return [
+            AwsCall(
+                "create_model",
+                {"ModelName": self.name, "ExecutionRoleArn": self.role, "PrimaryContainer": container},
+            ),
+            AwsCall("create_endpoint_config", {"EndpointConfigName": self.name, "ProductionVariants": [variant]}),
+            AwsCall("create_endpoint", {"EndpointName": self.name, "EndpointConfigName": self.name}),
+        ]
+
+
+def deploy(deployment: Deployment, tell: Callable[[str], None], *, wait_seconds: float | None = None) -> None:
+    """Make model, configuration and endpoint; with `wait_seconds`, wait until it is in service.
+
+    What was made before a call failed is removed again. Raises DeploymentError.
+    """
+    client = _client()
+    made: list[AwsCall] = []
+    for call in deployment.calls():
+        tell(f"{call.method} {deployment.name}")
+        try:
+            with _told(f"{call.method} {deployment.name}"):
+                getattr(client, call.method)(**call.arguments)
+        except DeploymentError:
+            for earlier in reversed(made):
+                _undo(client, earlier, tell)
+            raise
+        made.append(call)
+    if wait_seconds is not None:
+        _wait(client, deployment.name, tell, wait_seconds)
+
+
+def delete(name: str, tell: Callable[[str], None]) -> None:
+    """Remove an endpoint, its configuration and its models; parts that are gone already are passed over.
+
+    Raises DeploymentError where nothing of that name is there.
+    """
+    client = _client()
+    config = _described(client, "describe_endpoint", EndpointName=name)
+    config_name = config["EndpointConfigName"] if config else name
+    variants = _described(client, "describe_endpoint_config", EndpointConfigName=config_name)
+    models = [variant["ModelName"] for variant in variants["ProductionVariants"]] if variants else [name]
+    models = [model for model in models if _described(client, "describe_model", ModelName=model)]
+    calls = [AwsCall("delete_endpoint", {"EndpointName": name})] if config else []
+    calls += [AwsCall("delete_endpoint_config", {"EndpointConfigName": config_name})] if variants else []
+    calls += [AwsCall("delete_model", {"ModelName": model}) for model in models]
+    if not calls:
+        raise DeploymentError(
+            f"there is no endpoint, endpoint configuration or model {name} in this account and region"
+        )
+    for call in calls:
+        tell(f"{call.method} {next(iter(call.arguments.values()))}")
+        with _told(f"{call.method} {name}"):
+            getattr(client, call.method)(**call.arguments)
+
+
+def upload_model(archive: Path, bucket: str | None, name: str, tell: Callable[[str], None]) -> S3Address:
+    """Put a model.tar.gz into the bucket, by default SageMaker's own (made where it does not exist).
+
+    Raises DeploymentError and DownloadError.
+    """
+    address = S3Address(bucket or default_bucket(), f"djl-trtllm/{name}/model.tar.gz")
+    if bucket is None:
+        _ensure_bucket(address.bucket, tell)
+    upload_file(archive, address, tell)
+    return address
+
+
+def default_bucket() -> str:
+    """The bucket that SageMaker's SDK uses: `sagemaker-REGION-ACCOUNT`. Raises DeploymentError."""
+    with _told("the account"):
+        session = aws.session()
+        account = session.client("sts").get_caller_identity()["Account"]
+    return f"sagemaker-{session.region_name}-{account}"
+
+
+def _ensure_bucket(bucket: str, tell: Callable[[str], None]) -> None:
+    from botocore.exceptions import ClientError
+
+    with s3.told(f"s3://{bucket}"):
+        client = s3.client()
+        try:
+            client.head_bucket(Bucket=bucket)
+            return
+        except ClientError as error:
+            if s3.status(error) != 404:
+                raise
+        tell(f"making the bucket {bucket}")
+        region = client.meta.region_name
+        # The one region that may not be named.
+        where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        client.create_bucket(Bucket=bucket, **where)
+
+
+def _wait(client: Any, name: str, tell: Callable[[str], None], seconds: float) -> None:
+    started = time.monotonic()
+    told = -_TELL_EVERY_SECONDS
+    while True:
+        with _told(f"describe_endpoint {name}"):
+            answer = client.describe_endpoint(EndpointName=name)
+        status, waited = answer["EndpointStatus"], time.monotonic() - started
+        if status == "InService":
+            tell(f"the endpoint {name} is in service ({waited:.0f} s)")
+            return
+        if status in _DONE:
+            raise DeploymentError(
+                f"the endpoint {name} is {status}: {answer.get('FailureReason', 'no reason given')}. Its log is in "
+                f"CloudWatch under /aws/sagemaker/Endpoints/{name}; `djl-trtllm deploy --delete {name}` removes it"
+            )
+        if waited > seconds:
+            raise DeploymentError(
+                f"the endpoint {name} is still {status} after {seconds:.0f} s; it goes on without this command "
+                f"(`aws sagemaker describe-endpoint --endpoint-name {name}`)"
+            )
+        if waited - told >= _TELL_EVERY_SECONDS:
+            tell(f"the endpoint {name} is {status} ({waited:.0f} s)")
+            told = waited
+        time.sleep(_POLL_SECONDS)
+
+
+def _undo(client: Any, call: AwsCall, tell: Callable[[str], None]) -> None:
+    method = call.method.replace("create_", "delete_")
+    key, value = next(iter(call.arguments.items()))
+    try:
+        with _told(method):
+            getattr(client, method)(**{key: value})
+        tell(f"removed again: {value} ({method})")
+    except DeploymentError as error:
+        tell(f"could not be removed again: {error}")
+
+
+def _described(client: Any, method: str, **name: str) -> Any:
+    """The answer, or None where there is no such thing."""
+    from botocore.exceptions import ClientError
+
+    with _told(f"{method} {next(iter(name.values()))}"):
+        try:
+            return getattr(client, method)(**name)
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "ValidationException":
+                return None
+            raise
+
+
+def _client() -> Any:
+    with _told("SageMaker"):
+        return aws.session().client("sagemaker")
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
+    try:
+        yield
+    except ClientError as error:
+        answer = error.response["Error"]
+        raise DeploymentError(f"{what}: AWS refused: {answer.get('Message')} ({answer.get('Code')})") from error
+    except NoRegionError as error:
+        raise DeploymentError(f"{what}: no region is set: set AWS_REGION") from error
+    except NoCredentialsError as error:
+        raise DeploymentError(f"{what}: there are no AWS credentials: log in, or set AWS_PROFILE") from error
+    except BotoCoreError as error:
+        raise DeploymentError(f"{what}: {error}") from error

@@ -1,0 +1,39 @@
+"""From what `option.model_id` or `HF_MODEL_ID` says to a local path."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from djl_trtllm.model.remote.hub import HUB_SCHEME, download_from_hub, hub_id, is_hub_id
+from djl_trtllm.model.remote.s3 import S3Address, is_s3
+
+
+def is_remote(text: str) -> bool:
+    """Whether the text names something that has to be fetched: an S3 address, or a hub id that is no local path."""
+    return is_s3(text) or text.startswith(HUB_SCHEME) or (not Path(text).exists() and is_hub_id(text))
+
+
+def fetch(
+    text: str,
+    downloads: Path,
+    tell: Callable[[str], None],
+    *,
+    revision: str | None = None,
+    hub_cache: Path | None = None,
+    cancel: threading.Event | None = None,
+) -> Path:
+    """The local directory (or archive) of a model in S3 or on the hub; see `is_remote`.
+
+    `downloads` is the folder for what comes from S3, `hub_cache` replaces the hub's own cache. Raises DownloadError.
+    """
+    if is_s3(text):
+        # boto3 takes half a second to import; models on the hub do not need it.
+        from djl_trtllm.model.remote.s3_download import download
+
+        address = S3Address.parse(text)
+        found = download(address, downloads / "s3", tell, cancel=cancel)
+        single = found / address.key.rpartition("/")[2]
+        return single if single.is_file() else found
+    return download_from_hub(hub_id(text), tell, revision=revision, cache_dir=hub_cache)

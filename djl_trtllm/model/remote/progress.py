@@ -1,0 +1,56 @@
+"""How far a download is, told in lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+_TELL_EVERY_SECONDS = 5.0
+_RATE_OVER_SECONDS = 10.0
+
+
+class Progress:
+    """Counts bytes from any thread and tells `tell` every few seconds how many, how fast, and how long it will take."""
+
+    def __init__(self, what: str, total: int, tell: Callable[[str], None]) -> None:
+        self.done = 0
+        self._what = what
+        self._total = total
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+        self._told = self._started
+        self._window = (self._started, 0)
+
+    def add(self, count: int) -> None:
+        """Note `count` more bytes (fewer, where a piece has to be fetched again)."""
+        with self._lock:
+            self.done += count
+            now = time.monotonic()
+            if now - self._told < _TELL_EVERY_SECONDS:
+                return
+            self._told = now
+            line = self._line(now)
+        self._tell(line)
+
+    def finish(self) -> None:
+        """Tell the end."""
+        seconds = max(time.monotonic() - self._started, 1e-3)
+        self._tell(f"{self._what}: {shown(self.done)} in {seconds:.1f} s ({shown(self.done / seconds)}/s)")
+
+    def _line(self, now: float) -> str:
+        since, before = self._window
+        rate = (self.done - before) / max(now - since, 1e-3)
+        if now - since > _RATE_OVER_SECONDS:
+            self._window = (now, self.done)
+        left = f", {(self._total - self.done) / rate:.0f} s left" if rate > 0 else ""
+        return f"{self._what}: {shown(self.done)} of {shown(self._total)}, {shown(rate)}/s{left}"
+
+
+def shown(count: float) -> str:
+    """Bytes for a reader: `1.5 GB`, powers of 1000."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} bytes"

@@ -1,0 +1,143 @@
+"""S3 as this package uses it: addresses, a client, and errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+from djl_trtllm.errors import DownloadError
+from djl_trtllm.model.remote import aws
+
+_SCHEME = "s3://"
+_CONNECT_SECONDS = 10
+_READ_SECONDS = 30
+_ATTEMPTS = 6
+_POOL = 64
+
+_EXPIRED = "the credentials have expired: renew them (`aws sso login`, a new session token), or use a role"
+_DENIED = (
+    "access is denied: the role or user needs s3:GetObject and s3:ListBucket there (a missing object looks the same "
+    "without s3:ListBucket)"
+)
+_ADVICE = {
+    "NoSuchBucket": "there is no such bucket: look at its name, and at AWS_ENDPOINT_URL if the store is not AWS",
+    "NoSuchKey": "there is no such object",
+    "404": "there is no such object",
+    "AccessDenied": _DENIED,
+    "403": _DENIED,
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "InvalidToken": "the session token is not valid: AWS_SESSION_TOKEN belongs to AWS_ACCESS_KEY_ID",
+    "InvalidAccessKeyId": "the access key is not known there: look at AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "the secret does not belong to the access key: look at AWS_SECRET_ACCESS_KEY",
+    "RequestTimeTooSkewed": "this machine's clock is wrong by more than 15 minutes: set it (NTP)",
+    "RequestExpired": "this machine's clock is wrong: set it (NTP)",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to it",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
+    "301": "the bucket is in another region: set AWS_REGION to it",
+    "SlowDown": "the store is overloaded and kept refusing: try again later",
+    "InvalidObjectState": "the object is archived (Glacier): restore it first",
+}
+
+
+class S3Address(NamedTuple):
+    """`s3://bucket/key`; `key` has no slash at its ends and is empty for a whole bucket."""
+
+    bucket: str
+    key: str
+
+    @classmethod
+    def parse(cls, text: str) -> S3Address:
+        """Raises DownloadError for anything that is not an S3 address."""
+        bucket, _, key = text.removeprefix(_SCHEME).partition("/")
+        if not text.startswith(_SCHEME) or not bucket:
+            raise DownloadError(f"{text} is not an S3 address: expected s3://BUCKET/PREFIX")
+        return cls(bucket, key.strip("/"))
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.bucket}/{self.key}"
+
+    def below(self, name: str) -> str:
+        """The key of `name` under this address."""
+        return f"{self.key}/{name}" if self.key else name
+
+
+def is_s3(text: str) -> bool:
+    """Whether the text names something in S3."""
+    return text.startswith(_SCHEME)
+
+
+_creating = threading.Lock()
+
+
+@cache
+def _client(environment: tuple[tuple[str, str], ...]) -> Any:
+    from botocore.config import Config
+
+    config = Config(
+        max_pool_connections=_POOL,
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+    )
+    return aws.session().client("s3", config=config)
+
+
+def client() -> Any:
+    """A boto3 S3 client with retries and enough connections; one per process and environment.
+
+    Credentials, region and AWS_ENDPOINT_URL as boto3 finds them. Raises DownloadError.
+    """
+    with _creating, told("S3"):
+        return _client(tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))))
+
+
+@contextmanager
+def told(what: object) -> Iterator[None]:
+    """Turn what boto3 raises in the block into a DownloadError about `what`."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise DownloadError(f"{what}: {_explain(error)}") from error
+    except BotoCoreError as error:
+        raise DownloadError(f"{what}: {_explain_local(error)}") from error
+
+
+def status(error: Any) -> int:
+    """HTTP status of a ClientError; 0 where it has none."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _explain(error: Any) -> str:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    message = str(error.response.get("Error", {}).get("Message", ""))
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    region = headers.get("x-amz-bucket-region")
+    advice = _ADVICE.get(code)
+    if advice is None:
+        return f"the store answered {code} ({message}), status {status(error)}"
+    return f"{advice} ({code}{f', the bucket is in {region}' if region else ''})"
+
+
+def _explain_local(error: Any) -> str:
+    from botocore import exceptions
+
+    if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
+        return (
+            "there are no AWS credentials: give the machine a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
+            f"({error})"
+        )
+    if isinstance(error, exceptions.CredentialRetrievalError):
+        return f"the AWS credentials could not be had: {error}"
+    if isinstance(error, exceptions.ProfileNotFound):
+        return f"{error}: look at AWS_PROFILE"
+    if isinstance(error, (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError)):
+        return f"the store cannot be reached ({error}): look at the network, the region and AWS_ENDPOINT_URL"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,318 @@
+"""A model in S3, brought to a local directory: concurrent, checked, resumed, and fresh."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError, ResponseStreamingError
+from filelock import FileLock, Timeout
+from urllib3.exceptions import HTTPError
+
+from djl_trtllm.errors import DownloadError
+from djl_trtllm.model.remote import checksums, s3
+from djl_trtllm.model.remote.parts import PartialFile
+from djl_trtllm.model.remote.progress import Progress, shown
+from djl_trtllm.model.remote.s3 import S3Address
+from djl_trtllm.model.remote.selection import needed
+
+RECORD = ".djl-trtllm-download.json"
+"""The last file of a complete download: what was fetched from where."""
+
+_CONNECTIONS = 64
+_PART_BYTES = 16 << 20
+_READ_BYTES = 512 << 10
+_FAILURES = 6
+_FIRST_BACKOFF_SECONDS = 0.2
+_LISTINGS = 3
+_SPARE_BYTES = 256 << 20
+_POLL_SECONDS = 0.5
+_TELL_EVERY_SECONDS = 10.0
+_GONE = (404, 412, 416)
+_TRANSIENT = (HTTPClientError, IncompleteReadError, ResponseStreamingError, HTTPError, ConnectionError, TimeoutError)
+
+
+class RemoteObject(msgspec.Struct, frozen=True):
+    """An object: `name` is its path in the directory; `etag` changes whenever its content does."""
+
+    name: str
+    key: str
+    size: int
+    etag: str
+
+
+class _Record(msgspec.Struct, frozen=True):
+    address: str
+    objects: list[RemoteObject]
+
+
+class _ChangedError(Exception):
+    """An object was replaced while it was fetched."""
+
+
+def download(
+    address: S3Address,
+    folder: Path,
+    tell: Callable[[str], None],
+    *,
+    select: Callable[[Iterable[str]], list[str]] = needed,
+    cancel: threading.Event | None = None,
+) -> Path:
+    """The files under an address, or the one object it names, in a directory below `folder`.
+
+    The objects are listed each time, so that a changed one is fetched again; those that are here and unchanged are
+    not. An interrupted download goes on where it stopped. The directory is named by address and content, and appears
+    when every file is complete and has the checksum that S3 gives for it. Other processes that want the same wait.
+
+    Raises DownloadError: nothing there, no access, no room, objects that stay broken, or `cancel` is set.
+    """
+    home = folder / f"{address.key.rpartition('/')[2] or address.bucket}-{_short(str(address))}"
+    for _ in range(_LISTINGS):
+        objects = list_objects(address, select)
+        final = home / _short("\n".join(f"{o.name} {o.size} {o.etag}" for o in objects))
+        if (final / RECORD).is_file():
+            return final
+        try:
+            with _locked(home, address, tell, cancel):
+                if not (final / RECORD).is_file():
+                    _Download(address, objects, final, tell, cancel).run()
+                return final
+        except _ChangedError as error:
+            tell(f"{address}: {error} was replaced during the download; looking again")
+        except OSError as error:
+            raise DownloadError(f"cannot download {address} to {home}: {error}") from error
+    raise DownloadError(f"{address} changed during each of {_LISTINGS} downloads: wait until its upload is complete")
+
+
+def list_objects(address: S3Address, select: Callable[[Iterable[str]], list[str]] = needed) -> list[RemoteObject]:
+    """What is to be fetched of an address, sorted by name. Raises DownloadError, also where there is nothing."""
+    below: dict[str, RemoteObject] = {}
+    itself: RemoteObject | None = None
+    with s3.told(address):
+        pages = s3.client().get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.key)
+        for entry in (entry for page in pages for entry in page.get("Contents", ())):
+            key, size, etag = entry["Key"], int(entry["Size"]), entry["ETag"]
+            if key == address.key:
+                itself = RemoteObject(PurePosixPath(key).name, key, size, etag)
+            elif not address.key or key.startswith(f"{address.key}/"):
+                name = key.removeprefix(f"{address.key}/") if address.key else key
+                below[name] = RemoteObject(name, key, size, etag)
+    if not below and itself is not None:
+        return [itself]
+    for name in below:
+        if ".." in PurePosixPath(name).parts or name.startswith("/"):
+            raise DownloadError(f"{address}: the key {name!r} leads out of the prefix")
+    objects = [below[name] for name in select(below)]
+    if not objects:
+        found = f"only {', '.join(sorted(below)[:5])}" if below else "nothing"
+        raise DownloadError(
+            f"{address}: there is {found} under this prefix; expected the files of a model (list it with "
+            f"`aws s3 ls --recursive {address}/`)"
+        )
+    return objects
+
+
+class _Arrival:
+    """An object and the file it becomes."""
+
+    def __init__(self, object_: RemoteObject, folder: Path) -> None:
+        self.object = object_
+        self.file = PartialFile(folder / object_.name, object_.size, object_.etag, _PART_BYTES)
+
+
+class _Download:
+    """One download, under the lock."""
+
+    def __init__(
+        self,
+        address: S3Address,
+        objects: list[RemoteObject],
+        final: Path,
+        tell: Callable[[str], None],
+        cancel: threading.Event | None,
+    ) -> None:
+        self._address = address
+        self._objects = objects
+        self._final = final
+        self._partial = final.with_name(f".{final.name}.partial")
+        self._tell = tell
+        self._cancel = cancel
+        self._stop = threading.Event()
+        self._client = s3.client()
+        self._progress: Progress
+        self._unchecked: list[str] = []
+
+    def run(self) -> None:
+        """Fetch what is missing, check it, and give the directory its name. Raises DownloadError and OSError."""
+        self._partial.mkdir(parents=True, exist_ok=True)
+        self._take_over_unchanged()
+        arrivals = [_Arrival(object_, self._partial) for object_ in self._objects]
+        missing = sum(arrival.file.missing_bytes for arrival in arrivals)
+        self._check_room(sum(arrival.file.missing_blocks for arrival in arrivals))
+        total = sum(object_.size for object_ in self._objects)
+        kept = f", {shown(total - missing)} of them here already" if missing < total else ""
+        self._tell(f"downloading {self._address}: {len(arrivals)} files, {shown(total)}{kept}")
+        self._progress = Progress(f"downloading {self._address}", missing, self._tell)
+        self._fetch_all(arrivals)
+        self._progress.finish()
+        if self._unchecked:
+            self._tell(f"{self._address}: S3 has no checksum to compare for {', '.join(self._unchecked[:5])}")
+        record = _Record(str(self._address), self._objects)
+        (self._partial / RECORD).write_bytes(msgspec.json.encode(record))
+        self._partial.rename(self._final)
+        for other in self._final.parent.iterdir():
+            if other.is_dir() and other != self._final:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _take_over_unchanged(self) -> None:
+        """Link the files of an earlier version whose objects are still the same."""
+        for other in self._final.parent.iterdir():
+            if not (other / RECORD).is_file():
+                continue
+            earlier = set(msgspec.json.decode((other / RECORD).read_bytes(), type=_Record).objects)
+            for object_ in self._objects:
+                target = self._partial / object_.name
+                if object_ in earlier and not target.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    # Where links are not to be had it is fetched again.
+                    with suppress(OSError):
+                        os.link(other / object_.name, target)
+
+    def _check_room(self, missing: int) -> None:
+        free = shutil.disk_usage(self._partial).free
+        if missing + _SPARE_BYTES > free:
+            raise DownloadError(
+                f"{self._address} needs {shown(missing)} more on the disk of {self._partial.parent}, and {shown(free)} "
+                f"are free ({shown(_SPARE_BYTES)} are left alone): make room, or set DJL_CACHE_DIR to a larger disk"
+            )
+
+    def _fetch_all(self, arrivals: list[_Arrival]) -> None:
+        pool = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="s3")
+        try:
+            largest_first = sorted(arrivals, key=lambda arrival: arrival.object.size, reverse=True)
+            tasks = []
+            for arrival in largest_first:
+                # Looked at before anything of it runs: whoever fetches the last part completes the file.
+                complete, missing = arrival.file.complete, arrival.file.missing()
+                tasks += [pool.submit(self._fetch_part, arrival, index) for index in missing]
+                if not complete and not missing:
+                    tasks.append(pool.submit(self._complete, arrival))
+            self._wait(set(tasks))
+        finally:
+            self._stop.set()
+            pool.shutdown(cancel_futures=True)
+            for arrival in arrivals:
+                arrival.file.close()
+
+    def _wait(self, pending: set[Future[None]]) -> None:
+        while pending:
+            done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            if self._cancel is not None and self._cancel.is_set():
+                raise DownloadError(f"the download of {self._address} was cancelled")
+
+    def _fetch_part(self, arrival: _Arrival, index: int) -> None:
+        file = arrival.file
+        at, end = file.part(index)
+        crc = failures = 0
+        while at < end and not self._stop.is_set():
+            before = at
+            problem: object = "the object is shorter than it was listed"
+            try:
+                body = self._open(arrival.object, at, end)
+                while not self._stop.is_set() and (chunk := body.read(min(_READ_BYTES, end - at))):
+                    file.write(at, chunk)
+                    crc = checksums.crc64(chunk, crc)
+                    at += len(chunk)
+                    self._progress.add(len(chunk))
+            except _TRANSIENT as error:
+                problem = error
+            if at < end and not self._stop.is_set():
+                failures = 1 if at > before else failures + 1
+                self._back_off(arrival.object, at, failures, problem)
+        if at == end and file.note(index, crc):
+            self._complete(arrival)
+
+    def _open(self, object_: RemoteObject, at: int, end: int) -> Any:
+        wanted = f"bytes={at}-{end - 1}"
+        with s3.told(f"s3://{self._address.bucket}/{object_.key}"):
+            try:
+                answer = self._client.get_object(
+                    Bucket=self._address.bucket, Key=object_.key, Range=wanted, IfMatch=object_.etag
+                )
+            except ClientError as error:
+                if s3.status(error) in _GONE:
+                    raise _ChangedError(object_.name) from error
+                raise
+        return answer["Body"]
+
+    def _back_off(self, object_: RemoteObject, at: int, failures: int, problem: object) -> None:
+        if failures == _FAILURES:
+            raise DownloadError(
+                f"{self._address}: {object_.name} broke off at byte {at:,} of {object_.size:,}, {failures} times in a "
+                f"row ({problem}); what has arrived is kept, and the next start goes on from there"
+            )
+        self._stop.wait(_FIRST_BACKOFF_SECONDS * 2 ** (failures - 1))
+
+    def _complete(self, arrival: _Arrival) -> None:
+        """All parts are here: compare with the checksum that S3 has, and give the file its name."""
+        object_, file = arrival.object, arrival.file
+        with s3.told(f"s3://{self._address.bucket}/{object_.key}"):
+            head = self._head(object_, ChecksumMode="ENABLED")
+            if head["ETag"] != object_.etag:
+                raise _ChangedError(object_.name)
+            claim = checksums.claim_of(head, lambda: int(self._head(object_, PartNumber=1)["ContentLength"]))
+        if claim is None:
+            self._unchecked.append(object_.name)
+        elif not self._is_right(file, claim):
+            file.discard()
+            raise DownloadError(
+                f"{self._address}: {object_.name} arrived with another {claim.algorithm} than S3 has for it "
+                f"({claim.value}); it was removed, and the next start fetches it again"
+            )
+        file.finish()
+
+    def _head(self, object_: RemoteObject, **arguments: Any) -> Any:
+        return self._client.head_object(Bucket=self._address.bucket, Key=object_.key, **arguments)
+
+    def _is_right(self, file: PartialFile, claim: checksums.Claim) -> bool:
+        if claim.algorithm == "CRC64NVME" and not claim.part_size:
+            return checksums.joined_crc64(file.crcs()) == claim.value
+        return checksums.matches(claim, file.arriving)
+
+
+@contextmanager
+def _locked(
+    home: Path, address: S3Address, tell: Callable[[str], None], cancel: threading.Event | None
+) -> Iterator[None]:
+    """One process downloads; the others wait for it and say so."""
+    home.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(home / ".lock")
+    started = time.monotonic()
+    told = -_TELL_EVERY_SECONDS
+    while True:
+        try:
+            with lock.acquire(timeout=_POLL_SECONDS):
+                yield
+            return
+        except Timeout:
+            waited = time.monotonic() - started
+            if cancel is not None and cancel.is_set():
+                raise DownloadError(f"cancelled while another process was downloading {address}") from None
+            if waited - told >= _TELL_EVERY_SECONDS:
+                tell(f"another process is downloading {address}, waiting for it ({waited:.0f} s)")
+                told = waited
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

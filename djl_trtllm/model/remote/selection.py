@@ -1,0 +1,48 @@
+"""Which files of a model repository are needed to serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+_SAFETENSORS = ".safetensors"
+_PICKLED = (".bin", ".pt", ".pth")
+_FOREIGN = (".msgpack", ".h5", ".ot", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".mlmodel", ".pb", ".nemo")
+_MEDIA = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".mp4", ".pdf", ".ipynb")
+# Copies of the weights in other formats, beside the checkpoint itself.
+_COPIES = frozenset({"original", "onnx", "openvino", "coreml", "tf", "flax", "gguf", "metal", "runs", "logs"})
+_NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
+def needed(names: Iterable[str]) -> list[str]:
+    """The files to fetch, of the paths of all files of a repository; sorted.
+
+    Everything of a compiled engine; of a checkpoint the configuration, the tokenizer, code and one set of weights:
+    safetensors before pickled ones, shards before their consolidated copy. Left out are other libraries' formats,
+    pictures, hidden files and what a training left behind.
+    """
+    paths = sorted({PurePosixPath(name) for name in names if name and not name.endswith("/")})
+    kept = [path for path in paths if not _is_hidden(path)]
+    if not any(_is_engine(path) for path in kept):
+        kept = _one_set_of_weights([path for path in kept if not _COPIES & set(path.parts[:-1])])
+    return [str(path) for path in kept if path.suffix not in _MEDIA]
+
+
+def _is_hidden(path: PurePosixPath) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _is_engine(path: PurePosixPath) -> bool:
+    return path.suffix == ".engine" or path.name == "openvino_model.xml"
+
+
+def _one_set_of_weights(paths: list[PurePosixPath]) -> list[PurePosixPath]:
+    paths = [path for path in paths if path.suffix not in _FOREIGN and path.name not in _NO_WEIGHTS]
+    top = [path for path in paths if len(path.parts) == 1]
+    safetensors = [path for path in top if path.suffix == _SAFETENSORS]
+    dropped: set[PurePosixPath] = set()
+    if safetensors:
+        dropped |= {path for path in paths if path.suffix in _PICKLED or path.name.endswith(".bin.index.json")}
+    if any(not path.name.startswith("consolidated") for path in safetensors):
+        dropped |= {path for path in top if path.name.startswith("consolidated")}
+    return [path for path in paths if path not in dropped]

@@ -1,0 +1,42 @@
+"""moto's AWS in this process: S3 with conditional writes, and SageMaker's control plane."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import httpx
+from moto.server import ThreadedMotoServer
+
+BUCKET = "fleet-bucket"
+
+
+@contextlib.contextmanager
+def moto_server() -> Iterator[str]:
+    """An AWS with one bucket; its endpoint URL."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        url = f"http://{host}:{port}"
+        # Its state is the process's, and outlives the server.
+        httpx.post(f"{url}/moto-api/reset", trust_env=False).raise_for_status()
+        client(url).create_bucket(Bucket=BUCKET)
+        yield url
+    finally:
+        boto3.DEFAULT_SESSION = None
+        server.stop()
+
+
+def client(url: str, service: str = "s3") -> Any:
+    """A boto3 client of it."""
+    return boto3.session.Session("test", "test", region_name="us-east-1").client(service, endpoint_url=url)
+
+
+def keys(url: str, prefix: str = "") -> list[str]:
+    """The keys in the bucket."""
+    return [entry["Key"] for entry in client(url).list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", ())]

@@ -1,0 +1,221 @@
+"""A small S3 for tests and benchmarks: latency, a bound for each connection, and faults where a test wants them.
+
+It answers ListObjectsV2, HeadObject and GetObject (ranges, If-Match). What needs all of S3's semantics uses moto.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+from awscrt import checksums as crt
+
+_SLICE = 256 * 1024
+BUCKET = "models"
+
+
+@dataclass
+class Object:
+    """An object in a file. `checksum` is the CRC-64/NVME header; None for objects from before S3 made them."""
+
+    path: Path
+    etag: str
+    checksum: str | None
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+
+@dataclass
+class Request:
+    """What a fault sees: GET or HEAD, the key, the range (of the object's bytes) and the number of such requests."""
+
+    method: str
+    key: str
+    start: int
+    end: int
+    count: int
+
+
+class Fault(Exception):
+    """Raised by a `Store.fault`: answer with this status and code instead."""
+
+    def __init__(self, status: int, code: str, **headers: str) -> None:
+        super().__init__(code)
+        self.status = status
+        self.code = code
+        self.headers = headers
+
+
+@dataclass
+class Store:
+    """Objects of the one bucket. `fault` may raise Fault, or return after how many bytes to cut the connection."""
+
+    folder: Path
+    latency: float = 0.0
+    bytes_per_second: float = 0.0
+    fault: Callable[[Request], int | None] | None = None
+    objects: dict[str, Object] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, key: str, content: bytes | Path, *, checksum: bool = True) -> None:
+        """Add or replace an object."""
+        if isinstance(content, bytes):
+            path = self.folder / hashlib.sha256(key.encode()).hexdigest()[:24]
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(content)
+            fresh.replace(path)
+        else:
+            path = content
+        data = path.read_bytes()
+        crc = base64.b64encode(int(crt.crc64nvme(data)).to_bytes(8, "big")).decode() if checksum else None
+        etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+        self.objects[key] = Object(path, etag, crc)
+
+    def gets(self) -> list[Request]:
+        """The GET requests so far."""
+        return [request for request in self.requests if request.method == "GET"]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    store: Store
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        time.sleep(self.store.latency)
+        url = urlsplit(self.path)
+        bucket, _, key = unquote(url.path).lstrip("/").partition("/")
+        try:
+            if bucket != BUCKET:
+                raise Fault(404, "NoSuchBucket")
+            if not key:
+                self._list(parse_qs(url.query, keep_blank_values=True))
+            else:
+                self._object(key, parse_qs(url.query))
+        except Fault as fault:
+            body = b"" if self.command == "HEAD" else f"<Error><Code>{fault.code}</Code></Error>".encode()
+            self._head(fault.status, len(body), fault.headers)
+            self.wfile.write(body)
+
+    def _list(self, query: dict[str, list[str]]) -> None:
+        prefix = query.get("prefix", [""])[0]
+        self._check("LIST", prefix, 0, 0)
+        entries = "".join(
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2022-01-01T00:00:00.000Z</LastModified><Size>{value.size}</Size><ETag>{escape(value.etag)}</ETag></Contents>"
+            for key, value in sorted(self.store.objects.items())
+            if key.startswith(prefix)
+        )
+        body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>".encode()
+        self._head(200, len(body), {"Content-Type": "application/xml"})
+        self.wfile.write(body)
+
+    def _object(self, key: str, query: dict[str, list[str]]) -> None:
+        found = self.store.objects.get(key)
+        if found is None:
+            raise Fault(404, "NoSuchKey")
+        start, end = 0, found.size
+        asked = self.headers.get("Range")
+        if asked:
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last) + 1, found.size) if last else found.size
+            if start >= found.size:
+                raise Fault(416, "InvalidRange")
+        cut = self._check(self.command, key, start, end)
+        if self.headers.get("If-Match", found.etag) != found.etag:
+            raise Fault(412, "PreconditionFailed")
+        headers = {"ETag": found.etag, "Accept-Ranges": "bytes", "Last-Modified": "Sat, 01 Jan 2022 00:00:00 GMT"}
+        if found.checksum and self.headers.get("x-amz-checksum-mode") == "ENABLED" and not asked:
+            headers |= {"x-amz-checksum-crc64nvme": found.checksum, "x-amz-checksum-type": "FULL_OBJECT"}
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.size}"
+        self._head(206 if asked else 200, end - start, headers)
+        if self.command == "GET":
+            self._send(found.path, start, end if cut is None else start + cut)
+            if cut is not None:
+                self.close_connection = True
+
+    def _check(self, method: str, key: str, start: int, end: int) -> int | None:
+        with self.store.lock:
+            count = sum(1 for request in self.store.requests if (request.method, request.key) == (method, key))
+            request = Request(method, key, start, end, count)
+            self.store.requests.append(request)
+            return self.store.fault(request) if self.store.fault is not None else None
+
+    def _send(self, path: Path, start: int, end: int) -> None:
+        began = time.monotonic()
+        rate = self.store.bytes_per_second
+        with path.open("rb") as file:
+            at = start
+            while at < end:
+                sent = os.sendfile(self.connection.fileno(), file.fileno(), at, min(_SLICE, end - at))
+                if not sent:
+                    self.close_connection = True  # the file has become shorter
+                    return
+                at += sent
+                if rate:
+                    time.sleep(max(0.0, began + (at - start) / rate - time.monotonic()))
+
+    def _head(self, status: int, length: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that has gone
+
+
+@contextlib.contextmanager
+def s3_server(store: Store) -> Iterator[str]:
+    """Serve a store; its endpoint URL."""
+    handler = type("Handler", (_Handler,), {"store": store})
+    server = _Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def variables(endpoint: str) -> dict[str, str]:
+    """Environment variables for clients of the server."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }

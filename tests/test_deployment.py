@@ -1,0 +1,111 @@
+"""Endpoints, against moto's SageMaker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from djl_trtllm import deployment
+from djl_trtllm.deployment import Deployment, default_bucket, delete, deploy, upload_model
+from djl_trtllm.errors import DeploymentError
+from djl_trtllm.model.remote.s3 import S3Address
+from tests.moto_server import client, moto_server
+from tests.s3_server import variables
+
+ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/djl-trtllm:0.1"
+STORY = Deployment(
+    "story", IMAGE, ROLE, S3Address.parse("s3://models/story/model.tar.gz"), "ml.g4dn.2xlarge", environment={"A": "b"}
+)
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with moto_server() as url:
+        for name, value in variables(url).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.02)
+        yield url
+
+
+def test_a_deployment_makes_model_configuration_and_endpoint(aws: str) -> None:
+    lines: list[str] = []
+    deploy(STORY, lines.append, wait_seconds=30)
+    sagemaker = client(aws, "sagemaker")
+    container = sagemaker.describe_model(ModelName="story")["PrimaryContainer"]
+    assert container["Image"] == IMAGE
+    assert container["ModelDataUrl"] == "s3://models/story/model.tar.gz"
+    assert container["Environment"] == {"A": "b"}
+    (variant,) = sagemaker.describe_endpoint_config(EndpointConfigName="story")["ProductionVariants"]
+    assert variant["InstanceType"] == "ml.g4dn.2xlarge"
+    assert sagemaker.describe_endpoint(EndpointName="story")["EndpointStatus"] == "InService"
+    assert any("is in service" in line for line in lines)
+
+
+def test_deleting_removes_all_three(aws: str) -> None:
+    deploy(STORY, lambda line: None)
+    delete("story", lambda line: None)
+    sagemaker = client(aws, "sagemaker")
+    assert sagemaker.list_endpoints()["Endpoints"] == []
+    assert sagemaker.list_endpoint_configs()["EndpointConfigs"] == []
+    assert sagemaker.list_models()["Models"] == []
+
+
+def test_what_is_left_of_a_deployment_is_deleted_too(aws: str) -> None:
+    deploy(STORY, lambda line: None)
+    client(aws, "sagemaker").delete_endpoint(EndpointName="story")
+    delete("story", lambda line: None)
+    assert client(aws, "sagemaker").list_models()["Models"] == []
+
+
+def test_deleting_what_is_not_there_is_an_error(aws: str) -> None:
+    with pytest.raises(DeploymentError, match="there is no endpoint, endpoint configuration or model story"):
+        delete("story", lambda line: None)
+
+
+def test_what_was_made_before_a_refusal_is_removed_again(aws: str) -> None:
+    broken = Deployment("story", IMAGE, ROLE, STORY.model_data, "not-an-instance")
+    with pytest.raises(DeploymentError, match="create_endpoint_config story: AWS refused"):
+        deploy(broken, lambda line: None)
+    assert client(aws, "sagemaker").list_models()["Models"] == []
+
+
+def test_a_prefix_is_copied_as_it_is_and_an_archive_is_opened() -> None:
+    prefix = Deployment("story", IMAGE, ROLE, S3Address.parse("s3://models/story"), "ml.g5.xlarge")
+    container = prefix.calls()[0].arguments["PrimaryContainer"]
+    assert container["ModelDataSource"]["S3DataSource"] == {
+        "S3Uri": "s3://models/story/",
+        "S3DataType": "S3Prefix",
+        "CompressionType": "None",
+    }
+    assert "ModelDataUrl" not in container
+    assert "ModelDataUrl" in STORY.calls()[0].arguments["PrimaryContainer"]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 64, "under_score"])
+def test_a_name_sagemaker_does_not_take_is_told_before_any_call(name: str) -> None:
+    with pytest.raises(DeploymentError, match="cannot be the name"):
+        Deployment(name, IMAGE, ROLE, STORY.model_data, "ml.g5.xlarge").calls()
+
+
+def test_an_archive_goes_to_sagemakers_own_bucket_by_default(aws: str, tmp_path: Path) -> None:
+    (tmp_path / "model.tar.gz").write_bytes(b"an archive")
+    address = upload_model(tmp_path / "model.tar.gz", None, "story", lambda line: None)
+    assert address.bucket == default_bucket() == "sagemaker-us-east-1-123456789012"
+    stored = client(aws).get_object(Bucket=address.bucket, Key=address.key)["Body"].read()
+    assert stored == b"an archive"
+
+
+def test_without_region_or_credentials_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(DeploymentError, match="set AWS_REGION"):
+        deploy(STORY, lambda line: None)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with pytest.raises(DeploymentError, match="no AWS credentials"):
+        deploy(STORY, lambda line: None)
