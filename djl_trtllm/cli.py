@@ -149,7 +149,8 @@ def config(
             resolved = source.config
             try:
                 resolved, _, engine_plan = plan(source)
-                backend, summary = engine_plan.backend, [engine_plan.describe(), *engine_plan.notes]
+                backend = engine_plan.backend
+                summary = [engine_plan.describe(), *engine_plan.details(), *engine_plan.notes]
             except DjlTrtllmError as error:
                 # What is configured can be told all the same.
                 backend = likely_backend(resolved, Hardware.probe())
