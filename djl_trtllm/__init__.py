@@ -1,3 +1,20 @@
 """TensorRT-LLM model handler for DJL Serving and SageMaker."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from djl_trtllm.offline import LLM, GuidedDecodingParams, SamplingParams
+
 __version__ = "0.1.0"
+
+__all__ = ["LLM", "GuidedDecodingParams", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """The offline API on first use: every command imports this package, and few need what stands behind the API."""
+    if name in __all__:
+        return getattr(import_module("djl_trtllm.offline"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -47,9 +47,10 @@ def _escaped(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def _log_to_stderr(level: str) -> None:
+def _log_to_stderr(level: str, console: Console | None = None) -> None:
     if sys.stderr.isatty():
-        handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False, rich_tracebacks=False)
+        console = console or Console(stderr=True)
+        handler: logging.Handler = RichHandler(console=console, show_path=False, rich_tracebacks=False)
         logging.basicConfig(level=level, format="%(message)s", datefmt="%X", handlers=[handler])
     else:
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -101,6 +102,68 @@ def serve(
         source = open_source(_source(model), environ)
         status = run(source.name, source.config.options, lambda: prepare(source))
     raise typer.Exit(status)
+
+
+@app.command()
+def generate(
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="The prompts, one per line: JSON lines or text; - is stdin.")
+    ],
+    model: ModelArgument = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the JSON lines go; - is stdout.")] = Path("-"),
+    text: Annotated[bool, typer.Option("--text", help="The prompts are text, even if they look like JSON.")] = False,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer; default 30.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total share.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every prompt; default a fresh one for each.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends an answer; may be repeated.")] = None,
+    n: Annotated[int | None, typer.Option("--n", "-n", help="Sequences per prompt, the best first.")] = None,
+    parameters: Annotated[
+        str, typer.Option(metavar="JSON", help="Any parameters of a request, as /invocations takes them.")
+    ] = "{}",
+    log_level: Annotated[str, typer.Option(help="Level of the log on stderr.")] = "WARNING",
+) -> None:
+    """Continue the prompts of a file: JSON lines in the order of the prompts (docs/offline.md).
+
+    Exit status: 0 if every prompt was answered, 3 if some failed (their lines have an `error`), 1 if nothing could be
+    run, 130 after Ctrl-C. A line's own parameters win over those of the command.
+    """
+    console = Console(stderr=True, soft_wrap=True)
+    _log_to_stderr(log_level.upper(), console)
+    flags = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": stop or None,
+        "n": n,
+    }
+    with _errors_for_the_reader():
+        # As in `serve`, imports that the other commands need not wait for.
+        from djl_trtllm.offline import command
+
+        given = _json_object("--parameters", parameters) | {k: value for k, value in flags.items() if value is not None}
+        try:
+            failed = command.generate_file(_source(model), prompts, out, given, console, text=text)
+        except KeyboardInterrupt:
+            console.print("interrupted")
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            command.drop_stdout()
+            raise typer.Exit(141) from None
+    raise typer.Exit(3 if failed else 0)
+
+
+def _json_object(option: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        raise DjlTrtllmError(f"{option} {text}: expected a JSON object: {error}") from None
+    return value
 
 
 @app.command()

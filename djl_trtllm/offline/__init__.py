@@ -1,0 +1,17 @@
+"""Offline batches: many prompts through one model, in this process and without HTTP.
+
+    from djl_trtllm import LLM, SamplingParams
+
+    with LLM("serving/models/tiny-stories") as llm:
+        for output in llm.generate(prompts, SamplingParams(temperature=0.8, top_p=0.95)):
+            print(output.prompt, output.outputs[0].text)
+
+The names are those of TensorRT-LLM's LLM API; what runs is what `djl-trtllm serve` runs, on any backend: the same
+configuration, executor host and rolling batch. `djl-trtllm generate` is the same for files.
+"""
+
+from djl_trtllm.offline.llm import LLM
+from djl_trtllm.offline.outputs import CompletionOutput, Logprob, RequestOutput
+from djl_trtllm.offline.sampling import GuidedDecodingParams, SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "GuidedDecodingParams", "Logprob", "RequestOutput", "SamplingParams"]

@@ -1,0 +1,57 @@
+"""A model with options that a program gives."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.config import Origin, load, names_configuration
+from djl_trtllm.config.registry import find, suggest
+from djl_trtllm.config.values import as_text
+from djl_trtllm.errors import ConfigError
+from djl_trtllm.service import Model, open_source, prepare
+
+logger = logging.getLogger(__name__)
+
+_NO_DEADLINE = Origin.derived("an offline batch: no client waits for a single answer")
+
+
+def open_model(path: Path, options: Mapping[str, Any]) -> Model:
+    """The model at `path` (as `open_source` takes it), prepared to be run: compiled, if it has to be.
+
+    `options` win over every other source; None counts as not given. `option.predict_timeout` counts only if it is one
+    of them: it is a bound on what a client waits, and in a batch requests wait for each other.
+    Raises ConfigError, also for what is no option, and DjlTrtllmError.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if problems := [_unknown(name) for name in given if _find(name) is None]:
+        raise ConfigError(problems)
+    source = open_source(path, os.environ)
+    where = path if names_configuration(path) else source.directory
+    config = load(where, os.environ, arguments=[f"{name}={as_text(value)}" for name, value in given.items()])
+    model = prepare(replace(source, config=config, name=config.options.model_name or source.name))
+    if model.custom is not None:
+        logger.warning("the formatters of model.py are for requests over HTTP: an offline batch does without them")
+    if "predict_timeout" in given:
+        return model
+    return replace(model, config=model.config.replace(_NO_DEADLINE, predict_timeout=math.inf))
+
+
+def _find(name: str) -> object:
+    return find(name) or find(f"option.{name}")
+
+
+def _unknown(name: str) -> str:
+    if name.endswith("_config"):
+        return (
+            f"{name} is not an option: the fields of TensorRT-LLM's configuration objects are options of their own, "
+            "such as kv_cache_free_gpu_mem_fraction=0.9 or batch_scheduler_policy='max_utilization' (docs/offline.md)"
+        )
+    near = suggest(f"option.{name}") or suggest(name)
+    advice = f"did you mean {near.removeprefix('option.')}?" if near else "docs/options.md has the options there are"
+    return f"{name} is not an option; {advice}"

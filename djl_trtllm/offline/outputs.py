@@ -1,0 +1,85 @@
+"""What `LLM.generate` returns, in TensorRT-LLM's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from djl_trtllm.batching.request import FinishReason, GenerationRequest
+from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.offline.answer import Answer, Sequence
+
+_REASONS = {FinishReason.EOS_TOKEN: "stop", FinishReason.STOP_SEQUENCE: "stop"}
+
+
+class Logprob(NamedTuple):
+    """A token's log-probability; `rank` is not told by every engine."""
+
+    logprob: float
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One generated sequence.
+
+    `token_ids` are all generated tokens, one that ended the sequence included; with them go `logprobs`, each
+    `{token id: Logprob}`, empty unless asked for. `finish_reason` is `stop`, `length`, `cancelled` or `error`;
+    `stop_reason` the stop string or token id that ended it, None at the model's own end token.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]]
+    finish_reason: str
+    stop_reason: str | int | None
+
+    @classmethod
+    def of(cls, index: int, sequence: Sequence, logprobs: bool) -> CompletionOutput:
+        """A sequence's output; a sequence that never ran is one that ended with an error."""
+        finished, ids = sequence.finished, sequence.token_ids
+        reason = FinishReason.ERROR if finished is None else finished.reason
+        stop_reason: str | int | None = None
+        if finished is not None and reason is FinishReason.STOP_SEQUENCE:
+            stop_reason = finished.stop_sequence or ids[-1]
+        pairs = zip(ids, sequence.logprobs, strict=True) if logprobs else ()
+        return cls(
+            index,
+            sequence.text,
+            ids,
+            finished.cumulative_logprob if finished is not None and logprobs else None,
+            [{id_: Logprob(value)} for id_, value in pairs if value is not None],
+            _REASONS.get(reason, reason.value),
+            stop_reason,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What came of one prompt.
+
+    `prompt` is the text as the model saw it: after the chat template for a chat, None where token ids were given.
+    `prompt_token_ids` are empty where the prompt was refused before it was tokenised. `error` is why the prompt failed,
+    None if it did not; `outputs` then hold what was generated until that.
+    """
+
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    error: DjlTrtllmError | None
+
+    @classmethod
+    def of(cls, answer: Answer, request: GenerationRequest) -> RequestOutput:
+        """The answer to a request."""
+        seen = answer.prompt
+        text = seen.text if seen is not None and request.messages is not None else request.prompt
+        return cls(
+            answer.number,
+            text,
+            [] if seen is None else [token.id for token in seen.tokens],
+            [CompletionOutput.of(index, each, request.logprobs) for index, each in enumerate(answer.sequences)],
+            answer.failure,
+        )

@@ -1,0 +1,200 @@
+"""Many requests through one model: its executor host and rolling batch on an event loop in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import queue
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from typing import NamedTuple
+
+from djl_trtllm.api import Call
+from djl_trtllm.batching.generation import Generation
+from djl_trtllm.batching.request import GenerationRequest, Update
+from djl_trtllm.errors import GenerationError, NotReadyError, OverloadedError, RequestError
+from djl_trtllm.offline.answer import Answer
+from djl_trtllm.service import Model, ModelService, State
+
+_ROOM_SECONDS = 0.05
+"""A place may come free without news for a request of ours (a cancelled sequence ends late), so look this often."""
+_RECOVERY_SECONDS = 0.1
+_ALIVE_SECONDS = 1.0
+_CLOSED = "the model was closed while it was generating"
+
+
+class _Fed(NamedTuple):
+    """No request follows the first `total`; `error` is why, unless there are no more."""
+
+    total: int
+    error: Exception | None
+
+
+class _Job:
+    """The requests of one `Runner.run`."""
+
+    def __init__(self, wants_prompt_tokens: bool) -> None:
+        self.wants_prompt_tokens = wants_prompt_tokens
+        self.news: queue.SimpleQueue[Answer | _Fed] = queue.SimpleQueue()
+        self.generations: dict[int, Generation] = {}
+        """Those that wait or run, by their number."""
+        self.repeating: set[asyncio.Task[None]] = set()
+        self.abandoned = threading.Event()
+
+
+class Runner:
+    """A loaded model, to be used from any thread, one with a running event loop of its own (a notebook's) included.
+
+    The executor host ends with `close`, and otherwise with this process.
+    """
+
+    def __init__(self, model: Model) -> None:
+        """Start the executor host. Raises ExecutorStartError."""
+        self._service = ModelService(model.name)
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._freed = asyncio.Event()
+        # Not a thread per run: Linux ends the host with the thread that started it.
+        self._thread = threading.Thread(target=self._run_loop, name="offline batch", daemon=True)
+        self._thread.start()
+        loading = asyncio.run_coroutine_threadsafe(self._service.load(model), self._loop)
+        try:
+            loading.result()
+        except BaseException:
+            loading.cancel()
+            self.close()
+            raise
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens generated so far, in all runs."""
+        return self._service.statistics.generated_tokens
+
+    def run(
+        self, requests: Iterable[GenerationRequest], *, wants_prompt_tokens: bool = False
+    ) -> Generator[Answer, None, None]:
+        """The answers in the order of the requests, each as soon as it and all before it are complete.
+
+        Requests are taken from the iterable as there is room for them, on the event loop's thread. One that fails has
+        its `Answer.failure`. When the executor host dies, those that run fail, and the others run on its replacement;
+        without one, they fail too. Leaving the iteration cancels what still runs.
+        Raises NotReadyError on a closed runner, and the error that ended the model if that was before.
+        """
+        if self._service.failure is not None:
+            raise self._service.failure
+        if self._closing.is_set():
+            raise NotReadyError("the model is closed")
+        job = _Job(wants_prompt_tokens)
+        asyncio.run_coroutine_threadsafe(self._feed(iter(requests), job), self._loop)
+        early: dict[int, Answer] = {}
+        total: int | None = None
+        try:
+            for number in itertools.count():
+                while number not in early:
+                    if number == total:
+                        return
+                    news = self._next(job)
+                    if isinstance(news, Answer):
+                        early[news.number] = news
+                    elif news.error is not None:
+                        raise news.error
+                    else:
+                        total = news.total
+                yield early.pop(number)
+        finally:
+            job.abandoned.set()
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing runs any more
+                self._loop.call_soon_threadsafe(self._abandon, job)
+
+    def close(self) -> None:
+        """End the executor host; requests that run get an error."""
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._closing.set)
+        # The garbage collector, and with it a finalizer, runs in whichever thread allocates.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # -- in the caller's thread ------------------------------------------------------------------------------------
+
+    def _next(self, job: _Job) -> Answer | _Fed:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return job.news.get(timeout=_ALIVE_SECONDS)
+            if not self._thread.is_alive():
+                raise NotReadyError(_CLOSED)
+
+    # -- on the event loop -----------------------------------------------------------------------------------------
+
+    def _run_loop(self) -> None:
+        try:
+            self._loop.run_until_complete(self._live())
+        finally:
+            self._loop.close()
+
+    async def _live(self) -> None:
+        await self._closing.wait()
+        await self._service.close()
+        # Nothing can be started any more, so they end by themselves.
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+    async def _feed(self, requests: Iterator[GenerationRequest], job: _Job) -> None:
+        total = 0
+        error: Exception | None = None
+        try:
+            for request in requests:
+                if job.abandoned.is_set():
+                    break
+                if self._closing.is_set():
+                    raise NotReadyError(_CLOSED)
+                await self._start(total, request, job)
+                total += 1
+                # Tokenising a short prompt awaits nothing, and the executor's messages are not to wait for all of them.
+                await asyncio.sleep(0)
+        except Exception as raised:
+            error = raised
+        job.news.put(_Fed(total, error))
+
+    async def _start(self, number: int, request: GenerationRequest, job: _Job) -> None:
+        """Queue a request as soon as there is room for it."""
+        answer = Answer(number, request, wants_prompt_tokens=job.wants_prompt_tokens)
+
+        def take(update: Update) -> None:
+            answer.frame(update)
+            if update.finished is not None:
+                self._freed.set()
+                if answer.complete:
+                    self._finish(job, request, answer)
+
+        while not job.abandoned.is_set():
+            self._freed.clear()
+            try:
+                job.generations[number] = await self._service.generate(Call(request, answer), take)
+                if job.abandoned.is_set():
+                    self._service.cancel(job.generations[number])
+                return
+            except OverloadedError:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), _ROOM_SECONDS)
+            except RequestError as error:
+                if isinstance(error, NotReadyError) and self._service.state is State.RECOVERING:
+                    await asyncio.sleep(_RECOVERY_SECONDS)
+                    continue
+                # Once the model has failed, why it has. Without a traceback: its frames would keep all they refer to.
+                answer.fail((self._service.failure or error).with_traceback(None))
+                job.news.put(answer)
+                return
+
+    def _finish(self, job: _Job, request: GenerationRequest, answer: Answer) -> None:
+        generation = job.generations.pop(answer.number)
+        if isinstance(answer.failure, GenerationError) and generation.started is None and not job.abandoned.is_set():
+            # It waited while the executor host died for others.
+            task = self._loop.create_task(self._start(answer.number, request, job))
+            job.repeating.add(task)
+            task.add_done_callback(job.repeating.discard)
+        else:
+            job.news.put(answer)
+
+    def _abandon(self, job: _Job) -> None:
+        for generation in list(job.generations.values()):
+            self._service.cancel(generation)
