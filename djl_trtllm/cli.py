@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +14,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from djl_trtllm import __version__
+from djl_trtllm.commands.cache import app as cache
+from djl_trtllm.commands.console import errors_for_the_reader, escaped, teller
+from djl_trtllm.commands.deploy import deploy
+from djl_trtllm.commands.package import package
 from djl_trtllm.errors import DjlTrtllmError
 
 app = typer.Typer(
@@ -27,24 +29,17 @@ app = typer.Typer(
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 
+app.command()(package)
+app.command()(deploy)
+app.add_typer(cache, name="cache")
+
 ModelArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="[DIR | FILE.tar.gz]", help="The model; without one, SageMaker's /opt/ml/model."),
+    str | None,
+    typer.Argument(
+        metavar="[DIR | FILE.tar.gz | OWNER/NAME | s3://...]",
+        help="The model; without one, SageMaker's /opt/ml/model, else HF_MODEL_ID.",
+    ),
 ]
-
-
-@contextmanager
-def _errors_for_the_reader() -> Iterator[None]:
-    """Expected errors are a message and exit status 1, not a traceback."""
-    try:
-        yield
-    except DjlTrtllmError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(str(error))}", highlight=False)
-        raise typer.Exit(1) from None
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 def _log_to_stderr(level: str, console: Console | None = None) -> None:
@@ -56,27 +51,22 @@ def _log_to_stderr(level: str, console: Console | None = None) -> None:
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-def _find_model(model: Path | None) -> Path | None:
+def _find_model(model: str | None) -> str | None:
     """The model named by the argument, by SageMaker's directory or by HF_MODEL_ID, in this order."""
     if model is not None:
         return model
-    if SAGEMAKER_MODEL_DIR.is_dir():
-        return SAGEMAKER_MODEL_DIR
-    named = os.environ.get("HF_MODEL_ID", "")
-    return Path(named) if named and Path(named).exists() else None
+    if SAGEMAKER_MODEL_DIR.is_dir() and any(SAGEMAKER_MODEL_DIR.iterdir()):
+        return str(SAGEMAKER_MODEL_DIR)
+    return os.environ.get("HF_MODEL_ID") or None
 
 
-def _source(model: Path | None) -> Path:
+def _source(model: str | None) -> str:
     found = _find_model(model)
     if found is not None:
         return found
-    if named := os.environ.get("HF_MODEL_ID", ""):
-        raise DjlTrtllmError(
-            f"HF_MODEL_ID={named} is not a path on this machine, and this version does not download models: download "
-            "it, and name its directory"
-        )
     raise DjlTrtllmError(
-        f"no model given, and there is no {SAGEMAKER_MODEL_DIR}: name a model directory or a model.tar.gz"
+        f"no model given, and there is none in {SAGEMAKER_MODEL_DIR}: name a model directory, a model.tar.gz, a model "
+        "of the Hugging Face hub or an s3:// address"
     )
 
 
@@ -89,18 +79,27 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: /ping, /invocations, /predictions/NAME, /metrics."""
     _log_to_stderr(log_level.upper())
-    with _errors_for_the_reader():
+    with errors_for_the_reader():
         # The server's imports cost half a second that `config` and `--help` need not wait for.
+        from djl_trtllm.config import load
+        from djl_trtllm.model.remote.fetch import is_remote
         from djl_trtllm.server.app import run
-        from djl_trtllm.service import open_source, prepare
+        from djl_trtllm.service import open_remote, open_source, prepare, remote_name
 
         environ = dict(os.environ)
         if port is not None:
             environ["SERVING_INFERENCE_PORT"] = str(port)
         if host is not None:
             environ["SERVING_INFERENCE_HOST"] = host
-        source = open_source(_source(model), environ)
-        status = run(source.name, source.config.options, lambda: prepare(source))
+        found = _source(model)
+        if is_remote(found):
+            # The server listens while the model comes; what is in a remote serving.properties about it comes too late.
+            options = load(None, environ).options
+            name = options.model_name or remote_name(found)
+            status = run(name, options, lambda: prepare(open_remote(found, environ)))
+        else:
+            source = open_source(Path(found), environ)
+            status = run(source.name, source.config.options, lambda: prepare(source))
     raise typer.Exit(status)
 
 
@@ -140,7 +139,7 @@ def generate(
         "stop": stop or None,
         "n": n,
     }
-    with _errors_for_the_reader():
+    with errors_for_the_reader():
         # As in `serve`, imports that the other commands need not wait for.
         from djl_trtllm.offline import command
 
@@ -168,19 +167,29 @@ def _json_object(option: str, text: str) -> dict[str, Any]:
 
 @app.command()
 def compile(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint directory (with or without a serving.properties).")],
-    out: Annotated[Path, typer.Argument(help="Where the engine directory goes.")],
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(help="Checkpoint: a directory (with or without a serving.properties), OWNER/NAME or s3://..."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Argument(help="Where the engine goes: a directory, s3://... or hf://OWNER/NAME.")
+    ] = None,
 ) -> None:
-    """Compile a checkpoint into an engine directory that `serve` loads without a compiler."""
-    _log_to_stderr("INFO")
-    with _errors_for_the_reader():
-        from djl_trtllm.config import load
-        from djl_trtllm.engine import compile_checkpoint
+    """Compile a checkpoint into an engine directory that `serve` loads without a compiler.
 
-        config = load(checkpoint, os.environ)
-        console = Console(stderr=True)
-        engine = compile_checkpoint(config, checkpoint, out, lambda line: console.print(line, highlight=False))
-        console.print(f"[green]compiled[/] {engine.path}", highlight=False)
+    Without arguments, and where SageMaker Neo started the container, from and to where Neo's variables say.
+    """
+    _log_to_stderr("INFO")
+    with errors_for_the_reader():
+        from djl_trtllm.service.compiling import compile_model, compile_with_neo
+
+        tell = teller()
+        if checkpoint is None and out is None and "SM_NEO_EXECUTION_CONTEXT" in os.environ:
+            compile_with_neo(os.environ, tell)
+            return
+        if checkpoint is None or out is None:
+            raise DjlTrtllmError("name a checkpoint and where its engine goes: djl-trtllm compile CHECKPOINT OUT")
+        tell(f"compiled {compile_model(checkpoint, out, os.environ, tell)}")
 
 
 @app.command()
@@ -194,9 +203,10 @@ def config(
     ] = None,
 ) -> None:
     """Show the resolved configuration: the values, where each came from and what it does."""
-    with _errors_for_the_reader():
+    with errors_for_the_reader():
         from djl_trtllm.config import explain, load
         from djl_trtllm.engine import Hardware, likely_backend
+        from djl_trtllm.model.remote.fetch import is_remote
         from djl_trtllm.service import open_source, plan
 
         if diff is not None:
@@ -204,16 +214,22 @@ def config(
             return
         summary: list[str] = []
         found = _find_model(model)
-        if found is None:
+        if found is None or is_remote(found):
             resolved = load(None, os.environ)
             backend = likely_backend(resolved, Hardware.probe())
+            summary = [] if found is None else [f"not planned: {found} is fetched when it is served"]
         else:
-            source = open_source(found, os.environ)
+            source = open_source(Path(found), os.environ)
             resolved = source.config
             try:
-                resolved, _, engine_plan = plan(source)
-                backend = engine_plan.backend
-                summary = [engine_plan.describe(), *engine_plan.details(), *engine_plan.notes]
+                model_id = source.config.options.model_id
+                if model_id is not None and is_remote(model_id):
+                    backend = likely_backend(resolved, Hardware.probe())
+                    summary = [f"not planned: {model_id} is fetched when it is served"]
+                else:
+                    resolved, _, engine_plan = plan(source)
+                    backend = engine_plan.backend
+                    summary = [engine_plan.describe(), *engine_plan.details(), *engine_plan.notes]
             except DjlTrtllmError as error:
                 # What is configured can be told all the same.
                 backend = likely_backend(resolved, Hardware.probe())
@@ -225,11 +241,11 @@ def config(
         if not show_all:
             Console(soft_wrap=True).print("All other options have their default: --all shows them.", highlight=False)
         for line in summary:
-            Console(soft_wrap=True).print(_escaped(line), highlight=False)
+            Console(soft_wrap=True).print(escaped(line), highlight=False)
         for note in resolved.notes:
-            Console(stderr=True, soft_wrap=True).print(f"[cyan]note:[/] {_escaped(note)}", highlight=False)
+            Console(stderr=True, soft_wrap=True).print(f"[cyan]note:[/] {escaped(note)}", highlight=False)
         for warning in resolved.warnings:
-            Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/] {_escaped(warning)}", highlight=False)
+            Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/] {escaped(warning)}", highlight=False)
 
 
 def _show_differences(first: Path, second: Path, *, as_json: bool) -> None:

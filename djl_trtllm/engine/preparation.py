@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from djl_trtllm.config import Config
@@ -16,6 +17,7 @@ from djl_trtllm.engine.plan import EnginePlan
 from djl_trtllm.engine.planning import plan_engine
 from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
 from djl_trtllm.model import Layout
+from djl_trtllm.model.remote.s3 import S3Address
 
 _WORTH_TELLING_BYTES = 2 * 10**9
 
@@ -86,13 +88,38 @@ def _through_cache(
     cancel: threading.Event | None,
 ) -> EngineDir:
     _identified(plan, progress)
-    cache = EngineCache(config.engine_cache_dir)
+    cache = EngineCache(config.engine_cache_dir, int(config.options.engine_cache_max_gb * 1e9))
     key = plan.cache_key
+    build = partial(_provide, config, key, plan, progress, cancel)
     if (path := cache.lookup(key)) is not None:
         progress(f"using the cached engine {path}")
     else:
-        path = cache.get_or_build(key, lambda out: _compile(plan, out, progress, cancel), progress, cancel=cancel)
+        path = cache.get_or_build(key, build, progress, cancel=cancel)
     return _found(path, plan, layout, Manifest.read(path))
+
+
+def _provide(
+    config: Config,
+    key: str,
+    plan: EnginePlan,
+    progress: Callable[[str], None],
+    cancel: threading.Event | None,
+    out: Path,
+) -> None:
+    """Compile the engine, or fetch it from the fleet's cache, where there is one."""
+
+    def build(out: Path) -> None:
+        _compile(plan, out, progress, cancel)
+
+    address = config.options.engine_cache
+    if address is None:
+        build(out)
+        return
+    # boto3 takes half a second to import.
+    from djl_trtllm.engine.fleet_cache import FleetCache
+
+    fleet = FleetCache(S3Address.parse(address), wait_seconds=config.options.engine_cache_wait)
+    fleet.provide(key, out, build, progress, cancel=cancel)
 
 
 def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None], cancel: threading.Event | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, Protocol
+
+import uvloop
 
 from djl_trtllm.executor.channel import Channel, Disconnected
 from djl_trtllm.executor.outbox import Outbox
@@ -119,9 +122,8 @@ def run(channel: Channel, executor: Executor) -> None:
 
 def run_async(channel: Channel, executor: AsyncExecutor) -> None:
     """Take in messages as they come, send what the engine brings, on one event loop."""
-    loop = asyncio.new_event_loop()
-    # Not asyncio.run: it would wait for tasks and threads that wait for an engine which is gone.
-    with contextlib.closing(loop):
+    # Not uvloop.run: it would wait for tasks and threads that wait for an engine which is gone.
+    with contextlib.closing(uvloop.new_event_loop()) as loop:
         loop.run_until_complete(_serve(channel, executor))
 
 
@@ -245,6 +247,10 @@ def main() -> NoReturn:
         start = next(channel.receive(block=True))
         assert isinstance(start, Start), f"expected Start, got {start!r}"
         executor = create(start)
+        # What the engine's library has loaded stays, and need not be looked at again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
         channel.send(Ready(executor.limits, executor.details, executor.features))
         EXECUTORS[start.executor].run(channel, executor)
     except Disconnected:

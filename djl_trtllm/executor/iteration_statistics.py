@@ -19,20 +19,18 @@ class IterationStatistics:
         self._last = iteration
 
     def stats(self, running: int) -> Stats:
-        """With the number of requests in the engine, which is known without it. Idle, the last iteration is over."""
-        if not running or not self._last:
-            return Stats(running=running)
+        """With the number of requests in the engine, which is known without it. Without any, what they used is free."""
         last = self._last
         cache = last.get("kvCacheStats") or {}
         batch = last.get("inflightBatchingStats") or {}
         total = int(cache.get("maxNumBlocks") or 0)
-        used = int(cache.get("usedNumBlocks") or 0)
-        queued = int(last.get("numQueuedRequests") or 0)
+        used = int(cache.get("usedNumBlocks") or 0) if running else 0
+        queued = int(last.get("numQueuedRequests") or 0) if running else 0
         return Stats(
             running=max(0, running - queued),
             kv_usage=used / total if total else 0.0,
             queued=queued,
-            paused=int(batch.get("numPausedRequests") or 0),
+            paused=int(batch.get("numPausedRequests") or 0) if running else 0,
             iterations=int(last.get("iter") or 0),
             iteration_seconds=float(last.get("iterLatencyMS") or 0.0) / 1000,
             kv_blocks=total,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -19,19 +21,21 @@ def marked_environment() -> tuple[dict[str, str], str]:
 
 
 def kill_marked(mark: str) -> list[int]:
-    """Kill every process that carries the mark and wait until it is gone, a few seconds at most; returns their ids.
+    """Kill every process that carries the mark and wait until they are gone, a few seconds at most; returns their ids.
 
     Workers may be in sessions of their own and have other parents than the host, so they are known by their
     environment. Blocks: call it in a thread.
     """
-    found = list(_marked(mark))
-    for process in found:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(found, timeout=_WAIT_SECONDS)
-    return [process.pid for process in found]
+    killed: set[int] = set()
+    deadline = time.monotonic() + _WAIT_SECONDS
+    # Again until there are none: one may have been starting another.
+    while (found := list(_marked(mark))) and time.monotonic() < deadline:
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))
+        killed.update(process.pid for process in found)
+    return sorted(killed)
 
 
 def _marked(mark: str) -> Iterator[psutil.Process]:

@@ -23,7 +23,7 @@ _STANDARD = Path("-")
 
 
 def generate_file(
-    model: Path, prompts: Path, out: Path, parameters: Mapping[str, Any], console: Console, *, text: bool = False
+    model: str, prompts: Path, out: Path, parameters: Mapping[str, Any], console: Console, *, text: bool = False
 ) -> int:
     """Continue the prompts of a file, and write a line for each in their order, as soon as it is known.
 

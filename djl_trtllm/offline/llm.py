@@ -29,9 +29,9 @@ PromptInput: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class LLM:
     """A model, loaded for offline batches.
 
-    `model` is what `djl-trtllm serve` takes: a directory or an archive. Keyword arguments are options of
-    docs/options.md without `option.`, in any of their spellings (`tensor_parallel_size` for `tensor_parallel_degree`),
-    and win over the model's serving.properties and the environment.
+    `model` is what `djl-trtllm serve` takes: a directory, an archive, a model of the hub or in S3. Keyword
+    arguments are options of docs/options.md without `option.`, in any of their spellings (`tensor_parallel_size`
+    for `tensor_parallel_degree`), and win over the model's serving.properties and the environment.
 
     The engine runs in a process of its own, which ends with `close`, with the `with` block, when the object is
     collected and when this process ends, however that comes. Methods may be called from any thread.
@@ -39,7 +39,7 @@ class LLM:
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         """Load a model; compiles it first if it has to be. Raises DjlTrtllmError: ConfigError, ModelError, ..."""
-        prepared = open_model(Path(model), options)
+        prepared = open_model(model, options)
         self._vocab_size = prepared.tokenizer.vocab_size
         self._runner = Runner(prepared)
         self._end = weakref.finalize(self, self._runner.close)

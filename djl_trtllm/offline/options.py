@@ -14,15 +14,18 @@ from djl_trtllm.config import Origin, load, names_configuration
 from djl_trtllm.config.registry import find, suggest
 from djl_trtllm.config.values import as_text
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.service import Model, open_source, prepare
+from djl_trtllm.model.remote.fetch import is_remote
+from djl_trtllm.service import Model, open_remote, open_source, prepare
 
 logger = logging.getLogger(__name__)
 
 _NO_DEADLINE = Origin.derived("an offline batch: no client waits for a single answer")
 
 
-def open_model(path: Path, options: Mapping[str, Any]) -> Model:
-    """The model at `path` (as `open_source` takes it), prepared to be run: compiled, if it has to be.
+def open_model(model: str | Path, options: Mapping[str, Any]) -> Model:
+    """The model that `model` names, prepared to be run: fetched and compiled, if it has to be.
+
+    It is a directory, an archive, a model of the hub or one in S3.
 
     `options` win over every other source; None counts as not given. `option.predict_timeout` counts only if it is one
     of them: it is a bound on what a client waits, and in a batch requests wait for each other.
@@ -31,15 +34,19 @@ def open_model(path: Path, options: Mapping[str, Any]) -> Model:
     given = {name: value for name, value in options.items() if value is not None}
     if problems := [_unknown(name) for name in given if _find(name) is None]:
         raise ConfigError(problems)
-    source = open_source(path, os.environ)
+    path = Path(model)
+    if isinstance(model, str) and is_remote(model):
+        source = open_remote(model, os.environ)
+    else:
+        source = open_source(path, os.environ)
     where = path if names_configuration(path) else source.directory
     config = load(where, os.environ, arguments=[f"{name}={as_text(value)}" for name, value in given.items()])
-    model = prepare(replace(source, config=config, name=config.options.model_name or source.name))
-    if model.custom is not None:
+    prepared = prepare(replace(source, config=config, name=config.options.model_name or source.name))
+    if prepared.custom is not None:
         logger.warning("the formatters of model.py are for requests over HTTP: an offline batch does without them")
     if "predict_timeout" in given:
-        return model
-    return replace(model, config=model.config.replace(_NO_DEADLINE, predict_timeout=math.inf))
+        return prepared
+    return replace(prepared, config=prepared.config.replace(_NO_DEADLINE, predict_timeout=math.inf))
 
 
 def _find(name: str) -> object:

@@ -4,7 +4,18 @@
 """
 
 from djl_trtllm.service.lifecycle import ModelService, State
-from djl_trtllm.service.model import Model, Source, open_source, plan, prepare
+from djl_trtllm.service.model import Model, Source, open_remote, open_source, plan, prepare, remote_name
 from djl_trtllm.service.registry import Registry
 
-__all__ = ["Model", "ModelService", "Registry", "Source", "State", "open_source", "plan", "prepare"]
+__all__ = [
+    "Model",
+    "ModelService",
+    "Registry",
+    "Source",
+    "State",
+    "open_remote",
+    "open_source",
+    "plan",
+    "prepare",
+    "remote_name",
+]

@@ -20,6 +20,8 @@ from djl_trtllm.engine.manifest import Manifest
 from djl_trtllm.errors import ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
+from djl_trtllm.model.remote.fetch import fetch, is_remote
+from djl_trtllm.model.remote.s3 import is_s3
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +72,31 @@ def open_source(path: Path, environ: Mapping[str, str]) -> Source:
     return Source(name, directory, config)
 
 
+def open_remote(text: str, environ: Mapping[str, str]) -> Source:
+    """Fetch a model on the hub or in S3 and open it: a serving.properties that comes with it counts.
+
+    Raises ModelError and ConfigError.
+    """
+    # HF_MODEL_ID names the model that is fetched here; in its own directory it is no further one.
+    local = {name: value for name, value in environ.items() if name != "HF_MODEL_ID"}
+    config = load(None, local)
+    source = open_source(fetch_model(text, config, config.options.revision), local)
+    return replace(source, name=source.config.options.model_name or remote_name(text))
+
+
+def remote_name(text: str) -> str:
+    """What a model on the hub or in S3 is called, as DJL Serving does: what is no letter or digit becomes `_`."""
+    if is_s3(text):
+        text = text.rstrip("/").rpartition("/")[2].removesuffix(".tar.gz")
+    return re.sub(r"\W|^_", "_", text.removeprefix("hf://"))
+
+
 def plan(source: Source) -> tuple[Config, Layout, EnginePlan]:
     """What the model's files are, and what they, the configuration and this machine come to. Raises DjlTrtllmError.
 
     The configuration is the source's, with what the rules about kinds of models and files had to say.
     """
-    layout = inspect(_model_files(source))
+    layout = inspect(model_files(source))
     if (tokenizer_dir := _tokenizer_dir(source)) is not None:
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
     config = check_model(
@@ -116,19 +137,14 @@ def prepare(source: Source) -> Model:
     return Model(source.name, source.directory, config, tokenizer, start, limits, defaults, custom)
 
 
-def _model_files(source: Source) -> Path:
-    """Where checkpoint or engine are: `option.model_id`, if it is a local path, or the model directory itself."""
+def model_files(source: Source) -> Path:
+    """Where checkpoint or engine are: what `option.model_id` names, fetched if it has to be, or the directory."""
     model_id = source.config.options.model_id
     if model_id is None:
         return source.directory
     if (found := _directory(source, model_id)) is not None:
         return found
-    where = source.config.origin("model_id")
-    raise ModelError(
-        f"option.model_id={masked('option.model_id', model_id)} ({where}) is not a directory on this machine. This "
-        "version serves local models: download the model and name its directory, or put its files beside "
-        "serving.properties and leave the option out"
-    )
+    return _fetched(source.config, "model_id", model_id, source.config.options.revision)
 
 
 def _tokenizer_dir(source: Source) -> Path | None:
@@ -138,11 +154,23 @@ def _tokenizer_dir(source: Source) -> Path | None:
         return None
     if (found := _directory(source, tokenizer)) is not None:
         return found
-    raise ModelError(
-        f"option.tokenizer={masked('option.tokenizer', tokenizer)} ({source.config.origin('tokenizer')}) is not a "
-        "directory on this machine: name the folder with tokenizer.json, or leave the option out where the tokenizer's "
-        "files are beside the model's"
-    )
+    return _fetched(source.config, "tokenizer", tokenizer, source.config.options.tokenizer_revision)
+
+
+def _fetched(config: Config, option: str, text: str, revision: str | None) -> Path:
+    if not is_remote(text):
+        raise ModelError(
+            f"option.{option}={masked(f'option.{option}', text)} ({config.origin(option)}) is not a directory on this "
+            "machine, nor the name of a model on the Hugging Face hub (owner/name), nor an s3:// address"
+        )
+    return fetch_model(text, config, revision)
+
+
+def fetch_model(text: str, config: Config, revision: str | None = None) -> Path:
+    """The local directory or archive of a model on the hub or in S3 (see `is_remote`). Raises DownloadError."""
+    options = config.options
+    hub_cache = None if options.download_dir is None else options.download_dir / "hub"
+    return fetch(text, config.engine_cache_dir / "downloads", logger.info, revision=revision, hub_cache=hub_cache)
 
 
 def _directory(source: Source, path: str) -> Path | None:

@@ -25,7 +25,9 @@ def main(what: str, root: Path, name: str, lease_seconds: float) -> None:
             (partial / "model.bin").write_bytes(b"half")
             time.sleep(600 if what == "half" else 0.5)
             (partial / "model.bin").write_bytes(b"the whole engine")
-            Manifest.of(partial, backend="openvino", checkpoint="x", options={}).write(partial)
+            Manifest.of(partial, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64").write(
+                partial
+            )
 
     fleet = FleetCache(ADDRESS, lease_seconds=lease_seconds)
     (root / f"ready-{name}").touch()

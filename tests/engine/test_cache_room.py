@@ -24,7 +24,9 @@ SIZE = 10_000
 def build(out: Path) -> None:
     with staged(out) as partial:
         (partial / "model.bin").write_bytes(bytes(SIZE))
-        Manifest.of(partial, backend="openvino", checkpoint="x", options={}).write(partial)
+        Manifest.of(partial, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64").write(
+            partial
+        )
 
 
 def filled(root: Path) -> EngineCache:

@@ -45,7 +45,9 @@ class Builder:
         with staged(out) as partial:
             time.sleep(self._seconds)
             (partial / "model.bin").write_bytes(b"the whole engine")
-            Manifest.of(partial, backend="openvino", checkpoint="x", options={}).write(partial)
+            Manifest.of(partial, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64").write(
+                partial
+            )
 
 
 def provide(out: Path, build: Builder, lines: list[str] | None = None, **settings: float) -> Path:

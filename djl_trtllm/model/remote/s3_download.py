@@ -7,9 +7,10 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -196,30 +197,47 @@ class _Download:
             )
 
     def _fetch_all(self, arrivals: list[_Arrival]) -> None:
-        pool = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="s3")
+        tasks: deque[Callable[[], None]] = deque()
+        for arrival in sorted(arrivals, key=lambda arrival: arrival.object.size, reverse=True):
+            missing = arrival.file.missing()
+            tasks += [partial(self._fetch_part, arrival, index) for index in missing]
+            # With parts missing, whoever fetches the last one completes the file.
+            if not missing and not arrival.file.complete:
+                tasks.append(partial(self._complete, arrival))
         try:
-            largest_first = sorted(arrivals, key=lambda arrival: arrival.object.size, reverse=True)
-            tasks = []
-            for arrival in largest_first:
-                # Looked at before anything of it runs: whoever fetches the last part completes the file.
-                complete, missing = arrival.file.complete, arrival.file.missing()
-                tasks += [pool.submit(self._fetch_part, arrival, index) for index in missing]
-                if not complete and not missing:
-                    tasks.append(pool.submit(self._complete, arrival))
-            self._wait(set(tasks))
+            self._run_all(tasks)
         finally:
-            self._stop.set()
-            pool.shutdown(cancel_futures=True)
             for arrival in arrivals:
                 arrival.file.close()
 
-    def _wait(self, pending: set[Future[None]]) -> None:
-        while pending:
-            done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-            if self._cancel is not None and self._cancel.is_set():
-                raise DownloadError(f"the download of {self._address} was cancelled")
+    def _run_all(self, tasks: deque[Callable[[], None]]) -> None:
+        """On threads that the end of the process does not wait for, unlike those of a ThreadPoolExecutor."""
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            while not self._stop.is_set():
+                try:
+                    task = tasks.popleft()
+                except IndexError:
+                    return
+                try:
+                    task()
+                except BaseException as error:
+                    failures.append(error)
+                    self._stop.set()
+
+        threads = [threading.Thread(target=work, name="s3", daemon=True) for _ in range(min(_CONNECTIONS, len(tasks)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_POLL_SECONDS)
+                if self._cancel is not None and self._cancel.is_set():
+                    self._stop.set()
+        if failures:
+            raise failures[0]
+        if self._stop.is_set():
+            raise DownloadError(f"the download of {self._address} was cancelled")
 
     def _fetch_part(self, arrival: _Arrival, index: int) -> None:
         file = arrival.file

@@ -291,7 +291,7 @@ def test_a_key_that_leads_out_is_refused(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_killed_download_is_gone_on_with(store: Store, tmp_path: Path) -> None:
-    store.bytes_per_second = 40_000
+    store.bytes_per_second = 16_000
     program = (
         "from tests.model.remote.test_s3_download import *; s3_download._PART_BYTES = PART; "
         f"download(ADDRESS, Path({str(tmp_path / 'downloads')!r}), print)"

@@ -1,0 +1,61 @@
+"""Compiling ahead of time, from and to wherever models are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from djl_trtllm.config import load
+from djl_trtllm.engine import compile_checkpoint
+from djl_trtllm.engine.manifest import MANIFEST_FILE
+from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.model.remote.fetch import is_remote
+from djl_trtllm.model.remote.upload import is_remote_destination, upload
+from djl_trtllm.service.model import fetch_model, model_files, open_source, remote_name
+
+_NEO_INPUT = "/opt/ml/model/input"
+_NEO_OUTPUT = "/opt/ml/model/compiled"
+_NEO_ERRORS = "/opt/ml/compilation/errors/errors.json"
+
+
+def compile_model(model: str, out: str, environ: Mapping[str, str], tell: Callable[[str], None]) -> str:
+    """Compile a checkpoint (a directory, a model of the hub, an S3 address) to a directory, S3 or the hub.
+
+    A serving.properties beside a local checkpoint counts, and so does what its `option.model_id` names. Returns where
+    the engine is. Raises DjlTrtllmError.
+    """
+    if is_remote(model):
+        config = load(None, environ)
+        checkpoint = fetch_model(model, config, config.options.revision)
+    else:
+        source = open_source(Path(model), environ)
+        config, checkpoint = source.config, model_files(source)
+    if not is_remote_destination(out):
+        return str(compile_checkpoint(config, checkpoint, Path(out), tell).path)
+    # Kept when the upload fails, so that the next run uploads what is there.
+    local = config.engine_cache_dir / "outgoing" / remote_name(out)
+    compile_checkpoint(config, checkpoint, local, tell)
+    upload(local, out, tell, last=MANIFEST_FILE)
+    shutil.rmtree(local, ignore_errors=True)
+    return out
+
+
+def compile_with_neo(environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    """Compile as SageMaker Neo's optimisation jobs want it: directories by variables, errors to a file.
+
+    Raises DjlTrtllmError, having written it.
+    """
+    model = environ.get("SM_NEO_INPUT_MODEL_DIR", _NEO_INPUT)
+    out = Path(environ.get("SM_NEO_COMPILED_MODEL_DIR", _NEO_OUTPUT))
+    errors = Path(environ.get("SM_NEO_COMPILATION_ERROR_FILE", _NEO_ERRORS))
+    variables = dict(environ)
+    if cache := environ.get("SM_NEO_CACHE_DIR"):
+        variables.setdefault("DJL_CACHE_DIR", cache)
+    try:
+        compile_model(model, str(out), variables, tell)
+    except DjlTrtllmError as error:
+        errors.parent.mkdir(parents=True, exist_ok=True)
+        errors.write_text(json.dumps({"error": str(error)}))
+        raise
