@@ -12,7 +12,7 @@ from djl_trtllm.config import Backend
 from djl_trtllm.config.choices import GuidedDecoding, KvCacheType
 from djl_trtllm.config.target import Target
 from djl_trtllm.engine.hardware import release_of
-from djl_trtllm.engine.tensorrt_llm_arguments import Collector, Facts
+from djl_trtllm.engine.tensorrt_llm_arguments import Collector, Facts, Phase
 from djl_trtllm.engine.tensorrt_llm_quantization import kv_cache_format, quantization
 
 _FREE_MEMORY_FRACTION = 0.95
@@ -234,7 +234,8 @@ def _lora(collector: Collector) -> None:
     engine = collector.facts.backend is Backend.TENSORRT
     if engine:
         collector.put(Target("LLM", "enable_lora"), True, "enable_lora")
-        if options.lora_target_modules is None and options.lora_dir is None:
+        building = Phase.BUILD in collector.phases
+        if building and options.lora_target_modules is None and options.lora_dir is None:
             collector.problems.append(
                 f"{collector.cited('enable_lora')}: a compiled engine must know which modules adapters change: set "
                 "option.lora_target_modules (such as attn_q,attn_k,attn_v), or option.lora_dir to an adapter"

@@ -38,6 +38,8 @@ _TOKENS_PER_ITERATION = 8192
 _MANY_TOKENS_PER_ITERATION = 16384
 _MOST_LOOKAHEAD = 16
 _TOKENS_PER_BLOCK = 32
+# TensorRT-LLM 1.3 tells its makers how it is used, unless it is told not to.
+_ENVIRONMENT = {"TRTLLM_NO_USAGE_STATS": "1"}
 _DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
 
 
@@ -62,7 +64,7 @@ class TensorRtLlmPlan(EnginePlan):
             "model": str(model),
             "tokenizer": str(self.tokenizer_dir),
             "arguments": self.running,
-            "environment": {},
+            "environment": _ENVIRONMENT,
             "max_sequences": self.max_sequences,
             "lookahead": min(_MOST_LOOKAHEAD, max(2, self.max_sequences // 4)),
             "max_seq_len": self.max_seq_len,

@@ -15,6 +15,15 @@ _ALGORITHMS = {
     Quantization.SMOOTHQUANT: "W8A8_SQ_PER_CHANNEL",
     Quantization.FP8: "FP8",
 }
+_SMOOTHQUANT = {
+    (False, False): "W8A8_SQ_PER_TENSOR_PLUGIN",
+    (True, False): "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN",
+    (False, True): "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
+    (True, True): "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
+}
+"""By option.smoothquant_per_token and option.smoothquant_per_channel, where one of them is set (TensorRT-LLM's
+`tests/integration/defs/accuracy/test_cli_flow.py` at 000a01de)."""
+
 _SAME = {
     Quantization.INT8: ("W8A16", "W8A16_GPTQ"),
     Quantization.INT4: ("W4A16", "W4A16_GPTQ"),
@@ -74,6 +83,9 @@ def _algorithm(config: Config) -> str | None:
         return str(options.quant_algo)
     if options.quantize is Quantization.AWQ and options.awq_format is AwqFormat.W4A8_AWQ:
         return "W4A8_AWQ"
+    chosen = config.is_set("smoothquant_per_token") or config.is_set("smoothquant_per_channel")
+    if options.quantize is Quantization.SMOOTHQUANT and chosen:
+        return _SMOOTHQUANT[options.smoothquant_per_token, options.smoothquant_per_channel]
     return None if options.quantize is None else _ALGORITHMS[options.quantize]
 
 

@@ -17,6 +17,7 @@ from djl_trtllm.config.rules import check_model
 from djl_trtllm.engine import EnginePlan, plan_engine
 from djl_trtllm.engine import prepare as prepare_engine
 from djl_trtllm.engine.manifest import Manifest
+from djl_trtllm.engine.tensorrt_llm_quantization import method_of
 from djl_trtllm.errors import ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
@@ -178,8 +179,11 @@ def _directory(source: Source, path: str) -> Path | None:
 
 
 def _compiled_as(layout: Layout) -> str | None:
-    """With which quantisation an engine was compiled, by its manifest."""
+    """With which quantisation an engine was compiled, by its manifest, or else by its own config.json."""
     if not layout.kind.is_engine or layout.engine_dir is None:
         return None
     manifest = Manifest.read(layout.engine_dir)
-    return None if manifest is None else str(manifest.options.get("quantize"))
+    if manifest is not None:
+        return str(manifest.options.get("quantize"))
+    method = method_of(layout.quantization)
+    return None if method is None else method.value

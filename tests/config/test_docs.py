@@ -26,8 +26,11 @@ def test_check_says_what_is_out_of_date(tmp_path: Path, capsys: pytest.CaptureFi
     assert "python -m djl_trtllm.config.docs" in capsys.readouterr().err
     assert main(["--root", str(tmp_path)]) == 0
     assert main(["--check", "--root", str(tmp_path)]) == 0
-    (tmp_path / "docs" / "options.md").write_text("old")
-    assert main(["--check", "--root", str(tmp_path)]) == 1
+    for page in ("options.md", "tensorrt-llm-names.md"):
+        (tmp_path / "docs" / page).write_text("old")
+        assert main(["--check", "--root", str(tmp_path)]) == 1
+        assert page in capsys.readouterr().err
+        assert main(["--root", str(tmp_path)]) == 0
 
 
 def test_the_page_has_every_option_with_its_aliases() -> None:

@@ -34,8 +34,6 @@ def test_what_early_engines_had_and_todays_have_not_is_retired() -> None:
         "rotary_dim",
         "rotary_scaling_type",
         "rotary_scaling_factor",
-        "smoothquant_per_token",
-        "smoothquant_per_channel",
         "multi_query_mode",
         "trtllm_checkpoint_path",
         "num_checkpoint_workers",

@@ -37,7 +37,15 @@ ADAPTER_OPTIONS = {
     "lora_cache_gpu_memory_fraction": ("0.1", "PeftCacheConfig.device_cache_percent", 0.1),
     "lora_cache_host_memory_bytes": ("1000", "PeftCacheConfig.host_cache_size", 1000),
 }
+SMOOTHQUANT_KINDS = {
+    ("false", "false"): "W8A8_SQ_PER_TENSOR_PLUGIN",
+    ("true", "false"): "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN",
+    ("false", "true"): "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
+    ("true", "true"): "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
+}
 LORA = {"enable_lora": "true", "lora_target_modules": "attn_q,attn_v"}
+TOGETHER = {*ADAPTER_OPTIONS, *LORA, "smoothquant_per_token", "smoothquant_per_channel"}
+"""Options that mean something with others only, and have tests of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +203,7 @@ def test_every_option_with_an_effect_has_a_case(backend: str) -> None:
         option = declared.option
         effect = getattr(option, backend)
         if not option.retired and not option.effect and not effect.startswith(("no effect", "ignored")):
-            assert declared.name in cases | ADAPTER_OPTIONS.keys() | LORA.keys(), declared.name
+            assert declared.name in cases | TOGETHER, declared.name
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.option)
@@ -526,6 +534,15 @@ def test_guides_are_there_unless_they_are_switched_off(model: Path) -> None:
     assert "LLM.guided_decoding_backend" not in running(model, backend="autodeploy")
     (problem,) = problems(model, guided_decoding_backend="llguidance")
     assert "a compiled engine has xgrammar only" in problem
+
+
+@pytest.mark.parametrize("kind", SMOOTHQUANT_KINDS)
+def test_the_kind_of_smoothquant_is_chosen_by_its_two_options(model: Path, kind: tuple[str, str]) -> None:
+    per_token, per_channel = kind
+    options = {"smoothquant_per_token": per_token, "smoothquant_per_channel": per_channel}
+    arguments = planned(model, quantize="smoothquant", **options).building
+    assert arguments["quant_config"]["quant_algo"] == {"enum": "QuantAlgo", "name": SMOOTHQUANT_KINDS[kind]}
+    assert "quant_config" not in planned(model, **options).building
 
 
 @pytest.mark.parametrize("name", ADAPTER_OPTIONS)

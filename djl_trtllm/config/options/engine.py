@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from djl_trtllm.config.option import Option, Scope
+from djl_trtllm.config.option import Option
 from djl_trtllm.config.options.documents import OURS
 from djl_trtllm.config.options.group import OptionGroup
 
@@ -34,7 +34,6 @@ class EngineOptions(OptionGroup):
             above=0,
             effect="bound of the engine cache",
             source=OURS,
-            scope=Scope.SERVER,
         ),
     ] = 256.0
     engine_cache: Annotated[
@@ -47,7 +46,6 @@ class EngineOptions(OptionGroup):
             default_note="none: engines are kept in option.engine_cache_dir only",
             effect="engines are looked up and kept there as well",
             source=OURS,
-            scope=Scope.SERVER,
         ),
     ] = None
     engine_cache_wait: Annotated[
@@ -60,7 +58,6 @@ class EngineOptions(OptionGroup):
             at_least=0,
             effect="longest wait for another machine's engine",
             source=OURS,
-            scope=Scope.SERVER,
         ),
     ] = 3600.0
     inference_num_threads: Annotated[

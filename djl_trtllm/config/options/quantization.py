@@ -60,11 +60,12 @@ class QuantizationOptions(OptionGroup):
         bool,
         Option(
             "option.smoothquant_per_token",
-            "One scale per token, chosen while running: slower and more accurate.",
-            retired=(
-                "today's quantiser makes one kind of smoothquant, W8A8_SQ_PER_CHANNEL; option.quant_algo names the "
-                "others for checkpoints that have them"
-            ),
+            "One scale per token, chosen while running: slower and more accurate. Only with "
+            "`option.quantize=smoothquant`.",
+            tensorrt="with option.smoothquant_per_channel, which smoothquant QuantConfig.quant_algo is "
+            "(W8A8_SQ_PER_..._PLUGIN); neither of them set is W8A8_SQ_PER_CHANNEL",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: smoothquant is refused",
             source=LMI,
         ),
     ] = False
@@ -72,8 +73,11 @@ class QuantizationOptions(OptionGroup):
         bool,
         Option(
             "option.smoothquant_per_channel",
-            "One scale per channel, chosen while running: slower and more accurate.",
-            retired="today's quantiser always makes one scale per channel (W8A8_SQ_PER_CHANNEL)",
+            "One scale per channel of the weights: slower and more accurate. Only with `option.quantize=smoothquant`.",
+            tensorrt="with option.smoothquant_per_token, which smoothquant QuantConfig.quant_algo is "
+            "(W8A8_SQ_PER_..._PLUGIN); neither of them set is W8A8_SQ_PER_CHANNEL",
+            pytorch="no effect: this backend does not quantise",
+            openvino="no effect: smoothquant is refused",
             source=LMI,
         ),
     ] = False
