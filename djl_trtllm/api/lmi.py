@@ -309,6 +309,7 @@ def _request(
         stop=values.get("stop", ()),
         stop_token_ids=values.get("stop_token_ids", ()),
         logprobs=logprobs,
+        asks_logprobs=values.get("details", False),
         needs_logprobs=values.get("logprobs", False) or sampling.best_of is not None,
         truncate=values.get("truncate"),
         bad=values.get("bad", ()),

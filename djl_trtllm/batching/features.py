@@ -59,6 +59,12 @@ _NEEDS = (
 )
 
 
+def gives_logprobs(request: GenerationRequest, features: Set[Feature]) -> bool:
+    """Whether a request that has a place for log-probabilities gets them from an executor with these features."""
+    wanted = request.asks_logprobs or request.needs_logprobs or Feature.FREE_LOGPROBS in features
+    return Feature.LOGPROBS in features and wanted
+
+
 def require(request: GenerationRequest, features: Set[Feature]) -> None:
     """Raise UnsupportedParameterError, naming the parameters, for what an executor with these features cannot do."""
     missing = [

@@ -68,9 +68,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Exactly one of `prompt`, `prompt_ids` and `messages` (chat, for the tokenizer's chat template) is set.
     `stop` strings end a sequence and are not part of its text; `logprobs` asks for the chosen token's
-    log-probability with every token where the engine gives it, `needs_logprobs` says that the request is no use
-    without. `truncate` keeps the last so many prompt tokens. `bad` strings must not come, `guide` holds the output to a
-    form, `adapter` is the name of a LoRA adapter.
+    log-probability with every token where the engine gives it: `asks_logprobs` says that the client did and not only
+    the format of its answer, `needs_logprobs` that the request is no use without. `truncate` keeps the last so many
+    prompt tokens. `bad` strings must not come, `guide` holds the output to a form, `adapter` is the name of a LoRA
+    adapter.
     """
 
     prompt: str | None = None
@@ -80,6 +81,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: bool = False
+    asks_logprobs: bool = False
     needs_logprobs: bool = False
     truncate: int | None = None
     bad: tuple[str, ...] = ()

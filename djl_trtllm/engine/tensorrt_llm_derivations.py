@@ -200,13 +200,6 @@ def _cuda_graphs(collector: Collector) -> None:
         collector.put(target, {"class": "CudaGraphConfig"}, "use_cuda_graph")
 
 
-def _logits(collector: Collector) -> None:
-    """On an engine log-probabilities are made from gathered logits, and that is chosen when it is loaded."""
-    target = Target("LLM", "gather_generation_logits")
-    if collector.facts.backend is Backend.TENSORRT and target not in collector:
-        collector.put(target, True)
-
-
 def _guided_decoding(collector: Collector) -> None:
     options, target = collector.options, Target("LLM", "guided_decoding_backend")
     engine = collector.facts.backend is Backend.TENSORRT
@@ -267,7 +260,6 @@ _DERIVATIONS: tuple[Callable[[Collector], None], ...] = (
     _scheduler,
     _knobs,
     _cuda_graphs,
-    _logits,
     _guided_decoding,
     _lora,
     _files,

@@ -76,7 +76,7 @@ class OpenVinoExecutor:
         self.limits = Limits(
             max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_SIZE, max_seq_len=max_seq_len
         )
-        self.features = [Feature.LOGPROBS]
+        self.features = [Feature.LOGPROBS, Feature.FREE_LOGPROBS]
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,

@@ -42,6 +42,8 @@ class Feature(str, enum.Enum):
     """
 
     LOGPROBS = "logprobs"
+    FREE_LOGPROBS = "free_logprobs"
+    """Log-probabilities cost next to nothing: they are asked for wherever an answer has a place for them."""
     JSON = "json"
     """Output that is any JSON object, or one of a JSON schema."""
     REGEX = "regex"

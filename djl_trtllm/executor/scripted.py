@@ -75,7 +75,7 @@ class ScriptedExecutor:
             max_seq_len=script.max_seq_len,
         )
         self.details: dict[str, Any] = {}
-        self.features = [Feature.LOGPROBS]
+        self.features = [Feature.LOGPROBS, Feature.FREE_LOGPROBS]
 
     @property
     def busy(self) -> bool:

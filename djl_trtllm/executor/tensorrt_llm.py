@@ -22,8 +22,7 @@ from djl_trtllm.executor.tensorrt_llm_request import Pulse, RunningRequest
 from djl_trtllm.executor.tensorrt_llm_sampling import Sampler, guide_arguments, sampling_arguments
 from djl_trtllm.executor.workers import Workers
 
-_TICK_SECONDS = 0.5
-_SIGN_OF_LIFE_SECONDS = 1.0
+_LONGEST_TICK_SECONDS = 0.5
 _STATISTICS_SECONDS = 1.0
 _UNANSWERED_SECONDS = 1.0
 _SHUTDOWN_SECONDS = 4.0
@@ -110,24 +109,25 @@ class TensorRtLlmExecutor:
         self._outbox = outbox
         self._lost = asyncio.get_running_loop().create_future()
         reading = asyncio.create_task(self._read_statistics()) if self._reads_statistics else None
+        # In ticks, so that a pause of this process is not held against the engine.
+        tick = min(_LONGEST_TICK_SECONDS, self._hang_timeout / 8)
         silent_for = unsent_for = 0.0
         try:
             while True:
                 beats, sent = self._pulse.beats, outbox.sent
-                await asyncio.wait({self._lost}, timeout=_TICK_SECONDS)
+                await asyncio.wait({self._lost}, timeout=tick)
                 if self._lost.done():
                     return self._lost.result()
-                # In ticks, so that a pause of this process is not held against the engine.
-                silent_for = silent_for + _TICK_SECONDS if self._requests and beats == self._pulse.beats else 0.0
-                unsent_for = unsent_for + _TICK_SECONDS if self._requests and sent == outbox.sent else 0.0
+                silent_for = silent_for + tick if self._requests and beats == self._pulse.beats else 0.0
+                unsent_for = unsent_for + tick if self._requests and sent == outbox.sent else 0.0
                 if silent_for > self._hang_timeout:
                     raise EngineLostError(
                         f"TensorRT-LLM has been silent for {self._hang_timeout:g} seconds with {len(self._requests)} "
                         "requests in it (option.executor_hang_timeout)"
                     )
-                self._check_aborts()
-                if unsent_for >= _SIGN_OF_LIFE_SECONDS:
-                    outbox.flush()
+                self._check_aborts(tick)
+                if unsent_for >= 2 * tick:
+                    outbox.flush()  # with nothing in it, for the server's own watch
         finally:
             if reading is not None:
                 reading.cancel()
@@ -220,11 +220,11 @@ class TensorRtLlmExecutor:
         if not self._lost.done():
             self._lost.set_exception(error)
 
-    def _check_aborts(self) -> None:
+    def _check_aborts(self, tick: float) -> None:
         for request in list(self._requests.values()):
             if request.aborted_for is None:
                 continue
-            request.aborted_for += _TICK_SECONDS
+            request.aborted_for += tick
             if not request.answered and request.aborted_for >= _UNANSWERED_SECONDS:
                 # The PyTorch backend drops a request that waits without a word; the engine backend ends it when its
                 # turn comes. If it is being computed after all, the next one waits inside the engine.

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from djl_trtllm.api import Call, Prompt
-from djl_trtllm.batching.features import require
+from djl_trtllm.batching.features import gives_logprobs, require
 from djl_trtllm.batching.generation import Generation
 from djl_trtllm.batching.request import Consumer, GenerationRequest, Token
 from djl_trtllm.batching.rolling_batch import RollingBatch
@@ -165,7 +165,7 @@ class ModelService:
         assert client is not None  # there is a batch
         require(request, client.features)
         adapter = None if request.adapter is None else self.adapters.find(request.adapter)
-        if Feature.LOGPROBS not in client.features:
+        if request.logprobs and not gives_logprobs(request, client.features):
             request = replace(request, logprobs=False)
         sequences = request.sampling.sequences
         batch.admit(sequences)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from djl_trtllm.batching import GenerationRequest, SamplingParameters
-from djl_trtllm.batching.features import require
+from djl_trtllm.batching.features import gives_logprobs, require
 from djl_trtllm.errors import UnsupportedParameterError
 from djl_trtllm.executor.protocol import Adapter, Feature, Guide, GuideKind
 from djl_trtllm.model import Tokenizer
@@ -26,10 +26,18 @@ ASKING = {
 
 
 def test_every_feature_can_be_asked_for() -> None:
-    assert set(ASKING) == set(Feature)
+    assert set(ASKING) == set(Feature) - {Feature.FREE_LOGPROBS}
 
 
-@pytest.mark.parametrize("feature", Feature)
+def test_log_probabilities_that_cost_something_come_to_those_who_ask() -> None:
+    shown, asked = (GenerationRequest(prompt="a", logprobs=True, asks_logprobs=asks) for asks in (False, True))
+    assert not gives_logprobs(shown, {Feature.LOGPROBS})
+    assert gives_logprobs(asked, {Feature.LOGPROBS})
+    assert gives_logprobs(shown, {Feature.LOGPROBS, Feature.FREE_LOGPROBS})
+    assert not gives_logprobs(asked, set())
+
+
+@pytest.mark.parametrize("feature", ASKING)
 def test_a_request_needs_the_features_it_asks_for_and_no_other(feature: Feature) -> None:
     require(ASKING[feature], {feature})
     with pytest.raises(UnsupportedParameterError, match=r"not supported by this backend: .+: .+"):

@@ -310,14 +310,15 @@ CASES = (
     Case("gather_context_logits", "true", building={"BuildConfig.gather_context_logits": True}),
     Case(
         "gather_generation_logits",
-        "false",
-        running={"LLM.gather_generation_logits": False},
-        pytorch={"LLM.gather_generation_logits": False},
+        "true",
+        running={"LLM.gather_generation_logits": True},
+        pytorch={"LLM.gather_generation_logits": True},
     ),
     Case(
         "gather_all_token_logits",
         "true",
         building={"BuildConfig.gather_context_logits": True},
+        running={"LLM.gather_generation_logits": True},
         pytorch={"LLM.gather_generation_logits": True},
     ),
     Case("strongly_typed", "false", building={"BuildConfig.strongly_typed": False}),

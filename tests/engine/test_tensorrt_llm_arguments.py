@@ -133,7 +133,6 @@ def test_an_engine_is_run_with_the_documents_defaults(model: Path) -> None:
         "KvCacheConfig.enable_block_reuse": False,
         "KvCacheConfig.free_gpu_memory_fraction": 0.95,
         "KvCacheConfig.tokens_per_block": 64,
-        "LLM.gather_generation_logits": True,
         "LLM.guided_decoding_backend": "xgrammar",
         "LLM.max_batch_size": 32,
         "LLM.max_num_tokens": 8192,

@@ -55,7 +55,6 @@ def test_a_compiled_engines_limits_are_the_plans(engine: Path) -> None:
         "model": str(engine),
         "tokenizer": str(engine),
         "arguments": {
-            "gather_generation_logits": True,
             "guided_decoding_backend": "xgrammar",
             "kv_cache_config": {
                 "class": "KvCacheConfig",
@@ -76,7 +75,7 @@ def test_a_compiled_engines_limits_are_the_plans(engine: Path) -> None:
         "tokens_per_block": 32,
         "hang_timeout": 60.0,
         "iteration_stats": True,
-        "logprobs": True,
+        "logprobs": False,
         "guided": True,
         "lora": False,
         "max_beam_width": 2,
@@ -126,8 +125,9 @@ def test_a_length_above_the_models_context_is_not_asked_of_the_engine(tmp_path: 
     assert "the longest sequence is 256 tokens, the model's context, and not 4096" in plan.notes[0]
 
 
-def test_log_probabilities_are_there_unless_their_logits_are_switched_off(engine: Path) -> None:
-    assert engine_plan(engine, gather_generation_logits="false").executor_options()["logprobs"] is False
+def test_log_probabilities_are_there_where_their_logits_are_kept(engine: Path) -> None:
+    assert engine_plan(engine).executor_options()["logprobs"] is False
+    assert engine_plan(engine, gather_generation_logits="true").executor_options()["logprobs"] is True
 
 
 def test_an_engine_is_served_as_it_is(engine: Path) -> None:
@@ -331,4 +331,4 @@ def test_the_details_are_what_one_would_write_in_python(checkpoint: Path) -> Non
         "max_seq_len=256, plugin_config=PluginConfig(tokens_per_block=64)), "
         "quant_config=QuantConfig(quant_algo=QuantAlgo.W8A16))"
     )
-    assert runs.startswith("TensorRT-LLM runs LLM(gather_generation_logits=True, guided_decoding_backend='xgrammar', ")
+    assert runs.startswith("TensorRT-LLM runs LLM(guided_decoding_backend='xgrammar', ")

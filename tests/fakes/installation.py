@@ -19,7 +19,7 @@ _HERE = Path(__file__).parent
 _OBJECTS = {
     "LLM": ("LLM", "llm", "LLM"),
     "BaseLlmArgs": ("BaseLlmArgs", "arguments", "BaseLlmArgs"),
-    "LLM.tensorrt": ("LLM", "llm", "_TrtLLM"),
+    "LLM.tensorrt": ("LLM", "engine_llm", "_TrtLLM"),
     "LLM.pytorch": ("LLM", "llm", "LLM"),
     "LLM.autodeploy": ("LLM", "llm", "AutoDeployLLM"),
     "SamplingParams": ("SamplingParams", "sampling", "SamplingParams"),

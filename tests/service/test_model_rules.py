@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from engine.helpers import write_checkpoint, write_engine_files
+from engine.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 
+from djl_trtllm.engine import Hardware
 from djl_trtllm.errors import ConfigError, ModelError
 from djl_trtllm.service import open_source, plan, prepare
 
@@ -30,6 +32,19 @@ def test_a_compiled_engine_cannot_be_quantised(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="the model is a compiled engine"):
         plan(source)
     plan(open_source(checkpoint, {"OPTION_BACKEND": "openvino", "OPTION_QUANTIZE": "none"}))
+
+
+def test_a_compiled_engine_that_is_quantised_so_already_is_no_contradiction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hardware, "probe", gpu_machine)
+    path = write_tensorrt_engine(tmp_path / "engine")
+    config = json.loads((path / "config.json").read_text())
+    config["pretrained_config"]["quantization"] = {"quant_algo": "W4A16_AWQ"}
+    (path / "config.json").write_text(json.dumps(config))
+    plan(open_source(path, {"OPTION_QUANTIZE": "awq"}))
+    with pytest.raises(ConfigError, match=r"option\.quantize=fp8 .*the model is a compiled engine"):
+        plan(open_source(path, {"OPTION_QUANTIZE": "fp8"}))
 
 
 def test_hf_model_id_is_the_model_that_is_served(checkpoint: Path, tmp_path: Path) -> None:

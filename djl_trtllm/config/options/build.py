@@ -84,11 +84,12 @@ class BuildOptions(OptionGroup):
         bool | None,
         Option(
             "option.gather_generation_logits",
-            "Keep the logits of generated tokens. On a compiled engine their log probabilities need it, and so do "
-            "responses with details; it takes batch times vocabulary times 4 bytes of GPU memory, and on one GPU the "
-            "engine runs inside the process that serves it.",
-            example="false",
-            default_note="on for a compiled engine; PyTorch has log probabilities without",
+            "Keep the logits of generated tokens, which a compiled engine makes log probabilities from; without it "
+            "they are null. It takes batch times vocabulary times 4 bytes of GPU memory, on one GPU the engine then "
+            "runs inside the process that serves it, and requests with log probabilities that are cancelled run to "
+            "their end.",
+            example="true",
+            default_note="off; PyTorch has log probabilities without",
             tensorrt="LLM(gather_generation_logits)",
             pytorch="LLM(gather_generation_logits)",
             openvino="no effect: chosen per request",

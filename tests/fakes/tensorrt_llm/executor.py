@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from queue import Queue
 from typing import Any
 
+from .engine import Engine
 from .errors import RequestError
 from .ipc import IpcQueue
 from .logger import logger, print_colored
@@ -25,8 +26,8 @@ from .queues import AsyncQueue, ManagedThread, SyncQueue
 from .requests import CancellingRequest, GenerationRequest
 from .responses import ErrorResponse, is_llm_response
 from .results import GenerationResult, IterationResult, no_iterations
-from .scheduler import Engine, Settings
 from .worker import load_engine, worker_main
+from .worker_settings import WorkerSettings
 
 
 class GenerationExecutor:
@@ -161,7 +162,7 @@ class GenerationExecutorProxy(GenerationExecutor):
     """Requests to the workers, and a thread that hands out what comes back."""
 
     def __init__(
-        self, settings: Settings, world_size: int, session: MpiPoolSession | None, gc_threshold: int | None
+        self, settings: WorkerSettings, world_size: int, session: MpiPoolSession | None, gc_threshold: int | None
     ) -> None:
         super().__init__()
         self.workers_started = False
@@ -178,7 +179,7 @@ class GenerationExecutorProxy(GenerationExecutor):
         # The threads that MPI joins are joined before the atexit handlers run.
         threading._register_atexit(self.pre_shutdown)  # type: ignore[attr-defined]
 
-    def _start_workers(self, settings: Settings, world_size: int) -> None:
+    def _start_workers(self, settings: WorkerSettings, world_size: int) -> None:
         self_ref = weakref.ref(self)
 
         def done(future: concurrent.futures.Future[Any]) -> None:
@@ -283,7 +284,7 @@ class GenerationExecutorProxy(GenerationExecutor):
 class GenerationExecutorWorker(GenerationExecutor):
     """The engine in this process. A refused request is raised by `submit` itself."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         super().__init__()
         logger.warning("Using single process worker for TP1, this may hurt streaming generation performance.")
         self._engine: Engine | None = load_engine(settings, 0)

@@ -28,6 +28,12 @@ class MpiPoolSession:
     """`n_workers` ranks. A task goes to every rank; its future stays pending where the rank was killed."""
 
     def __init__(self, n_workers: int) -> None:
+        if "OMPI_COMM_WORLD_RANK" in os.environ:
+            # Without the guard a rank comes here when it imports the main module.
+            raise RuntimeError(
+                "Only rank 0 can submit requests.\nTo fix this, ensure that the llm.generate(...) method is guarded "
+                "with the `if __name__ == '__main__':` block."
+            )
         self.n_workers = n_workers
         self.directory = tempfile.mkdtemp(prefix="mpi-")
         listener = Listener(f"{self.directory}/pool", "AF_UNIX")

@@ -37,6 +37,18 @@ DEFAULTS: dict[str, Any] = {
     "guided_text": "{}",
     "faults": [],
 }
+"""What a script may hold.
+
+- `steps_per_second`: iterations; 0 is as fast as the caller reads. `prefill_seconds`: more for one with a context.
+- `end_after`: tokens after which the model emits its end token.
+- `build_error`: "oom" (PyTorch's, at the weights), "quantize_oom", "build_oom" (TensorRT's), "unsupported", "option",
+  "die", or the message of a RuntimeError. `load_error`: "oom", "deserialize", "die", "hang", or a message.
+- `cancel_latency`: iterations from an abort to its effect. `guided_text`: the output of guided requests.
+- `faults`: `{"action": ..., "at_token": 0, "max_new_tokens": ...}`, before token `at_token` of a request whose
+  SamplingParams.max_tokens is `max_new_tokens` (of any, where that is not given). Actions: "error" (of the request,
+  with `message`), "cuda" (the engine fails all requests from now on), "raise" (the worker raises CppExecutorError),
+  "die" (SIGKILL), "segfault", "exit", "stop" (SIGSTOP), "hang".
+"""
 
 
 def device_count() -> int:

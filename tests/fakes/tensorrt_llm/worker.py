@@ -10,12 +10,13 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from .engine import Engine
 from .engine_files import deserialize_error, load_rank
 from .errors import RequestError
 from .ipc import IpcQueue
 from .logger import cpp_log, logger
 from .requests import CancellingRequest
-from .scheduler import Engine, Settings
+from .worker_settings import WorkerSettings
 
 _OUT_OF_MEMORY = (
     "Executor creation failed due to insufficient GPU memory.\n\n"
@@ -33,7 +34,7 @@ _OUT_OF_MEMORY_ENGINE = (
 )
 
 
-def load_engine(settings: Settings, rank: int) -> Engine:
+def load_engine(settings: WorkerSettings, rank: int) -> Engine:
     """Raises what the real one does where the script says so."""
     script = settings.script
     time.sleep(script["load_seconds"])
@@ -58,7 +59,7 @@ def load_engine(settings: Settings, rank: int) -> Engine:
 
 
 def worker_main(
-    rank: int, settings: Settings, addresses: tuple[tuple[str, bytes], ...], world_size: int, barrier: str
+    rank: int, settings: WorkerSettings, addresses: tuple[tuple[str, bytes], ...], world_size: int, barrier: str
 ) -> None:
     """Ends when the proxy says so; an error of the engine is the future's."""
     requests = status = results = stats = None

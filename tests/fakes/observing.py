@@ -1,0 +1,55 @@
+"""Runs scenarios with a fake TensorRT-LLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import fake_tensorrt_llm
+
+SCENARIOS = Path(__file__).parent / "programs" / "scenarios.py"
+PROMPT = [5, 6, 7, 8, 9]
+"""What scenarios ask for unless they are told another."""
+
+Call = tuple[str, dict[str, Any]]
+
+
+def call(scenario: str, **arguments: Any) -> Call:
+    """A scenario of `programs/scenarios.py` and what it is asked."""
+    return scenario, arguments
+
+
+def start(directory: Path, *calls: Call, **installation: Any) -> subprocess.Popen[str]:
+    """A process that goes through `calls`, with a fake TensorRT-LLM."""
+    environ = fake_tensorrt_llm(directory, **installation)
+    return subprocess.Popen(
+        [sys.executable, str(SCENARIOS), json.dumps(calls, default=str)],
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+class Observer:
+    """Runs scenarios. Keyword arguments are those of `fake_tensorrt_llm`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.printed = ""
+
+    def __call__(self, *calls: Call, **installation: Any) -> Any:
+        """What the scenario saw; a list where there are several. `printed` is what the process printed."""
+        process = start(self._directory, *calls, **installation)
+        try:
+            output, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        self.printed = output + errors
+        assert process.returncode == 0, self.printed
+        seen = json.loads(output.rstrip().rsplit("\n", 1)[-1])
+        return seen if len(calls) > 1 else seen[0]

@@ -1,0 +1,297 @@
+"""What the LLM classes of all backends share (facts §2.1, §2.6)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import names
+from .build import positions, pretrained_config
+from .call_log import record
+from .executor import GenerationExecutorProxy, GenerationExecutorWorker
+from .logger import logger
+from .mpi import MpiPoolSession
+from .results import RequestOutput
+from .sampling import SamplingParams
+from .settings import device_count, device_memory, script
+from .tokenizer import load_hf_tokenizer
+from .worker_settings import WorkerSettings
+
+_POSITIONAL = (
+    "tokenizer",
+    "tokenizer_mode",
+    "skip_tokenizer_init",
+    "trust_remote_code",
+    "tensor_parallel_size",
+    "dtype",
+    "revision",
+    "tokenizer_revision",
+)
+
+
+@dataclass
+class LlmBuildStats:
+    cache_hitted: bool = False
+    cache_info: str | None = None
+    model_from_hf_hub: bool = False
+    local_model_dir: Path | None = None
+    engine_dir: Path | None = None
+    build_steps_info: list[tuple[str, float]] = field(default_factory=list)
+
+
+class BaseLLM:
+    """Loads on construction; see facts §2.1."""
+
+    _owner = ""
+    _args_class: Any = None
+    _backend: str | None = None
+
+    def __init__(self, model: str | Path, *positional: Any, **kwargs: Any) -> None:
+        given = {**dict(zip(_POSITIONAL, positional, strict=False)), **kwargs}
+        record(self._owner, {"model": model, **given})
+        self._executor: Any = None
+        self.mpi_session: MpiPoolSession | None = None
+        given.pop("executor_cls", None)
+        try:
+            for name in given:
+                if name not in self._args_class.model_fields and name not in ("_mpi_session", "backend"):
+                    raise ValueError(f"{type(self).__name__} got invalid argument: {name}")
+            self.args = self._args_class(model=model, **given)
+        except Exception as error:
+            logger.error(f"Failed to parse the arguments for the LLM constructor: {error}")
+            raise
+        if self.args.worker_count > 1:
+            if device_count() < self.args.worker_count:
+                raise RuntimeError(
+                    f"Only {device_count()} GPUs are available, but {self.args.worker_count} are required."
+                )
+            logger.info(f"start MpiSession with {self.args.worker_count} workers")
+            self.mpi_session = MpiPoolSession(n_workers=self.args.worker_count)
+        elif not device_count():
+            raise RuntimeError("No CUDA GPUs are available")
+        self.llm_build_stats = LlmBuildStats()
+        self._engine_dir: Path | None = None
+        try:
+            self._build_model()
+        except Exception:
+            if self.mpi_session is not None:
+                self.mpi_session.shutdown()
+            raise
+        atexit.register(BaseLLM._shutdown_wrapper, weakref.ref(self))
+
+    def _build_model(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def llm_id(self) -> str:
+        return f"{os.uname().nodename}-{os.getpid()}-{int(time.time() * 1000)}"
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def _load_tokenizer(self) -> Any:
+        if self.args.skip_tokenizer_init:
+            return None
+        given = self.args.tokenizer
+        if given is not None:
+            return load_hf_tokenizer(Path(given)) if isinstance(given, (str, Path)) else given
+        return load_hf_tokenizer(Path(self.args.model))
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, inputs: Any, sampling_params: Any = None, use_tqdm: bool = True, lora_request: Any = None, **others: Any
+    ) -> Any:
+        single = not isinstance(inputs, list) or isinstance(inputs[0], int)
+        prompts = [inputs] if single else inputs
+
+        def at(value: Any, place: int) -> Any:
+            return value[place] if isinstance(value, list) else value
+
+        futures = [
+            self.generate_async(
+                prompt,
+                sampling_params=at(sampling_params, place),
+                lora_request=at(lora_request, place),
+                streaming=False,
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+        for future in futures:
+            future.result()
+        return futures[0] if single else futures
+
+    def generate_async(self, inputs: Any, sampling_params: Any = None, **others: Any) -> RequestOutput:
+        """By keyword but for the first two: what follows has another order in every version (facts §2.6)."""
+        record("generate_async", {"inputs": inputs, "sampling_params": sampling_params, **others})
+        for name in others:
+            if name not in names.arguments("generate_async"):
+                raise TypeError(f"BaseLLM.generate_async() got an unexpected keyword argument '{name}'")
+        lora_request, streaming = others.get("lora_request"), others.get("streaming", False)
+        if self._executor is None or self._executor.is_shutdown():
+            raise RuntimeError("LLM is shutting down")
+        sampling_params = self._prepare_sampling_params(sampling_params)
+        prompt, prompt_token_ids = self._tokenize(inputs, sampling_params)
+        self._check_arguments(len(prompt_token_ids), sampling_params)
+        result = self._executor.generate_async(prompt_token_ids, sampling_params, lora_request, streaming)
+        return RequestOutput._from_generation_result(result, prompt, self.tokenizer)
+
+    def _tokenize(self, inputs: Any, params: Any) -> tuple[str | None, list[int]]:
+        if isinstance(inputs, str):
+            inputs = {"prompt": inputs}
+        elif isinstance(inputs, list) and all(isinstance(token_id, int) for token_id in inputs):
+            inputs = {"prompt_token_ids": inputs}
+        if not isinstance(inputs, dict):
+            raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
+        if "prompt_token_ids" in inputs:
+            return None, inputs["prompt_token_ids"]
+        token_ids = self.tokenizer.encode(inputs["prompt"], add_special_tokens=params.add_special_tokens)
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        return inputs["prompt"], token_ids
+
+    def _prepare_sampling_params(self, params: Any) -> Any:
+        if params is None:
+            params = SamplingParams()
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"The sampling_params must be type SamplingParams or None, but got {type(params)}")
+        if params.end_id is None:
+            if self.tokenizer is None:
+                raise ValueError(
+                    "tokenizer is required to reset end_id if it is None, or you can explicitly specify the end_id for "
+                    "sampling_params"
+                )
+            params._setup(self.tokenizer)
+        if self._backend is None:
+            if params.prompt_logprobs and not params.return_context_logits:
+                params.return_context_logits = True
+                params._context_logits_auto_enabled = True
+            if params.logprobs and not params.return_generation_logits:
+                params.return_generation_logits = True
+                params._generation_logits_auto_enabled = True
+        if params._stream_interval is None:
+            params._stream_interval = getattr(self.args, "stream_interval", 1)
+        params.return_perf_metrics = params.return_perf_metrics or getattr(self.args, "return_perf_metrics", False)
+        return params
+
+    def _check_arguments(self, prompt_length: int, params: Any) -> None:
+        raise NotImplementedError
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        return self._executor.get_stats(timeout)
+
+    def get_stats_async(self, timeout: float | None = 2) -> Any:
+        return self._executor.aget_stats(timeout)
+
+    def shutdown(self) -> None:
+        if getattr(self, "_executor", None) is not None:
+            self._executor.shutdown()
+            self._executor = None
+        if getattr(self, "mpi_session", None) is not None:
+            self.mpi_session.shutdown()
+            self.mpi_session = None
+
+    @staticmethod
+    def _shutdown_wrapper(reference: Any) -> None:
+        instance = reference()
+        if instance is not None:
+            instance.shutdown()
+
+    def __enter__(self) -> BaseLLM:
+        return self
+
+    def __exit__(self, *_: Any) -> bool:
+        self.shutdown()
+        return False
+
+    def __getstate__(self) -> Any:
+        raise RuntimeError("LLM object can not be pickled.")
+
+    def __del__(self) -> None:
+        self.shutdown()
+
+    if "_check_health" in names.members("LLM"):
+
+        def _check_health(self) -> bool:
+            return self._executor is not None and self._executor.check_health()
+
+    # -- the executor --------------------------------------------------------------------------------------------------
+
+    def _start(self, config: dict[str, Any], build_config: Any, return_logits: bool) -> None:
+        """`config` is the Hugging Face one, or an engine's pretrained_config."""
+        args = self.args
+        self._settings = self._worker_settings(config, build_config)
+        asked = return_logits or os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1"
+        if asked and args.worker_count == 1:
+            self._executor = GenerationExecutorWorker(self._settings)
+        else:
+            threshold = getattr(args, "garbage_collection_gen0_threshold", None)
+            session = self.mpi_session
+            self._executor = GenerationExecutorProxy(self._settings, args.worker_count, session, threshold)
+
+    def _worker_settings(self, config: dict[str, Any], build_config: Any) -> WorkerSettings:
+        args = self.args
+        policy = args.scheduler_config.capacity_scheduler_policy
+        pytorch = self._backend is not None
+        eos = getattr(self.tokenizer, "eos_token_id", None)
+        if eos is None:
+            eos = config.get("eos_token_id")
+            eos = eos[0] if isinstance(eos, list) else eos
+        max_seq_len = args.max_seq_len
+        if build_config is not None:
+            max_seq_len = max_seq_len or build_config.max_seq_len
+        guided_text = script()["guided_text"]
+        return WorkerSettings(
+            backend=self._backend or "tensorrt",
+            engine_dir=None if pytorch else str(self._engine_dir),
+            max_batch_size=args.max_batch_size or (build_config.max_batch_size if build_config else 2048),
+            max_num_tokens=args.max_num_tokens or (build_config.max_num_tokens if build_config else 8192),
+            max_seq_len=max_seq_len or positions(config),
+            max_beam_width=args.max_beam_width or (build_config.max_beam_width if build_config else 1),
+            chunked_prefill=args.enable_chunked_prefill,
+            policy=policy.name,
+            tokens_per_block=self._tokens_per_block(build_config),
+            kv_blocks=self._kv_blocks(config, build_config),
+            block_reuse=args.kv_cache_config.enable_block_reuse,
+            stream_interval=getattr(args, "stream_interval", 1),
+            iteration_stats=args.enable_iter_perf_stats if pytorch else True,
+            stats_max_iterations=args.iter_stats_max_iterations or 1000,
+            guided=args.guided_decoding_backend is not None,
+            guided_ids=self.tokenizer.encode(guided_text, add_special_tokens=False) if self.tokenizer else [],
+            lora=args.enable_lora or args.lora_config is not None,
+            max_lora_rank=getattr(args.lora_config, "max_lora_rank", None) or 64,
+            eos=eos,
+            script=script(),
+        )
+
+    def _tokens_per_block(self, build_config: Any) -> int:
+        plugins = getattr(build_config, "plugin_config", None)
+        if isinstance(plugins, dict):
+            return plugins.get("tokens_per_block") or 32
+        return getattr(plugins, "tokens_per_block", None) or getattr(self.args.kv_cache_config, "tokens_per_block", 32)
+
+    def _kv_blocks(self, config: dict[str, Any], build_config: Any) -> int:
+        """The smaller of `max_tokens` and what the memory's fraction holds (facts §5.1, §5.2)."""
+        cache = self.args.kv_cache_config
+        described = pretrained_config(config, "float16", {}, None) if "architecture" not in config else config
+        per_token = 2 * 2 * (described["num_hidden_layers"] or 1) * described["head_size"]
+        per_token *= max(1, described["num_key_value_heads"] // self.args.tensor_parallel_size)
+        weights = sum(path.stat().st_size for path in Path(self.args.model).glob("*.safetensors"))
+        free = max(0, device_memory() - weights // self.args.worker_count - (2 << 30))
+        fraction = 0.9 if cache.free_gpu_memory_fraction is None else cache.free_gpu_memory_fraction
+        tokens = int(free * fraction) // per_token
+        if cache.max_tokens is not None:
+            tokens = min(tokens, cache.max_tokens)
+        return max(1, tokens // self._tokens_per_block(build_config))

@@ -1,0 +1,310 @@
+"""The engine's loop, in rank 0's process, or in the LLM's own where the worker is not a process of its own."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from .errors import RequestError
+from .logger import logger
+from .requests import GenerationRequest
+from .responses import ErrorResponse, FinishReason, LlmResult, LogProbsResult, Response, ResponseWrapper, Result
+from .results import Logprob
+from .scheduler import Scheduler
+from .sequence import Sequence, strike
+from .worker_settings import WorkerSettings
+
+_CUDA_ERROR = (
+    "Encountered an error in forwardAsync function: [TensorRT-LLM][ERROR] CUDA runtime error in "
+    "cudaEventSynchronize(get()): an illegal memory access was encountered "
+    "(/src/tensorrt_llm/cpp/include/tensorrt_llm/runtime/cudaEvent.h:66)"
+)
+
+
+class Engine:
+    """All state of the loop."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self._scheduler = Scheduler(settings)
+        self._known: set[int] = set()
+        self._cancelled: dict[int, int] = {}
+        self._errors: list[ErrorResponse] = []
+        self._iteration = 0
+        self._next_step = 0.0
+        self._broken = False
+        self.stats: collections.deque[dict[str, Any]] = collections.deque(maxlen=settings.stats_max_iterations)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._scheduler.waiting or self._scheduler.active or self._errors)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, request: GenerationRequest) -> None:
+        """RequestError where the runtime refuses it."""
+        try:
+            request.max_new_tokens = self._deduce_max_tokens(request)
+            self._validate(request)
+        except Exception as error:
+            raise RequestError(str(error)) from error
+        if not self.busy:
+            self._next_step = time.monotonic()
+        self._known.add(request.id)
+        self._scheduler.waiting.append(request)
+
+    def fail(self, request_id: int, error: Exception) -> None:
+        """A refused request's answer."""
+        self._errors.append(ErrorResponse(request_id, error, request_id))
+
+    def cancel(self, request_id: int) -> None:
+        """Takes effect in a later iteration; unknown and ended requests are only logged."""
+        if request_id in self._known:
+            self._cancelled.setdefault(request_id, self._iteration + self.settings.script["cancel_latency"])
+        else:
+            logger.warning(f"Request of client_id {request_id} is finished, cannot abort it.")
+
+    def _deduce_max_tokens(self, request: GenerationRequest) -> int:
+        max_tokens = request.sampling_params.max_tokens
+        limit = self.settings.max_seq_len
+        length = len(request.prompt_token_ids)
+        if limit is None:
+            logger.warning("`default_max_tokens` cannot be deduced")
+            if max_tokens is None:
+                raise ValueError("`max_tokens` must be set when `default_max_tokens` cannot be deduced")
+            return max_tokens
+        if not self.settings.pytorch and length > limit:
+            raise AssertionError(f"`prompt_token_ids` length ({length}) is greater than `max_seq_len` ({limit})")
+        default = limit - length
+        if default <= 0:
+            logger.warning(
+                f"`default_max_tokens` ({default}) should be greater than 0, `default_max_tokens` ({default}) = "
+                f"max_seq_len ({limit}) - `splited_prompt_len` ({length}) - `query_token_len` (0)"
+            )
+            if max_tokens is None:
+                raise ValueError("`max_tokens` must be set when `default_max_tokens` is illegal")
+        if max_tokens is None:
+            return default
+        if max_tokens > default:
+            logger.warning(
+                f"User-specified `max_tokens` ({max_tokens}) is greater than deduced `default_max_tokens` "
+                f"({default}), using default_max_tokens instead."
+            )
+            return default
+        return max_tokens
+
+    def _validate(self, request: GenerationRequest) -> None:
+        settings, params = self.settings, request.sampling_params
+        # They raise where the strings were not tokenised.
+        params._get_bad_words()
+        params._get_stop_words()
+        if request.max_new_tokens <= 0:
+            raise RuntimeError(
+                "[TensorRT-LLM][ERROR] Assertion failed: mMaxNewTokens > 0 "
+                "(/src/tensorrt_llm/cpp/tensorrt_llm/executor/requestImpl.h:94)"
+            )
+        if params.guided_decoding is not None and params.guided_decoding._kind() and not settings.guided:
+            raise RuntimeError(
+                "[TensorRT-LLM][ERROR] Assertion failed: Request is specified with GuidedDecodingParams, but "
+                "GuidedDecodingConfig is not setup. Please setup GuidedDecodingConfig for Executor to enable guided "
+                "decoding."
+            )
+        width = params.best_of if params.use_beam_search else 1
+        if settings.pytorch and width != settings.max_beam_width:
+            raise ValueError(
+                f"Request beam width {width} is not equal to max_beam_width {settings.max_beam_width}. "
+                "This is not supported!"
+            )
+        length = len(request.prompt_token_ids)
+        if not settings.pytorch and not settings.chunked_prefill and length > settings.max_num_tokens:
+            raise RuntimeError(
+                f"Prompt length ({length}) exceeds maximum input length ({settings.max_num_tokens}). Set log level to "
+                "info and check TRTGptModel logs for how maximum input length is set"
+            )
+        if settings.lora and request.lora_request is not None:
+            rank = json.loads((Path(request.lora_request.path) / "adapter_config.json").read_text())["r"]
+            if rank > settings.max_lora_rank:
+                raise RuntimeError(
+                    f"[TensorRT-LLM][ERROR] Assertion failed: Invalid low_rank ({rank}). low_rank must be smaller than "
+                    f"mMaxLowRank ({settings.max_lora_rank})"
+                )
+
+    # -- one iteration -------------------------------------------------------------------------------------------------
+
+    def iterate(self) -> list[Any]:
+        """The responses of one iteration; errors of refused requests come with the next."""
+        started = time.monotonic()
+        scheduler = self._scheduler
+        responses: list[Any] = list(self._errors)
+        self._errors.clear()
+        responses += self._terminate_cancelled()
+        fetched = scheduler.fetch()
+        responses += self._terminate_cancelled()
+        scheduled = scheduler.schedule()
+        self._pace(scheduled)
+        self._iteration += 1
+        contexts = [sequence for sequence in scheduled if sequence.in_context]
+        completed = 0
+        for sequence in scheduled:
+            if not sequence.finish and (response := self._advance(sequence)) is not None:
+                responses.append(response)
+                completed += bool(sequence.finish)
+        if self._broken:
+            responses += self._fail_active()
+        scheduler.forget_finished()
+        if self.settings.iteration_stats:
+            self._note_iteration(started, scheduled, contexts, fetched, completed)
+        return responses
+
+    def _terminate_cancelled(self) -> list[Any]:
+        due = {request for request, at in self._cancelled.items() if self._iteration >= at}
+        if not due:
+            return []
+        scheduler = self._scheduler
+        responses: list[Any] = []
+        if self.settings.pytorch:
+            # Dropped from the waiting queue without a response (PyExecutor: update_waiting_queue).
+            for request in [request for request in scheduler.waiting if request.id in due]:
+                scheduler.waiting.remove(request)
+                self._forget(request.id)
+        # The C++ executor looks at active requests only: one that waits is ended once it has become active.
+        for sequence in [sequence for sequence in scheduler.active if sequence.request.id in due]:
+            if not self.settings.pytorch and sequence.request.streaming and sequence.params.logprobs:
+                # NVIDIA/TensorRT-LLM#10810 (facts §7.2).
+                os.kill(os.getpid(), signal.SIGSEGV)
+            scheduler.end([sequence], FinishReason.CANCELLED)
+            responses.append(self._respond(sequence))
+        scheduler.forget_finished()
+        return responses
+
+    def _pace(self, scheduled: list[Sequence]) -> None:
+        script = self.settings.script
+        if script["prefill_seconds"] and any(sequence.in_context for sequence in scheduled):
+            time.sleep(script["prefill_seconds"])
+        if script["steps_per_second"]:
+            # Held up, it catches up, so that the rate holds on a busy machine.
+            self._next_step += 1 / script["steps_per_second"]
+            time.sleep(max(0.0, self._next_step - time.monotonic()))
+        elif not scheduled:
+            time.sleep(0.001)
+
+    def _advance(self, sequence: Sequence) -> Any:
+        """The response to the next token; None where none is sent."""
+        fault = sequence.fault()
+        if fault is not None:
+            if fault["action"] == "cuda":
+                self._broken = True
+                return None
+            if fault["action"] != "error":
+                strike(fault["action"])
+            self._scheduler.end(sequence.siblings, FinishReason.CANCELLED)
+            return self._error(sequence.request.id, fault.get("message", "scripted error"))
+        sequence.advance()
+        if sequence.finish or self._is_sent(sequence):
+            return self._respond(sequence)
+        return None
+
+    def _is_sent(self, sequence: Sequence) -> bool:
+        interval = self.settings.stream_interval
+        return sequence.request.streaming and (sequence.iterations == 1 or not sequence.iterations % interval)
+
+    def _fail_active(self) -> list[Any]:
+        """The C++ executor catches an iteration's error: every active request fails, and so does all that follows."""
+        failed = [sequence for sequence in self._scheduler.active if not sequence.finish]
+        self._scheduler.end(failed, FinishReason.CANCELLED)
+        return [self._error(request, _CUDA_ERROR) for request in {sequence.request.id for sequence in failed}]
+
+    # -- responses -----------------------------------------------------------------------------------------------------
+
+    def _error(self, request_id: int, message: str) -> ErrorResponse:
+        self._forget(request_id)
+        return ErrorResponse(request_id, message, request_id)
+
+    def _forget(self, request_id: int) -> None:
+        self._known.discard(request_id)
+        self._cancelled.pop(request_id, None)
+
+    def _respond(self, sequence: Sequence) -> Any:
+        params = sequence.params
+        is_final = bool(sequence.finish) and all(sibling.finish for sibling in sequence.siblings)
+        if is_final:
+            self._forget(sequence.request.id)
+        new = sequence.tokens[sequence.sent :]
+        sequence.sent = len(sequence.tokens)
+        beams = params.n if params.use_beam_search else 1
+        tokens = [sequence.beam(number) for number in range(beams)] if params.use_beam_search else [new]
+        pytorch_logprobs = params.logprobs and self.settings.pytorch
+        result: Any = Result(
+            tokens,
+            [sequence.finish] * beams,
+            is_final=is_final,
+            sequence_index=sequence.index,
+            decoding_iter=sequence.iterations,
+        )
+        if pytorch_logprobs:
+            # The whole list each time (facts §2.6); the engine backend's come with the wrapper, new ones only.
+            kept = tokens if params.use_beam_search else [sequence.tokens]
+            result.log_probs = [[_logprobs(token_id, params.logprobs) for token_id in beam] for beam in kept]
+            result.cum_log_probs = [-0.5 * sequence.emitted - beam for beam in range(beams)]
+        if self.settings.pytorch:
+            result = LlmResult(result, cached_tokens=sequence.cached)
+        response = Response(sequence.request.id, result)
+        if not params.prompt_logprobs and (pytorch_logprobs or not params.logprobs):
+            return response
+        prompt = generation = None
+        if params.prompt_logprobs:
+            prompt = [_logprobs(token_id, params.prompt_logprobs) for token_id in sequence.prompt]
+        if params.logprobs and not self.settings.pytorch:
+            generation = [_logprobs(token_id, params.logprobs) for token_id in new]
+        return ResponseWrapper(response, LogProbsResult(prompt, generation))
+
+    # -- statistics ----------------------------------------------------------------------------------------------------
+
+    def _note_iteration(
+        self, started: float, scheduled: list[Sequence], contexts: list[Sequence], fetched: int, completed: int
+    ) -> None:
+        settings, scheduler = self.settings, self._scheduler
+        self.stats.append(
+            {
+                "cpuMemUsage": 0,
+                "gpuMemUsage": 0,
+                "pinnedMemUsage": 0,
+                "iter": self._iteration,
+                "iterLatencyMS": (time.monotonic() - started) * 1e3,
+                "newActiveRequestsQueueLatencyMS": 0.0,
+                "maxBatchSizeRuntime": settings.max_batch_size,
+                "maxBatchSizeStatic": settings.max_batch_size,
+                "maxBatchSizeTunerRecommended": 0,
+                "maxNumActiveRequests": settings.max_batch_size,
+                "maxNumTokensRuntime": settings.max_num_tokens,
+                "maxNumTokensStatic": settings.max_num_tokens,
+                "maxNumTokensTunerRecommended": 0,
+                "numActiveRequests": len(scheduler.active) + completed,
+                "numCompletedRequests": completed,
+                "numNewActiveRequests": fetched,
+                "numQueuedRequests": len(scheduler.waiting),
+                "timestamp": time.strftime("%m-%d-%Y %H:%M:%S.000000"),
+                "kvCacheStats": scheduler.cache.statistics(),
+                "inflightBatchingStats": {
+                    "avgNumDecodedTokensPerIter": 1.0,
+                    "microBatchId": 0,
+                    "numContextRequests": len(contexts),
+                    "numCtxTokens": sum(len(sequence.prompt) for sequence in contexts),
+                    "numGenRequests": len(scheduled) - len(contexts),
+                    "numPausedRequests": scheduler.paused,
+                    "numScheduledRequests": len(scheduled),
+                },
+            }
+        )
+        scheduler.paused = 0
+
+
+def _logprobs(token_id: int, count: int) -> dict[int, Logprob]:
+    """The token's own, and of as many others as make `count`."""
+    others = [other for other in range(count + 1) if other != token_id][: count - 1]
+    return {token_id: Logprob(-0.5, 1), **{other: Logprob(-2.0, rank + 2) for rank, other in enumerate(others)}}

@@ -1,0 +1,144 @@
+"""One sequence: its k-th token is the prompt's token k modulo its length.
+
+Sequence number i of a request begins i places later, and so does one with an adapter of id i, so that a test sees both.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from .errors import CppExecutorError
+from .requests import GenerationRequest
+from .responses import FinishReason
+from .worker_settings import WorkerSettings
+
+
+class Sequence:
+    """A sequence of a request; with beam search it stands for all beams."""
+
+    __slots__ = (
+        "_bad",
+        "_end_id",
+        "_eos",
+        "_faults",
+        "_guided",
+        "_includes_end",
+        "_min_tokens",
+        "_shift",
+        "_stops",
+        "beams",
+        "cached",
+        "emitted",
+        "finish",
+        "in_context",
+        "index",
+        "iterations",
+        "max_new_tokens",
+        "params",
+        "prompt",
+        "request",
+        "reserved",
+        "sent",
+        "siblings",
+        "tokens",
+    )
+
+    def __init__(self, request: GenerationRequest, index: int, siblings: list[Sequence], settings: WorkerSettings):
+        params = request.sampling_params
+        self.request = request
+        self.params = params
+        self.index = index
+        self.siblings = siblings
+        self.prompt = request.prompt_token_ids
+        self.beams = params.best_of if params.use_beam_search else 1
+        self.max_new_tokens = request.max_new_tokens
+        self.emitted = self.sent = self.iterations = self.cached = self.reserved = 0
+        self.tokens: list[int] = []
+        self.in_context = True
+        self.finish = int(FinishReason.NOT_FINISHED)
+        self._min_tokens = params.min_tokens or 0
+        self._end_id = -1 if params.ignore_eos else params.end_id
+        self._eos = params.end_id if params.end_id is not None and params.end_id >= 0 else settings.eos
+        # The engine's sampling kernels do not count the end token as output; the PyTorch sampler does.
+        self._includes_end = settings.pytorch
+        self._stops = params._get_stop_words()
+        self._bad = {word[0] for word in params._get_bad_words() if len(word) == 1}
+        self._shift = index
+        if settings.lora and request.lora_request is not None:
+            self._shift += request.lora_request.adapter_id
+        self._guided = self._scripted_end(settings)
+        asked = (None, params.max_tokens)
+        self._faults = [f for f in settings.script["faults"] if f.get("max_new_tokens") in asked and not index]
+
+    def _scripted_end(self, settings: WorkerSettings) -> dict[int, int]:
+        """Place -> token, where it is not the prompt's: what a guide leads to, or the end token."""
+        end_after = settings.script["end_after"]
+        if self.params.guided_decoding is not None and self.params.guided_decoding._kind():
+            return dict(enumerate([*settings.guided_ids, self._eos]))
+        if end_after is None or self._eos is None:
+            return {}
+        return {max(end_after, self._min_tokens): self._eos}
+
+    def advance(self) -> None:
+        """One more token; `finish` is set where it is the last."""
+        self.in_context = False
+        self.iterations += 1
+        token_id = self._next_token()
+        self.emitted += 1
+        ended = token_id == self._end_id and self.emitted > self._min_tokens
+        if not ended or self._includes_end:
+            self.tokens.append(token_id)
+        stopped = bool(self._stops) and any(self.tokens[-len(word) :] == word for word in self._stops)
+        if ended:
+            self.finish = int(FinishReason.END_ID)
+        elif self.emitted >= self.max_new_tokens and (self._includes_end or not stopped):
+            # The PyTorch sampler looks at the length before it looks at stop words.
+            self.finish = int(FinishReason.LENGTH)
+        elif stopped:
+            self.finish = int(FinishReason.STOP_WORDS)
+
+    def _next_token(self) -> int:
+        if self.emitted in self._guided:
+            return self._guided[self.emitted]
+        prompt, place = self.prompt, self.emitted + self._shift
+        token_id = prompt[place % len(prompt)]
+        for offset in range(1, len(prompt)):
+            if token_id not in self._bad:
+                break
+            token_id = prompt[(place + offset) % len(prompt)]
+        return token_id
+
+    def beam(self, number: int) -> list[int]:
+        """All tokens of a beam: the best is the sequence itself, each further one begins a place later."""
+        if not number:
+            return list(self.tokens)
+        return [self.prompt[(place + number) % len(self.prompt)] for place in range(len(self.tokens))]
+
+    def fault(self) -> dict[str, Any] | None:
+        """What the script has for the token that comes next."""
+        for fault in self._faults:
+            if fault.get("at_token", 0) == self.emitted:
+                return fault
+        return None
+
+
+def strike(action: str) -> None:
+    """A fault of the worker; those that end or stop the process do not come back."""
+    match action:
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "exit":
+            os._exit(3)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(1e9)
+        case "raise":
+            raise CppExecutorError("scripted engine failure")
+        case _:
+            raise ValueError(f"no such fault: {action}")

@@ -1,0 +1,36 @@
+"""What a worker needs of the LLM's arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Plain data. `eos` is what the model emits at its end; `guided_ids` what it emits when it is guided."""
+
+    backend: str
+    engine_dir: str | None
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int | None
+    max_beam_width: int
+    chunked_prefill: bool
+    policy: str
+    tokens_per_block: int
+    kv_blocks: int
+    block_reuse: bool
+    stream_interval: int
+    iteration_stats: bool
+    stats_max_iterations: int
+    guided: bool
+    guided_ids: list[int]
+    lora: bool
+    max_lora_rank: int
+    eos: int | None
+    script: dict[str, Any]
+
+    @property
+    def pytorch(self) -> bool:
+        return self.backend != "tensorrt"

@@ -1,0 +1,200 @@
+"""Building and loading: each test holds one rule of TensorRT-LLM, and names the section of the facts that it is from.
+
+Rules without a section come from TensorRT-LLM's source, whose file is named.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .observing import Observer, call
+
+
+def test_what_a_constructor_does_not_take_is_refused(observe: Observer, tiny_stories: Path) -> None:
+    """§2.1 (unknown arguments), §1.3 (arguments and `backend` of the other class), §2.3 (cache type)."""
+    cache = {"class": "KvCacheConfig", "dtype": "fp8"}
+    seen = observe(
+        call("construct", which="torch", model=tiny_stories, nothing=1),
+        call("construct", which="engine", model=tiny_stories, nothing=1),
+        call("construct", which="torch", model=tiny_stories, build_config=None, fast_build=True),
+        call("construct", which="engine", model=tiny_stories, backend="tensorrt"),
+        call("construct", which="torch", model=tiny_stories, kv_cache_config=[]),
+        call("construct", which="engine", model=tiny_stories, guided_decoding_backend="llguidance"),
+        call("construct", which="engine", model=tiny_stories, kv_cache_config=cache),
+        call("construct", which="torch", model=tiny_stories, kv_cache_config=cache),
+    )
+    assert seen[0] == "ValueError: LLM got invalid argument: nothing"
+    assert seen[1] == "ValueError: _TrtLLM got invalid argument: nothing"
+    assert seen[2].startswith(
+        "ValueError: The following arguments are specific to TensorRT backend and cannot be used with PyTorch backend: "
+        "['build_config', 'fast_build']"
+    )
+    assert seen[3] == "ValueError: backend tensorrt is not supported."
+    assert "ValidationError" in seen[4]
+    assert "Unsupported guided decoding backend llguidance" in seen[5]
+    assert "KvCacheConfig.dtype is not supported by the TensorRT backend." in seen[6]
+    assert seen[7] == "constructed"
+
+
+def test_too_few_gpus(observe: Observer, tiny_stories: Path) -> None:
+    """§2.1"""
+    calls = [
+        call("construct", which=which, model=tiny_stories, tensor_parallel_size=4) for which in ("engine", "torch")
+    ]
+    assert observe(*calls, gpus=2) == ["RuntimeError: Only 2 GPUs are available, but 4 are required."] * 2
+
+
+def test_configuration_objects_check_their_fields(observe: Observer) -> None:
+    """§2.1: extra fields are forbidden. §2.5: the fields of DynamicBatchConfig are required before 1.3."""
+    seen = observe(
+        call("objects", kind="KvCacheConfig", nothing=1),
+        call("objects", kind="KvCacheConfig", max_tokens="many"),
+        call("objects", kind="SchedulerConfig", capacity_scheduler_policy="max_utilization"),
+        call("objects", kind="DynamicBatchConfig"),
+        call("objects", kind="KvCacheConfig", max_tokens=8),
+        call("plugin_config"),
+    )
+    assert "Extra inputs are not permitted" in seen[0]
+    assert "ValidationError" in seen[1]
+    assert "ValidationError" in seen[2]
+    assert "Field required" in seen[3]
+    assert seen[4] == ["max_tokens"]
+    assert seen[5]["constructor"].startswith("TypeError")
+    assert seen[5]["set"] == 64
+    assert "Error" in seen[5]["unknown"]
+    assert observe(call("objects", kind="DynamicBatchConfig"), version="1.3.0") == []
+
+
+def test_a_saved_engine_directory_is_complete(observe: Observer, tiny_stories: Path, tmp_path: Path) -> None:
+    """§3.1, §3.4"""
+    seen = observe(
+        call(
+            "build_and_save",
+            model=tiny_stories,
+            engine=tmp_path / "engine",
+            tensor_parallel_size=2,
+            build_config={"class": "BuildConfig", "max_batch_size": 4},
+            quant_config={"class": "QuantConfig", "quant_algo": "FP8"},
+        ),
+        gpus=2,
+    )
+    assert seen["files"] == ["config.json", "rank0.engine", "rank1.engine", "tokenizer.json", "tokenizer_config.json"]
+    assert seen["steps"] == ["Loading HF model to memory", "Building TRT-LLM engine"]
+    assert seen["ranks"] == 2
+    config = json.loads((tmp_path / "engine" / "config.json").read_text())
+    assert config["version"] == "1.2.1"
+    assert config["pretrained_config"]["mapping"]["tp_size"] == 2
+    assert config["pretrained_config"]["quantization"]["quant_algo"] == "FP8"
+    assert config["build_config"]["max_batch_size"] == 4
+    assert config["build_config"]["max_seq_len"] == 4096
+    assert config["build_config"]["plugin_config"]["tokens_per_block"] == 32
+    assert "Calibrating batch 0" in observe.printed
+    assert "Loading Model" in observe.printed
+
+
+def test_a_checkpoint_of_tensorrt_llm_is_built(
+    observe: Observer, tiny_stories: Path, engine: Path, tmp_path: Path
+) -> None:
+    """§3.3; §3.1: without a tokenizer in it there is none in the engine."""
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    described = json.loads((engine / "config.json").read_text())["pretrained_config"]
+    (checkpoint / "config.json").write_text(json.dumps(described))
+    (checkpoint / "rank0.safetensors").write_bytes(b"")
+    arguments = {"model": checkpoint, "tokenizer": tiny_stories}
+    built, inconsistent = observe(
+        call("build_and_save", engine=tmp_path / "engine", **arguments),
+        call("construct", which="engine", tensor_parallel_size=2, **arguments),
+        gpus=2,
+    )
+    assert built["steps"] == ["Loading TRT checkpoints to memory", "Build TRT-LLM engine"]
+    assert built["files"] == ["config.json", "rank0.engine"]
+    assert "tp_size 2 is not consistent with the checkpoint's tp_size 1" in inconsistent
+
+
+@pytest.mark.parametrize(
+    ("build_error", "message"),
+    [
+        ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+        ("build_oom", "AssertionError: Engine building failed, please check the error log."),
+        ("unsupported", "is not supported in TRT-LLM yet"),
+        ("option", "ValueError"),
+        ("something else", "RuntimeError: something else"),
+    ],
+)
+def test_a_build_fails_in_its_phase(observe: Observer, tiny_stories: Path, build_error: str, message: str) -> None:
+    script = {"build_error": build_error}
+    assert message in observe(call("construct", which="engine", model=tiny_stories), script=script)
+
+
+def test_what_is_no_engine_of_this_version_is_not_loaded(observe: Observer, engine: Path, tmp_path: Path) -> None:
+    """§3.1 (old naming), §3.2 (another version), §2.4 (the PyTorch backend), and an unknown architecture."""
+    renamed = shutil.copytree(engine, tmp_path / "renamed")
+    (renamed / "rank0.engine").rename(renamed / "trt_llm_model_float16_tp1_rank0.engine")
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "config.json").write_text(json.dumps({"builder_config": {}, "plugin_config": {}}))
+    unknown = tmp_path / "unknown"
+    unknown.mkdir()
+    (unknown / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["NoSuchForCausalLM"], "num_attention_heads": 1})
+    )
+    seen = observe(
+        call("construct", which="engine", model=renamed),
+        call("construct", which="engine", model=old),
+        call("construct", which="engine", model=tmp_path),
+        call("construct", which="torch", model=engine),
+        call("construct", which="engine", model=unknown),
+    )
+    assert "Error opening engine file" in seen[0]
+    assert "Inferred model format HF, but failed to load config.json" in seen[1]
+    assert "no config.json exists in" in seen[2]
+    assert "Unrecognized model" in seen[3]
+    message = "The given huggingface model architecture NoSuchForCausalLM is not supported in TRT-LLM yet"
+    assert seen[4] == f"NotImplementedError: {message}"
+    another = observe(call("construct", which="engine", model=engine), version="1.0.0")
+    assert another.startswith("RuntimeError: Executor worker returned error <- RuntimeError: ")
+    assert "Failed to deserialize cuda engine" in another
+    assert "stdArchiveReader" in observe.printed
+
+
+def test_an_engines_own_configuration_wins(observe: Observer, engine: Path) -> None:
+    """§2.3: larger limits are clamped with a warning, a build_config is ignored with one, parallelism is fixed."""
+    build = {"class": "BuildConfig", "max_batch_size": 1}
+    clamped, ignored, parallel = observe(
+        call("settled", which="engine", model=engine, max_batch_size=5000, max_num_tokens=100_000),
+        call("settled", which="engine", model=engine, max_batch_size=9, build_config=build),
+        call("construct", which="engine", model=engine, tensor_parallel_size=2),
+        gpus=2,
+    )
+    assert (clamped["max_batch_size"], clamped["max_num_tokens"]) == (2048, 8192)
+    assert "[W] max_batch_size [5000] is clamped" in observe.printed
+    assert ignored["max_batch_size"] == 9
+    assert "The build_config is ignored for model format of TLLM_ENGINE." in observe.printed
+    assert "tp_size 2 is not consistent with the engine's tp_size 1" in parallel
+
+
+@pytest.mark.parametrize(("version", "settled"), [("1.2.1", None), ("1.3.0", 2048)])
+def test_none_stands_for_a_default_from_1_3_on(
+    observe: Observer, tiny_stories: Path, version: str, settled: int | None
+) -> None:
+    """§1.4"""
+    seen = observe(call("settled", which="torch", model=tiny_stories, max_batch_size=None), version=version)
+    assert seen["max_batch_size"] == settled
+
+
+@pytest.mark.parametrize(
+    ("load_error", "message"),
+    [("oom", "Executor creation failed due to insufficient GPU memory."), ("deserialize", "Failed to deserialize")],
+)
+def test_an_error_of_the_worker_at_start_is_the_cause(
+    observe: Observer, tiny_stories: Path, load_error: str, message: str
+) -> None:
+    """§5.2, §7.3"""
+    seen = observe(call("construct", which="torch", model=tiny_stories), script={"load_error": load_error})
+    assert seen.startswith("RuntimeError: Executor worker returned error <- RuntimeError: ")
+    assert message in seen

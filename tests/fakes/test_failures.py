@@ -1,0 +1,136 @@
+"""Aborts and failures: each test holds one rule of TensorRT-LLM, and names the section of the facts that it is from.
+
+Rules without a section come from TensorRT-LLM's source, whose file is named.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from serving_process import wait_until
+
+from .observing import Observer, call, start
+
+
+def test_an_abort_is_answered_late(observe: Observer, tiny_stories: Path, engine: Path) -> None:
+    """§7.2: also in the context phase, after the last token, twice, and after the end."""
+    script = {"steps_per_second": 100, "prefill_seconds": 0.1, "cancel_latency": 5}
+    by_engine, by_torch, at_once, at_last, twice = observe(
+        call("abort", which="engine", model=engine, after=3),
+        call("abort", which="torch", model=tiny_stories, after=3),
+        call("abort", which="engine", model=engine, after=0),
+        call("abort", which="engine", model=engine, after=40),
+        call("abort", which="engine", model=engine, after=2, twice=True),
+        script=script,
+    )
+    for seen in (by_engine, by_torch):
+        assert seen["reason"] == "cancelled"
+        assert len(seen["tokens"]) >= 8
+        assert (seen["aborted"], seen["next"]) == (True, "length")
+    assert [at_once["reason"], at_last["reason"], twice["reason"]] == ["cancelled", "length", "cancelled"]
+    assert twice["next"] == "length"
+
+
+def test_an_abort_in_the_queue(observe: Observer, tiny_stories: Path, engine: Path) -> None:
+    """The engine looks at active requests only, so that it waits for a slot (executorImpl.cpp); the PyTorch backend
+    drops it without an answer (executor_request_queue.py, `update_waiting_queue`)."""
+    by_engine, by_torch = observe(
+        call("abort_in_queue", which="engine", model=engine),
+        call("abort_in_queue", which="torch", model=tiny_stories),
+        script={"steps_per_second": 100},
+    )
+    assert (by_engine["before"], by_engine["after"], by_engine["next"]) == (False, "cancelled", "length")
+    assert by_engine["tokens"] == []
+    assert (by_torch["before"], by_torch["after"], by_torch["next"]) == (False, None, "length")
+
+
+def test_an_abort_with_logprobs_crashes_the_engine_backend(
+    tmp_path: Path, observe: Observer, tiny_stories: Path, engine: Path
+) -> None:
+    """§7.2: and with gathered logits the engine is in the caller's process."""
+    arguments = {"after": 2, "logprobs": 1, "gather_generation_logits": True}
+    script = {"steps_per_second": 50}
+    process = start(tmp_path, call("abort", which="engine", model=engine, **arguments), script=script)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGSEGV
+    seen = observe(call("abort", which="torch", model=tiny_stories, after=2, logprobs=1), script=script)
+    assert seen["reason"] == "cancelled"
+
+
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
+def test_behind_a_dead_worker_everything_waits_for_ever(observe: Observer, tiny_stories: Path, version: str) -> None:
+    """§7.3: requests are still taken, shutdown does not return, and the health check of 1.3 sees nothing."""
+    answers = observe(
+        call("dead_worker", model=tiny_stories, how="killed"),
+        call("dead_worker", model=tiny_stories, how="stopped"),
+        call("dead_worker", model=tiny_stories, how="killed", tensor_parallel_size=2),
+        version=version,
+        gpus=2,
+        script={"steps_per_second": 100},
+    )
+    for seen in answers:
+        assert (seen["waiting"], seen["after"], seen["shutdown"]) == ("hangs", "hangs", "hangs")
+        assert seen.get("healthy") is (True if version == "1.3.0" else None)
+
+
+def test_scripted_faults_hit_the_worker(observe: Observer, tiny_stories: Path) -> None:
+    actions = ("die", "segfault", "stop", "hang")
+    faults = [{"action": action, "at_token": 2, "max_new_tokens": 9 + n} for n, action in enumerate(actions)]
+    calls = [
+        call("requests", which="torch", model=tiny_stories, requests=asked, shut_down=False)
+        for asked in ([{"max_tokens": 4}, {"max_tokens": 9 + n}] for n in range(len(actions)))
+    ]
+    for seen in observe(*calls, script={"faults": faults}):
+        assert seen[0]["reason"] == "length"
+        assert seen[1] == "hangs"
+
+
+def test_an_error_of_the_engine_is_raised_at_the_next_request(observe: Observer, tiny_stories: Path) -> None:
+    """§7.3: those that wait are not told, and afterwards the LLM is shut down."""
+    script = {"faults": [{"action": "raise", "at_token": 2, "max_new_tokens": 9}]}
+    seen = observe(call("background_error", model=tiny_stories), script=script)
+    assert seen["waiting"] == "hangs"
+    assert seen["next"].startswith("CppExecutorError: scripted engine failure")
+    assert seen["then"] == "RuntimeError: LLM is shutting down"
+
+
+def test_a_cuda_error_fails_every_active_request(observe: Observer, tiny_stories: Path) -> None:
+    """executorImpl.cpp: and all that follow."""
+    script = {"steps_per_second": 50, "faults": [{"action": "cuda", "at_token": 2, "max_new_tokens": 9}]}
+    asked = [{"max_tokens": 9}, {"max_tokens": 100}]
+    seen = observe(call("requests", which="torch", model=tiny_stories, requests=asked, together=True), script=script)
+    assert all("an illegal memory access was encountered" in answer for answer in seen)
+
+
+def test_after_shutdown(observe: Observer, tiny_stories: Path) -> None:
+    """§7.1"""
+    seen = observe(call("after_shutdown", model=tiny_stories))
+    assert seen == {"error": "RuntimeError: LLM is shutting down", "left": []}
+
+
+def test_every_rank_is_a_process_below_the_caller(observe: Observer, tiny_stories: Path) -> None:
+    """§7.4"""
+    one, two = observe(
+        call("processes", model=tiny_stories),
+        call("processes", model=tiny_stories, tensor_parallel_size=2),
+        gpus=2,
+    )
+    assert one == {"ranks": 1, "parents": [True]}
+    assert two == {"ranks": 2, "parents": [True, True]}
+
+
+def test_the_entry_point_has_to_be_guarded(observe: Observer) -> None:
+    """§7.4: a rank imports the main module."""
+    assert "ensure that the llm.generate(...) method is guarded" in observe(call("unguarded"))
+
+
+def test_no_rank_outlives_a_killed_caller(tmp_path: Path, tiny_stories: Path) -> None:
+    process = start(tmp_path, call("be_killed", model=tiny_stories))
+    printed, _ = process.communicate(timeout=60)
+    pids = json.loads(printed.rstrip().rsplit("\n", 1)[-1])
+    assert pids
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), what="the ranks' end")

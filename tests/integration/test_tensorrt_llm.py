@@ -1,0 +1,250 @@
+"""From a checkpoint to an endpoint with TensorRT-LLM, through the ordinary command line; TensorRT-LLM is the fake."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.helpers import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, write_checkpoint
+from fakes import fake_tensorrt_llm
+from serving_process import serving
+
+from djl_trtllm.engine import Manifest
+
+RUNNING = {
+    "guided_decoding_backend": "xgrammar",
+    "kv_cache_config": {
+        "class": "KvCacheConfig",
+        "enable_block_reuse": False,
+        "free_gpu_memory_fraction": 0.95,
+        "tokens_per_block": 64,
+    },
+    "max_batch_size": 32,
+    "max_num_tokens": 8192,
+    "scheduler_config": {
+        "class": "SchedulerConfig",
+        "capacity_scheduler_policy": {"enum": "CapacitySchedulerPolicy", "name": "MAX_UTILIZATION"},
+    },
+}
+BUILDING = {
+    "build_config": {
+        "class": "BuildConfig",
+        "max_batch_size": 32,
+        "max_input_len": CONTEXT,
+        "max_num_tokens": 8192,
+        "max_seq_len": CONTEXT,
+        "plugin_config": {"class": "PluginConfig", "tokens_per_block": 64},
+    },
+    "enable_build_cache": False,
+    # Of the engine that is loaded when it has been compiled.
+    "kv_cache_config": {"class": "KvCacheConfig", "enable_block_reuse": False},
+}
+
+
+class Machine:
+    """A machine with GPUs and a TensorRT-LLM, and what TensorRT-LLM was asked on it."""
+
+    def __init__(self, directory: Path, version: str = "1.2.1", gpus: int = 1, **script: Any) -> None:
+        directory.mkdir(exist_ok=True)
+        self.log = directory / "calls.jsonl"
+        self.environ = {
+            **fake_tensorrt_llm(directory, version=version, gpus=gpus, script=script, log=self.log),
+            "OPTION_ENGINE_CACHE_DIR": str(directory / "cache"),
+        }
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `djl-trtllm` to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "djl_trtllm.cli", *arguments],
+            env={**os.environ, **self.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def calls(self, *, without: tuple[str, ...] = ("model", "tokenizer", "workspace")) -> list[dict[str, Any]]:
+        """The arguments of every LLM that was made, in order; those of directories are left out."""
+        lines = map(json.loads, self.log.read_text().splitlines() if self.log.exists() else [])
+        made = [line["arguments"] for line in lines if line["call"].startswith("LLM")]
+        return [{name: value for name, value in call.items() if name not in without} for call in made]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "checkpoint")
+
+
+def served_text(model: Path, machine: Machine, log: list[str], **variables: str) -> str:
+    """What the server at `model` answers; its log lines go to `log`."""
+    with serving(model, **machine.environ, **variables) as server:
+        answer = server.generate(4)
+        log += server.log
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["generated_text"]
+    return text
+
+
+def phases(lines: list[str]) -> list[str]:
+    told = [line.split("compiling: ")[1].split()[0] for line in lines if "compiling: " in line]
+    return [phase for phase in told if phase != "still"]
+
+
+def left_behind(directory: Path) -> list[str]:
+    """Files of an unfinished compile."""
+    return [path.name for path in directory.iterdir() if "partial" in path.name or path.name.startswith("djl-trtllm")]
+
+
+def test_a_checkpoint_is_compiled_at_the_first_start_and_found_at_the_second(checkpoint: Path, tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine")
+    first: list[str] = []
+    second: list[str] = []
+    text = served_text(checkpoint, machine, first)
+    assert text
+    assert phases(first) == ["convert", "build", "save"]
+    assert served_text(checkpoint, machine, second) == text
+    assert phases(second) == []
+    (told,) = [line for line in second if "using the cached engine" in line]
+    (engine,) = (path for path in (tmp_path / "machine" / "cache").glob("tensorrt-*") if path.is_dir())
+    assert told.endswith(str(engine))
+    assert machine.calls() == [BUILDING, RUNNING, RUNNING]
+    assert left_behind(engine.parent) == []
+
+
+def test_an_engine_compiled_ahead_of_time_is_served_without_compiling(checkpoint: Path, tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine", gpus=2)
+    out = tmp_path / "out"
+    options = {"OPTION_TENSOR_PARALLEL_DEGREE": "max", "OPTION_QUANTIZE": "awq", "OPTION_MAX_ROLLING_BATCH_SIZE": "8"}
+    compiled = machine.run("compile", str(checkpoint), str(out), OPTION_WORKSPACE=str(tmp_path), **options)
+    assert compiled.returncode == 0, compiled.stderr
+    assert phases(compiled.stderr.splitlines()) == ["convert", "quantize", "build", "save"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "manifest.json",
+        "rank0.engine",
+        "rank1.engine",
+        "serving.properties",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert (out / "tokenizer.json").read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
+    assert left_behind(tmp_path) == []
+    manifest = Manifest.read(out)
+    assert manifest is not None and manifest.verify(out) == []
+    assert manifest.platform == "sm_90" and manifest.options["quant_config.quant_algo"] == "W4A16_AWQ"
+    (built,) = machine.calls()
+    assert built["tensor_parallel_size"] == 2
+    again = machine.run("compile", str(checkpoint), str(out), **options)
+    assert f"{out} is up to date" in again.stderr.replace("\n", "")
+    shutil.rmtree(checkpoint)
+    log: list[str] = []
+    assert served_text(out, machine, log)
+    _, run = machine.calls()
+    assert run == RUNNING | {"max_batch_size": 8, "max_num_tokens": 8 * CONTEXT, "tensor_parallel_size": 2}
+
+
+def test_a_checkpoint_in_tensorrt_llms_own_format_is_compiled(checkpoint: Path, tmp_path: Path) -> None:
+    converted = tmp_path / "converted"
+    converted.mkdir()
+    (checkpoint / "model.safetensors").rename(converted / "rank0.safetensors")
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(checkpoint / name, converted)
+    (converted / "config.json").write_text(
+        json.dumps(
+            {
+                "architecture": "LlamaForCausalLM",
+                "dtype": "float16",
+                "max_position_embeddings": CONTEXT,
+                "vocab_size": VOCABULARY,
+                "hidden_size": HIDDEN,
+                "num_hidden_layers": LAYERS,
+                "num_attention_heads": HEADS,
+                "num_key_value_heads": KV_HEADS,
+                "head_size": HEAD_DIM,
+                "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+                "quantization": {"quant_algo": None},
+            }
+        )
+    )
+    machine = Machine(tmp_path / "machine")
+    compiled = machine.run("compile", str(converted), str(tmp_path / "out"))
+    assert compiled.returncode == 0, compiled.stderr
+    assert phases(compiled.stderr.splitlines()) == ["convert", "build", "save"]
+    assert machine.calls() == [BUILDING]
+
+
+def test_without_the_engine_backend_the_checkpoint_is_served_by_pytorch(checkpoint: Path, tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine", version="1.3.0")
+    log: list[str] = []
+    assert served_text(checkpoint, machine, log)
+    assert any("backend pytorch: TensorRT-LLM 1.3.0 is installed, which has no engine backend" in line for line in log)
+    (run,) = machine.calls()
+    assert run["enable_iter_perf_stats"] is True and run["max_seq_len"] == CONTEXT and "build_config" not in run
+    compiled = machine.run("compile", str(checkpoint), str(tmp_path / "out"))
+    assert compiled.returncode == 1
+    assert "as it is: there is nothing to compile, serve it" in compiled.stderr
+
+
+def test_without_the_engine_backend_an_engine_is_refused_with_the_explanation(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert Machine(tmp_path / "old").run("compile", str(checkpoint), str(out)).returncode == 0
+    shown = Machine(tmp_path / "new", version="1.3.0").run("config", str(out), COLUMNS="1000")
+    assert "1.3.0rc21 removed the backend that compiles and runs TensorRT engines" in shown.stdout
+    assert "Serve it with TensorRT-LLM 1.2.1, which compiled it" in shown.stdout
+
+
+FAILURES = [
+    ({"build_error": "oom"}, "convert", "out of GPU memory: torch.OutOfMemoryError: CUDA out", "lower option.max_num"),
+    (
+        {"build_error": "build_oom"},
+        "build",
+        "out of GPU memory: [TRT] [E] Error Code: 9",
+        "lower option.max_num_tokens",
+    ),
+    (
+        {"build_error": "unsupported"},
+        "convert",
+        "unsupported architecture: NotImplementedError: The given huggingface model architecture LlamaForCausalLM",
+        "this TensorRT-LLM does not compile the model: option.backend=pytorch may run it",
+    ),
+    ({"build_error": "option"}, "build", "bad option: ValueError: max_seq_len (0)", "an option became an argument"),
+    ({"build_error": "RuntimeError: strange"}, "build", "RuntimeError: RuntimeError: strange", ""),
+    ({"build_error": "die"}, "convert", "", "give the machine or the container more memory"),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "phase", "cause", "advice"), FAILURES, ids=[str(case[0]["build_error"]) for case in FAILURES]
+)
+def test_a_failure_says_what_it_was_and_what_to_do_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, script: Mapping[str, Any], phase: str, cause: str, advice: str
+) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    machine = Machine(tmp_path / "machine", **script)
+    failed = machine.run("compile", str(checkpoint), str(tmp_path / "out"), OPTION_WORKSPACE=str(workspace))
+    assert failed.returncode == 1
+    error = failed.stderr[failed.stderr.index("error: ") :].splitlines()
+    assert error[0].startswith("error: the compiler ended with ") and f" in phase {phase}" in error[0]
+    assert cause in error[0]
+    assert advice in error[1]
+    assert error[-1] == f"whole log: {tmp_path / 'out.log'}"
+    assert left_behind(tmp_path) == list(workspace.iterdir()) == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_that_is_killed_ends_the_compile(checkpoint: Path, tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine", gpus=2, build_error="die")
+    failed = machine.run("compile", str(checkpoint), str(tmp_path / "out"), OPTION_TENSOR_PARALLEL_DEGREE="2")
+    assert failed.returncode == 1
+    assert "a rank of TensorRT-LLM ended before its time" in failed.stderr
+    assert "where the log has no message of its own it was killed" in failed.stderr
+    assert left_behind(tmp_path) == []

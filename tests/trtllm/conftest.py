@@ -1,0 +1,148 @@
+"""TensorRT-LLM, fake and installed, and servers on both of its backends, started by the ordinary command line."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving_process import ServingProcess
+
+from djl_trtllm.config.tensorrt_llm_names import members
+from tests.fakes import fake_tensorrt_llm
+
+CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+START_SECONDS = 900
+"""Importing TensorRT-LLM, compiling and loading take minutes on a GPU."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A TensorRT-LLM, and the environment in which a subprocess sees it."""
+
+    name: str
+    version: str
+    environ: dict[str, str] = field(repr=False)
+
+    @property
+    def is_fake(self) -> bool:
+        return self.name == "fake"
+
+    def has(self, backend: str) -> bool:
+        """Whether this version has `LLM.BACKEND`."""
+        return bool(members(f"LLM.{backend}", self.version))
+
+
+@pytest.fixture(scope="session", params=["fake", pytest.param("installed", marks=pytest.mark.trtllm)])
+def installation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """The fake TensorRT-LLM 1.2.1, and what is installed."""
+    scratch = tmp_path_factory.mktemp(request.param)
+    environ = {"DJL_CACHE_DIR": str(scratch / "cache"), "HF_HUB_OFFLINE": "1"}
+    if request.param == "fake":
+        # Slow enough to be disconnected from in the middle.
+        fake = fake_tensorrt_llm(scratch / "fake", version="1.2.1", script={"steps_per_second": 2000})
+        return Installation("fake", "1.2.1", {**environ, **fake})
+    try:
+        version = importlib.metadata.version("tensorrt_llm")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("TensorRT-LLM is not installed; docker/verify runs this in NVIDIA's container")
+    return Installation("installed", version, environ)
+
+
+@pytest.fixture(scope="session", params=["tensorrt", "pytorch"])
+def backend(request: pytest.FixtureRequest, installation: Installation) -> str:
+    """The backends that this TensorRT-LLM has."""
+    if not installation.has(request.param):
+        pytest.skip(f"TensorRT-LLM {installation.version} has no backend {request.param}")
+    name: str = request.param
+    return name
+
+
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory, tiny_stories: Path) -> MakeModel:
+    """`make_model(BACKEND, **options)`: the bundled checkpoint, with options of its own."""
+
+    def make(backend: str, **options: object) -> Path:
+        directory = tmp_path_factory.mktemp("model") / "story"
+        directory.mkdir()
+        for name in CHECKPOINT:
+            (directory / name).symlink_to(tiny_stories / name)
+        values = {
+            "backend": backend,
+            "max_rolling_batch_size": 2,
+            "max_input_len": 512,
+            "max_output_len": 1024,
+            **options,
+        }
+        lines = "".join(f"option.{name}={value}\n" for name, value in values.items())
+        (directory / "serving.properties").write_text(lines)
+        return directory
+
+    return make
+
+
+def run_cli(installation: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`djl-trtllm` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "djl_trtllm.cli", *arguments],
+        env={**os.environ, **installation.environ},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def serving(installation: Installation, model: Path) -> Iterator[ServingProcess]:
+    """A server that is ready. It ends with status 0, and nothing of it is left."""
+    server = ServingProcess(model, installation.environ)
+    try:
+        server.wait_for_ping(timeout=START_SECONDS)
+        descendants = server.descendants()
+        yield server
+        server.terminate()
+        assert server.wait(60) == 0, "\n".join(server.log)
+        assert not [process for process in descendants if process.is_running()]
+    finally:
+        for process in server.descendants():
+            process.kill()
+        server.close()
+
+
+def ask(server: ServingProcess, inputs: str, *, stream: bool = False, **parameters: Any) -> httpx.Response:
+    """One request, to its end."""
+    body = {"inputs": inputs, "parameters": parameters, "stream": stream}
+    return server.client.post("/invocations", json=body)
+
+
+@pytest.fixture(scope="session")
+def compiled(installation: Installation, make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of the bundled model, by `djl-trtllm compile`."""
+    if not installation.has("tensorrt"):
+        pytest.skip(f"TensorRT-LLM {installation.version} has no engine backend")
+    out = tmp_path_factory.mktemp("compiled") / "story"
+    result = run_cli(installation, "compile", str(make_model("tensorrt")), str(out))
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def server(
+    request: pytest.FixtureRequest, installation: Installation, backend: str, make_model: MakeModel
+) -> Iterator[ServingProcess]:
+    """A server with two places."""
+    model = request.getfixturevalue("compiled") if backend == "tensorrt" else make_model("pytorch")
+    with serving(installation, model) as started:
+        yield started

@@ -1,0 +1,105 @@
+"""A client that goes away: its request ends in the engine, and its place is free again."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from serving_process import ServingProcess, raw_post, read_until, wait_until
+
+from .conftest import START_SECONDS, ask
+
+pytestmark = pytest.mark.timeout(3 * START_SECONDS)
+
+LONG = 1000
+SECONDS = 60
+"""For an abort to reach the engine and come back. An engine that is not asked would go on for longer."""
+
+
+@pytest.fixture(autouse=True)
+def _places_are_free_again(server: ServingProcess) -> Iterator[None]:
+    yield
+    wait_until(lambda: server.metric("running") == server.metric("waiting") == 0, SECONDS, "all places free")
+    assert ask(server, "the wolf", max_new_tokens=4).status_code == 200
+    assert server.ping() == 200
+
+
+def send(server: ServingProcess, tokens: int = LONG, *, stream: bool = True) -> socket.socket:
+    """A request on a connection of its own."""
+    connection = server.connect()
+    parameters = {"max_new_tokens": tokens, "ignore_eos_token": True}
+    body = {"inputs": "once upon a time", "parameters": parameters, "stream": stream}
+    connection.sendall(raw_post(json.dumps(body).encode()))
+    return connection
+
+
+def cancelled(server: ServingProcess) -> float:
+    return server.metric('finished_total{reason="cancelled"}')
+
+
+def leave(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.close()
+
+
+@pytest.mark.parametrize("lines", [1, 2, 50])
+def test_in_the_first_and_in_a_middle_token(server: ServingProcess, lines: int) -> None:
+    """Streams carry log-probabilities: aborting one can crash the engine backend (TensorRT-LLM #10810)."""
+    before = cancelled(server)
+    connection = send(server)
+    for _ in range(lines):
+        read_until(connection, b'{"token"')
+    leave(connection)
+    wait_until(lambda: cancelled(server) == before + 1, SECONDS, "the request is cancelled")
+
+
+def test_as_soon_as_it_is_sent(server: ServingProcess) -> None:
+    """In the queue, in the context phase, or before it was read."""
+    for _ in range(5):
+        leave(send(server))
+
+
+def test_in_the_queue(server: ServingProcess) -> None:
+    running = [send(server), send(server)]
+    for connection in running:
+        read_until(connection, b'{"token"')
+    before = cancelled(server)
+    leave(send(server))
+    wait_until(lambda: cancelled(server) == before + 1, SECONDS, "the request is cancelled")
+    for connection in running:
+        read_until(connection, b"generated_text")
+        connection.close()
+
+
+def test_after_the_end(server: ServingProcess) -> None:
+    before = cancelled(server)
+    connection = send(server, tokens=3)
+    read_until(connection, b"generated_text")
+    leave(connection)
+    wait_until(lambda: server.metric("running") == 0, SECONDS, "nothing runs")
+    assert cancelled(server) == before
+
+
+def test_a_whole_answer(server: ServingProcess) -> None:
+    before = cancelled(server)
+    connection = send(server, stream=False)
+    wait_until(lambda: server.metric("running") == 1, SECONDS, "it runs")
+    leave(connection)
+    wait_until(lambda: cancelled(server) == before + 1, SECONDS, "the request is cancelled")
+
+
+def test_others_go_on(server: ServingProcess) -> None:
+    leaving, staying = send(server), send(server, tokens=400)
+    read_until(leaving, b'{"token"')
+    leave(leaving)
+    read_until(staying, b"generated_text")
+    staying.close()
+
+
+def test_many_at_once(server: ServingProcess) -> None:
+    connections = [send(server) for _ in range(16)]
+    read_until(connections[0], b'{"token"')
+    for connection in connections:
+        leave(connection)

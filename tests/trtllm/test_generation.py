@@ -1,0 +1,105 @@
+"""What both backends generate, through HTTP."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_process import ServingProcess
+
+from djl_trtllm.model import Tokenizer
+
+from .conftest import START_SECONDS, Installation, ask
+
+pytestmark = pytest.mark.timeout(3 * START_SECONDS)
+
+PROMPT = "once upon a time a little girl went into the dark wood to see her grandmother. there she met a wolf"
+ROUNDING = 0.25
+"""How far below the best logit of float32 a token may lie that float16 has chosen."""
+
+
+def greedy(server: ServingProcess, prompt: str = PROMPT, tokens: int = 32, **parameters: Any) -> dict[str, Any]:
+    """The answer with details."""
+    answer = ask(server, prompt, max_new_tokens=tokens, details=True, **parameters)
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def ids_of(answer: dict[str, Any]) -> list[int]:
+    return [token["id"] for token in answer["details"]["tokens"]]
+
+
+def test_the_ids_are_of_the_vocabulary_and_the_text_is_theirs(server: ServingProcess, tokenizer: Tokenizer) -> None:
+    answer = greedy(server)
+    ids = ids_of(answer)
+    assert answer["details"]["generated_tokens"] == len(ids) <= 32
+    assert all(0 <= token_id < 2048 for token_id in ids)
+    assert "".join(token["text"] for token in answer["details"]["tokens"]) == answer["generated_text"]
+    assert len(answer["generated_text"].split()) > 5
+
+
+def test_greedy_is_the_same_each_time_and_streamed(server: ServingProcess) -> None:
+    whole = greedy(server)
+    assert ids_of(greedy(server)) == ids_of(whole)
+    lines = ask(server, PROMPT, stream=True, max_new_tokens=32, details=True).text.splitlines()
+    assert [json.loads(line)["token"]["id"] for line in lines] == ids_of(whole)
+    assert json.loads(lines[-1])["generated_text"] == whole["generated_text"]
+
+
+def test_greedy_is_what_transformers_says(
+    installation: Installation, server: ServingProcess, tiny_stories: Path
+) -> None:
+    """Each token is the best one for float32, or as good up to rounding."""
+    if installation.is_fake:
+        pytest.skip("the fake repeats the prompt")
+    from integration.reference import Reference
+
+    reference = Reference(tiny_stories)
+    ids = ids_of(greedy(server))
+    logits = reference.logits((reference.ids(PROMPT) + ids)[:-1], last=len(ids))
+    behind = [float(row.max() - row[token_id]) for row, token_id in zip(logits, ids, strict=True)]
+    assert max(behind) < ROUNDING, behind
+
+
+def test_the_end_token_is_told_once_and_is_last(installation: Installation, server: ServingProcess) -> None:
+    """Both backends' results are told alike, whether the end token is in TensorRT-LLM's token_ids or not."""
+    if installation.is_fake:
+        pytest.skip("the fake ends where a test says, in tests/executor")
+    answer = greedy(server, tokens=1000)
+    if answer["details"]["finish_reason"] == "length":
+        pytest.skip("the story did not end within 1000 tokens")
+    assert answer["details"]["finish_reason"] == "eos_token"
+    assert ids_of(answer).count(2) == 1 and ids_of(answer)[-1] == 2
+
+
+def test_log_probabilities_come_where_the_backend_has_them(server: ServingProcess, backend: str) -> None:
+    tokens = greedy(server)["details"]["tokens"]
+    if backend == "tensorrt":  # without option.gather_generation_logits
+        assert all(token["log_prob"] is None for token in tokens)
+    else:
+        assert all(token["log_prob"] <= 0 for token in tokens)
+
+
+def test_a_stop_string_ends_the_text_before_it(server: ServingProcess) -> None:
+    full = greedy(server)["generated_text"]
+    word = full.split()[4]
+    answer = greedy(server, stop=[word])
+    assert answer["details"]["finish_reason"] == "stop_sequence"
+    assert answer["generated_text"] == full[: full.index(word)]
+
+
+def test_sampling_follows_its_seed(server: ServingProcess) -> None:
+    settings = {"do_sample": True, "temperature": 1.5, "seed": 7}
+    assert ids_of(greedy(server, **settings)) == ids_of(greedy(server, **settings))
+
+
+def test_more_requests_than_places_are_all_answered(server: ServingProcess) -> None:
+    alone = ids_of(greedy(server, tokens=24))
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: ids_of(greedy(server, tokens=24)), range(6)))
+    assert all(len(ids) == len(alone) for ids in answers)
+    assert server.metric("running") == server.metric("waiting") == 0

@@ -1,0 +1,35 @@
+"""The table of names is what the installed TensorRT-LLM has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .conftest import START_SECONDS, Installation
+
+pytestmark = pytest.mark.timeout(START_SECONDS + 60)
+
+# Where the fake is simpler than the real package; see tests/config/test_tensorrt_llm_check.py.
+FAKES_OWN = ("generate_async", "LoadFormat", "SpeculativeDecodingMode")
+
+
+def test_the_table_is_what_is_there(installation: Installation) -> None:
+    """Names that were not seen are no failure: the report lists them, and nothing calls them verified."""
+    process = subprocess.run(
+        [sys.executable, "-m", "djl_trtllm.config.tensorrt_llm_check"],
+        env={**os.environ, **installation.environ},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    print(process.stdout)
+    assert f"TensorRT-LLM {installation.version}, imported from" in process.stdout, process.stderr
+    owner, differences = "", []
+    for line in process.stdout.splitlines():
+        owner = line.partition(":")[0] if not line.startswith(" ") else owner
+        if line.startswith("  different") and not (installation.is_fake and owner in FAKES_OWN):
+            differences.append(f"{owner}: {line.strip()}")
+    assert not differences, "\n".join(differences)
