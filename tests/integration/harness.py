@@ -221,13 +221,19 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    model: Path, scratch: Path, *, command: tuple[str, ...] = CLI, arguments: tuple[str, ...] = (), **variables: str
+    model: Path | str | None,
+    scratch: Path,
+    *,
+    command: tuple[str, ...] = CLI,
+    arguments: tuple[str, ...] = (),
+    **variables: str,
 ) -> Iterator[Server]:
     """A server until the block ends. Then nothing may be left in its queue and of its processes, and it ends with 0."""
     scratch.mkdir(parents=True, exist_ok=True)
     port = free_port()
     log = scratch / f"server-{port}.log"
-    line = [sys.executable, *command, "serve", str(model), "--port", str(port), "--host", "127.0.0.1", *arguments]
+    named = [] if model is None else [str(model)]
+    line = [sys.executable, *command, "serve", *named, "--port", str(port), "--host", "127.0.0.1", *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(
             line, env=environment(scratch / "cache", **variables), stdout=output, stderr=subprocess.STDOUT

@@ -23,9 +23,11 @@ def needed(names: Iterable[str]) -> list[str]:
     """
     paths = sorted({PurePosixPath(name) for name in names if name and not name.endswith("/")})
     kept = [path for path in paths if not _is_hidden(path)]
-    if not any(_is_engine(path) for path in kept):
-        kept = _one_set_of_weights([path for path in kept if not _COPIES & set(path.parts[:-1])])
-    return [str(path) for path in kept if path.suffix not in _MEDIA]
+    engines = {path.parent for path in kept if _is_engine(path)}
+    chosen = _one_set_of_weights([path for path in kept if path.parent not in engines])
+    return sorted(
+        str(path) for path in kept if path.parent in engines or (path in chosen and path.suffix not in _MEDIA)
+    )
 
 
 def _is_hidden(path: PurePosixPath) -> bool:
@@ -36,8 +38,12 @@ def _is_engine(path: PurePosixPath) -> bool:
     return path.suffix == ".engine" or path.name == "openvino_model.xml"
 
 
-def _one_set_of_weights(paths: list[PurePosixPath]) -> list[PurePosixPath]:
-    paths = [path for path in paths if path.suffix not in _FOREIGN and path.name not in _NO_WEIGHTS]
+def _one_set_of_weights(paths: list[PurePosixPath]) -> set[PurePosixPath]:
+    paths = [
+        path
+        for path in paths
+        if path.suffix not in _FOREIGN and path.name not in _NO_WEIGHTS and not _COPIES & set(path.parts[:-1])
+    ]
     top = [path for path in paths if len(path.parts) == 1]
     safetensors = [path for path in top if path.suffix == _SAFETENSORS]
     dropped: set[PurePosixPath] = set()
@@ -45,4 +51,4 @@ def _one_set_of_weights(paths: list[PurePosixPath]) -> list[PurePosixPath]:
         dropped |= {path for path in paths if path.suffix in _PICKLED or path.name.endswith(".bin.index.json")}
     if any(not path.name.startswith("consolidated") for path in safetensors):
         dropped |= {path for path in top if path.name.startswith("consolidated")}
-    return [path for path in paths if path not in dropped]
+    return set(paths) - dropped

@@ -23,7 +23,8 @@ CONFIG = ["config.json", "generation_config.json", "tokenizer.json"]
         (["rank0.engine", "config.json", "model.cache"], [".git/config"]),
         (["tensorrt_llm/1/rank0.engine", "tensorrt_llm/config.pbtxt", "tensorrt_llm/tokenizer.json"], []),
         (["openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.bin"], []),
-        (["model.safetensors", "engine/rank0.engine", "engine/config.json"], []),
+        (["model.safetensors", "engine/rank0.engine", "engine/config.json"], ["flax_model.msgpack", "model.bin"]),
+        (["model.safetensors", "engine/openvino_model.xml", "engine/openvino_model.bin"], ["pytorch_model.bin"]),
         (["tokenizer.model", "modeling_custom.py", "serving.properties", "chat_template.jinja"], ["README.pdf"]),
     ],
 )

@@ -1,0 +1,71 @@
+"""Models of a hub and of S3, through the ordinary command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.hub_server import Hub, hub_server
+from tests.s3_server import Store, s3_server, variables
+
+from .harness import environment, run_cli, serving
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory, by its relative path."""
+    paths = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_hf_model_id_is_fetched_and_served_and_nothing_else_is(tiny_stories: Path, tmp_path: Path) -> None:
+    hub = Hub({"acme/tiny-stories": files_of(tiny_stories) | {"flax_model.msgpack": b"another format"}})
+    with hub_server(hub) as endpoint:
+        settings = {
+            "HF_MODEL_ID": "acme/tiny-stories",
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        with serving(None, tmp_path, **settings) as server:
+            answer = server.post("Once upon a time", stream=True, max_new_tokens=8)
+            lines = [json.loads(line) for line in answer.text.splitlines()]
+            assert len(lines) == 8 and lines[-1]["generated_text"]
+            assert server.http.get("/ping").json().keys() == {"acme_tiny_stories"}
+            assert server.http.post("/predictions/other", json={"inputs": "a"}).status_code == 404
+        assert "flax_model.msgpack" not in hub.fetched
+        hub.fetched.clear()
+        with serving(None, tmp_path, **settings):
+            pass
+        assert hub.fetched == []
+
+
+def test_an_s3_address_is_fetched_once_and_served(tiny_stories: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    store = Store(tmp_path / "store")
+    for name, content in files_of(tiny_stories).items():
+        store.put(f"team/story/{name}", content)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "serving.properties").write_text("option.model_id=s3://models/team/story\n")
+    with s3_server(store) as endpoint:
+        for model in (tmp_path / "model", "s3://models/team/story"):
+            with serving(model, tmp_path, **variables(endpoint)) as server:
+                assert server.token_ids("Once upon a time", max_new_tokens=4)
+        gets = [request.key for request in store.gets()]
+    assert len(gets) == len(set(gets))
+
+
+def test_a_store_that_cannot_be_reached_is_an_error_for_the_reader(tmp_path: Path) -> None:
+    settings = environment(tmp_path, **variables("http://127.0.0.1:9"))
+    missing = run_cli("compile", "s3://models/nothing", str(tmp_path / "out"), environ=settings)
+    assert missing.returncode == 1
+    assert "cannot be reached" in missing.stderr
+
+
+def test_a_gated_model_is_an_error_for_the_reader(tmp_path: Path) -> None:
+    with hub_server(Hub({"acme/gated": {"config.json": b"{}"}}, gated=frozenset({"acme/gated"}))) as endpoint:
+        settings = environment(tmp_path, HF_ENDPOINT=endpoint, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="0")
+        done = run_cli("compile", "acme/gated", str(tmp_path / "out"), environ=settings)
+    assert done.returncode == 1
+    assert "acme/gated" in done.stderr and "asked for on its page" in done.stderr
+    assert "Traceback" not in done.stderr
