@@ -75,14 +75,7 @@ def test_a_stream_of_which_nothing_was_read_is_cancelled_on_close(server: Servin
     wait_until(lambda: server.metric("running") == 0, timeout=2)
 
 
-def _needs_a_fast_engine(executor: str) -> None:
-    """Buffers between server and client hold megabytes, which the fake takes a minute to fill."""
-    if executor != "scripted":
-        pytest.skip("what fills a connection's buffers is the server's business, whatever the executor")
-
-
-def test_a_client_that_does_not_read_holds_up_nobody_and_is_dropped(start: Start, executor: str) -> None:
-    _needs_a_fast_engine(executor)
+def test_a_client_that_does_not_read_holds_up_nobody_and_is_dropped(start: Start) -> None:
     server = start({}, **{"option.stream_write_timeout": 1.5})
     slow = server.connect(receive_buffer=4096)
     slow.sendall(raw_post(body(1_000_000, stream=True)))
@@ -102,8 +95,7 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_is_dropped(start: Start
     slow.close()
 
 
-def test_a_client_that_reads_late_gets_everything(start: Start, executor: str) -> None:
-    _needs_a_fast_engine(executor)
+def test_a_client_that_reads_late_gets_everything(start: Start) -> None:
     tokens = 100_000  # more than the buffers between server and client hold
     server = start({})
     with server.connect(receive_buffer=4096) as late:

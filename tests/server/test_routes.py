@@ -159,7 +159,7 @@ def test_a_connection_is_used_again(server: ServingProcess) -> None:
         for _ in range(3):
             connection.sendall(raw_post(body(2)))
             assert b"generated_text" in read_until(connection, b"}")
-            connection.sendall(raw_post(body(2, stream=True)))
+            connection.sendall(raw_post(body(20, stream=True)))
             assert read_until(connection, b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
