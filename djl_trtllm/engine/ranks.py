@@ -11,7 +11,7 @@ import psutil
 
 DIED = "a rank of TensorRT-LLM ended before its time"
 _MARKS = ("mpi4py", "tensorrt_llm")
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 0.2
 _STATUS = 3
 
 

@@ -30,9 +30,14 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: FromHost) -> None:
+        unsent = memoryview(frame(message))
         with self._sending:
             try:
-                self._socket.sendall(frame(message))
+                while unsent:
+                    try:
+                        unsent = unsent[self._socket.send(unsent) :]
+                    except BlockingIOError:  # an event loop that reads from a socket makes it non-blocking
+                        select.select([], [self._socket], [])
             except OSError as error:
                 raise Disconnected from error
 

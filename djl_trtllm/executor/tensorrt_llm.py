@@ -212,7 +212,7 @@ class TensorRtLlmExecutor:
 
     def _reject(self, request: RunningRequest, error: Exception) -> None:
         if _BROKEN.search(str(error)):
-            self._lose(error)
+            self._lose(EngineLostError(f"TensorRT-LLM cannot go on: {error}"))
         else:
             request.end(Finish.ERROR, str(error))
 

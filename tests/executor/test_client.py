@@ -7,104 +7,27 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import psutil
 import pytest
-import uvloop
 
-from djl_trtllm.errors import ExecutorDiedError, ExecutorStartError
+from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor import client as client_module
-from djl_trtllm.executor.client import ExecutorClient
-from djl_trtllm.executor.protocol import Delta, Finish, Sampling, Start, Step, Submit
+from djl_trtllm.executor.protocol import Finish, Start, Step
+
+from .probe import Probe, children, run_checked
 
 DETECTION = 2.0
 """Seconds within which a death must be told once it is noticed; generous, the machine may be busy."""
 
 
-class Probe:
-    """A client, and everything that it told."""
-
-    def __init__(self, hang_timeout: float = 60.0) -> None:
-        self.deltas: list[Delta] = []
-        self.deaths: list[ExecutorDiedError] = []
-        self.busy = False
-        self._told = asyncio.Event()
-        self.client = ExecutorClient(
-            on_steps=self._on_steps, on_death=self._on_death, busy=lambda: self.busy, hang_timeout=hang_timeout
-        )
-
-    def _on_steps(self, steps: list[Step]) -> None:
-        self.deltas += [delta for step in steps for delta in step.deltas]
-        self._told.set()
-
-    def _on_death(self, error: ExecutorDiedError) -> None:
-        self.deaths.append(error)
-        self._told.set()
-
-    async def start(self, timeout: float = 60.0, **script: object) -> None:
-        await self.client.start(Start("scripted", script), timeout)
-
-    def submit(self, request_id: int, tokens: int) -> None:
-        self.client.submit(Submit(request_id, [5, 6, 7], Sampling(tokens)))
-
-    async def until(self, condition: Callable[[], bool], timeout: float = 20.0) -> None:
-        async def wait() -> None:
-            while not condition():
-                self._told.clear()
-                await self._told.wait()
-
-        await asyncio.wait_for(wait(), timeout)
-
-    async def death(self, timeout: float = 20.0) -> str:
-        await self.until(lambda: bool(self.deaths), timeout)
-        await asyncio.sleep(0.05)
-        (error,) = self.deaths
-        return str(error)
-
-
-def children() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
+Runner = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 @pytest.fixture
-def run_async(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Runs a test on the server's event loop, or asyncio's own.
-
-    Afterwards no process, no file descriptor and no task may be left.
-    """
-
-    def run(body: Callable[[], Awaitable[None]]) -> None:
-        async def checked() -> None:
-            loop = asyncio.get_running_loop()
-            problems: list[object] = []
-            loop.set_exception_handler(lambda _, context: problems.append(context))
-            # The loop's own descriptors (signals, wake-ups, /dev/null) come with the first process.
-            null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
-            process = await asyncio.create_subprocess_exec("true", stdin=null, stdout=pipe, stderr=null)
-            await process.communicate()
-            descriptors, tasks, others = psutil.Process().num_fds(), asyncio.all_tasks(), children()
-            await body()
-            for _ in range(50):
-                if psutil.Process().num_fds() <= descriptors and asyncio.all_tasks() == tasks:
-                    break
-                await asyncio.sleep(0.02)
-            assert asyncio.all_tasks() == tasks
-            assert psutil.Process().num_fds() <= descriptors
-            assert children() <= others
-            assert problems == []
-
-        if getattr(request, "param", "uvloop") == "uvloop":
-            loop = uvloop.new_event_loop()
-            try:
-                loop.run_until_complete(asyncio.wait_for(checked(), 60))
-            finally:
-                loop.close()
-        else:
-            asyncio.run(asyncio.wait_for(checked(), 60))
-
-    return run
+def run_async(request: pytest.FixtureRequest) -> Runner:
+    """See `run_checked`."""
+    return lambda body: run_checked(body, getattr(request, "param", "uvloop"))
 
 
-Runner = Callable[[Callable[[], Awaitable[None]]], None]
 on_both_loops = pytest.mark.parametrize("run_async", ["uvloop", "asyncio"], indirect=True)
 
 
