@@ -1,0 +1,47 @@
+"""A host whose engine blocks the event loop for ever, as TensorRT-LLM's queues do when their other end is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from djl_trtllm.executor import host
+from djl_trtllm.executor.outbox import Outbox
+from djl_trtllm.executor.protocol import Limits, Stats, Submit
+
+
+class BlockedExecutor:
+    """See `djl_trtllm.executor.host.AsyncExecutor`."""
+
+    def __init__(self) -> None:
+        self.limits = Limits(1, 0, 32, 100)
+        self.details: dict[str, Any] = {}
+        self.features: list[Any] = []
+        self._lost = False
+
+    async def run(self, outbox: Outbox) -> None:
+        await asyncio.Event().wait()
+
+    def check(self) -> None:
+        if self._lost:
+            raise RuntimeError("the other end is gone")
+
+    async def close(self) -> None:
+        pass
+
+    def submit(self, request: Submit) -> None:
+        self._lost = True
+        time.sleep(1e6)
+
+    def cancel(self, request_id: int) -> None:
+        pass
+
+    def stats(self) -> Stats:
+        return Stats()
+
+
+if __name__ == "__main__":
+    host.EXECUTORS["blocked"] = host._Entry(f"{__name__}:BlockedExecutor", host.run_async)
+    sys.exit(host.main())

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from djl_trtllm.executor.reaping import kill_marked, marked_environment
+from djl_trtllm.executor.workers import Workers
+
+ORPHAN = """
+import subprocess
+quiet = subprocess.DEVNULL
+print(subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=quiet, stderr=quiet).pid)
+"""
+RANK = "import time; print('ready', flush=True); time.sleep(60)  # mpi4py"
+
+
+def is_gone(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_what_a_marked_process_left_is_killed_whatever_its_parent_and_session() -> None:
+    environment, mark = marked_environment()
+    pid = int(subprocess.run([sys.executable, "-c", ORPHAN], env=environment, capture_output=True, check=True).stdout)
+    assert psutil.Process(pid).ppid() != os.getpid()
+    assert kill_marked(mark) == [pid]
+    assert is_gone(pid)
+    assert kill_marked(mark) == []
+
+
+def test_processes_with_another_mark_are_left_alone() -> None:
+    environment, _ = marked_environment()
+    _, other = marked_environment()
+    process = subprocess.Popen(["sleep", "60"], env=environment)
+    try:
+        assert kill_marked(other) == []
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def rank() -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    return process
+
+
+def test_ranks_are_known_by_their_command_and_missed_when_they_end(rank: subprocess.Popen[bytes]) -> None:
+    bystander = subprocess.Popen(["sleep", "60"])
+    workers = Workers.of_this_process()
+    assert len(workers) == 1
+    assert workers.dead() == []
+    bystander.kill()
+    bystander.wait()
+    assert workers.dead() == []
+    rank.kill()
+    # A zombie is dead as well.
+    assert is_gone(rank.pid)
+    assert workers.dead() == [rank.pid]
+    rank.wait()
+    assert workers.dead() == [rank.pid]
