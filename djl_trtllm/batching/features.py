@@ -27,7 +27,7 @@ _NO_GUIDE = "this engine cannot hold its output to a form; on TensorRT-LLM set o
 _NEEDS = (
     _Need(
         Feature.BEAM_SEARCH,
-        "'num_beams'",
+        "'num_beams' ('beam_width')",
         lambda request: request.sampling.beam_width > 1,
         "this engine has no beam search; use 'n' and 'best_of' with sampling, or TensorRT-LLM with "
         "option.max_beam_width",
@@ -39,7 +39,7 @@ _NEEDS = (
         lambda request: request.sampling.no_repeat_ngram_size > 0,
         "use 'repetition_penalty'",
     ),
-    _Need(Feature.BAD_WORDS, "'bad_words'", lambda request: bool(request.bad), "this engine cannot keep words out"),
+    _Need(Feature.BAD_WORDS, "'bad_words' ('bad_sequences')", lambda request: bool(request.bad), "this engine cannot keep words out"),
     _Need(Feature.JSON, "a JSON guide", _guided(GuideKind.JSON_OBJECT, GuideKind.JSON_SCHEMA), _NO_GUIDE),
     _Need(Feature.REGEX, "a regular expression", _guided(GuideKind.REGEX), _NO_GUIDE),
     _Need(Feature.GRAMMAR, "a grammar", _guided(GuideKind.GRAMMAR), _NO_GUIDE),

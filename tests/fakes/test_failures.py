@@ -91,7 +91,8 @@ def test_scripted_faults_hit_the_worker(observe: Observer, tiny_stories: Path) -
 
 def test_an_error_of_the_engine_is_raised_at_the_next_request(observe: Observer, tiny_stories: Path) -> None:
     """§7.3: those that wait are not told, and afterwards the LLM is shut down."""
-    script = {"faults": [{"action": "raise", "at_token": 2, "max_new_tokens": 9}]}
+    # So slow that the responses before the error are read before it.
+    script = {"steps_per_second": 10, "faults": [{"action": "raise", "at_token": 2, "max_new_tokens": 9}]}
     seen = observe(call("background_error", model=tiny_stories), script=script)
     assert seen["waiting"] == "hangs"
     assert seen["next"].startswith("CppExecutorError: scripted engine failure")

