@@ -39,7 +39,12 @@ _NEEDS = (
         lambda request: request.sampling.no_repeat_ngram_size > 0,
         "use 'repetition_penalty'",
     ),
-    _Need(Feature.BAD_WORDS, "'bad_words' ('bad_sequences')", lambda request: bool(request.bad), "this engine cannot keep words out"),
+    _Need(
+        Feature.BAD_WORDS,
+        "'bad_words' ('bad_sequences')",
+        lambda request: bool(request.bad),
+        "this engine cannot keep words out",
+    ),
     _Need(Feature.JSON, "a JSON guide", _guided(GuideKind.JSON_OBJECT, GuideKind.JSON_SCHEMA), _NO_GUIDE),
     _Need(Feature.REGEX, "a regular expression", _guided(GuideKind.REGEX), _NO_GUIDE),
     _Need(Feature.GRAMMAR, "a grammar", _guided(GuideKind.GRAMMAR), _NO_GUIDE),
