@@ -8,9 +8,9 @@ engine share the machine. `saturated`: the engine is faster than the server. `pa
 for every stream per step; added inter-token latency is the client's p99 less the step's period. The bare application
 streams as many tokens, in chunks of the size that the server was seen to send.
 
-With `--executor tensorrt_llm` the paced run goes through TensorRT-LLM's executor and the fake TensorRT-LLM, whose
-objects do per response in the executor host what the real ones do (tests/fakes): 28,000 tokens per second is the rate
-published for Llama 3.1 8B in FP8 on an H200. The host's CPU time is a column of its own.
+With `--executor tensorrt_llm` the paced run goes through TensorRT-LLM's executor and the fake TensorRT-LLM's engine
+backend, whose objects do per response in the executor host what the real ones do (tests/fakes): 28,000 tokens per
+second is the rate published for Llama 3.1 8B in FP8 on an H200. The host's CPU time is a column of its own.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def model_directory(root: Path, executor: str, script: dict[str, object]) -> tup
     environment: dict[str, str] = {}
     lines = {"option.backend": "scripted", "option.script": json.dumps(script)}
     if executor == "tensorrt_llm":
-        lines = {"option.backend": "pytorch"}
-        environment = fake_tensorrt_llm(directory, script=script)
+        lines = {"option.backend": "tensorrt"}
+        environment = fake_tensorrt_llm(directory, script=script) | {"DJL_CACHE_DIR": str(root / "cache")}
     lines |= {
         "option.max_rolling_batch_size": "256",
         "option.max_input_len": "4096",

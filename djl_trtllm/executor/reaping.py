@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import psutil
 
 _VARIABLE = "DJL_TRTLLM_EXECUTOR_HOST"
-_WAIT_SECONDS = 5.0
+_WAIT_SECONDS = 1.0
+"""A process that waits for its GPU may take longer to end than those who wait for an answer should."""
 
 
 def marked_environment() -> tuple[dict[str, str], str]:
@@ -21,7 +22,7 @@ def marked_environment() -> tuple[dict[str, str], str]:
 
 
 def kill_marked(mark: str) -> list[int]:
-    """Kill every process that carries the mark and wait until they are gone, a few seconds at most; returns their ids.
+    """Kill every process that carries the mark and wait until they are gone, a second at most; returns their ids.
 
     Workers may be in sessions of their own and have other parents than the host, so they are known by their
     environment. Blocks: call it in a thread.

@@ -184,14 +184,7 @@ class TensorRtLlmExecutor:
         if request is None or request.muted:
             return
         request.muted = True
-        sampling = request.message.sampling
-        if sampling.logprobs and sampling.beam_width == 1 and not self._abortable_with_logprobs:
-            return  # it runs to its end, unheard
-        request.aborted_for = 0.0
-        try:
-            request.result.abort()
-        except Exception as error:
-            self._lose(error)
+        self._abort(request)
 
     def stats(self) -> Stats:
         """The state after the last iteration that is known."""
@@ -203,12 +196,25 @@ class TensorRtLlmExecutor:
         """Whatever ends the following ends the request, or the engine."""
         try:
             await request.follow()
-        except (ValueError, self._request_error) as error:
+        except self._request_error as error:
             self._reject(request, error)
+        except ValueError as error:
+            self._reject(request, error)
+            self._abort(request)
         except Exception as error:
             self._lose(error)
             return
-        self._requests.pop(request.message.request_id, None)
+        del self._requests[request.message.request_id]
+
+    def _abort(self, request: RunningRequest) -> None:
+        sampling = request.message.sampling
+        if sampling.logprobs and sampling.beam_width == 1 and not self._abortable_with_logprobs:
+            return  # it runs to its end, unheard
+        request.aborted_for = 0.0
+        try:
+            request.result.abort()
+        except Exception as error:
+            self._lose(error)
 
     def _reject(self, request: RunningRequest, error: Exception) -> None:
         if _BROKEN.search(str(error)):

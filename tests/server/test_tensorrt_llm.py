@@ -1,0 +1,143 @@
+"""What only an engine with workers of its own can do to a server: they die, fall silent, or do not come up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from fakes import worker_processes
+from serving_process import (
+    ServingProcess,
+    body,
+    raw_post,
+    read_all,
+    read_until,
+    serving,
+    tensorrt_llm_model,
+    wait_until,
+)
+
+HANG_TIMEOUT = 1.0
+ANSWER = 2.0
+"""Seconds from detection to every client's terminal answer."""
+
+SLACK = 2.0
+"""For a busy machine."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., ServingProcess]]:
+    """`start(script, **options)`: a server with 64 places on the fake TensorRT-LLM."""
+    with contextlib.ExitStack() as stack:
+
+        def start_one(script: dict[str, object], **options: object) -> ServingProcess:
+            wanted = {"option.max_rolling_batch_size": 64, "option.executor_hang_timeout": HANG_TIMEOUT, **options}
+            model, environ = tensorrt_llm_model(tmp_path / "model", script, **wanted)
+            server = stack.enter_context(serving(model, **environ))
+            server.note_rest()
+            return server
+
+        yield start_one
+
+
+def worker(server: ServingProcess) -> psutil.Process:
+    """The engine's worker process."""
+    (found,) = worker_processes(server.process.pid)
+    return found
+
+
+def message_of(answer: bytes) -> str:
+    """The error message of a whole answer or of a stream's last line."""
+    head, _, content = answer.partition(b"\r\n\r\n")
+    if head.startswith(b"HTTP/1.1 424"):
+        return str(json.loads(content)["error"])
+    assert head.startswith(b"HTTP/1.1 200")
+    assert content.endswith(b"\r\n0\r\n\r\n")
+    last = json.loads([line for line in content.split(b"\r\n") if line.startswith(b"{")][-1])
+    assert last["details"]["finish_reason"] == "error"
+    return str(last["token"]["error_msg"])
+
+
+@pytest.mark.parametrize(
+    ("number", "detection", "cause"),
+    [(signal.SIGKILL, 0.5, "worker process"), (signal.SIGSTOP, HANG_TIMEOUT + 0.5, "silent for")],
+    ids=["killed", "silent"],
+)
+def test_all_of_64_clients_are_told_when_the_worker_is_lost(
+    start: Callable[..., ServingProcess], number: signal.Signals, detection: float, cause: str
+) -> None:
+    server = start({"steps_per_second": 30})
+    before = server.descendants()
+    with contextlib.ExitStack() as stack:
+        clients: list[tuple[socket.socket, bytes]] = []
+        for client in range(64):
+            connection = stack.enter_context(server.connect())
+            connection.sendall(raw_post(body(100_000, stream=client % 2 == 0), "Connection: close"))
+            clients.append((connection, read_until(connection, b"token") if client % 2 == 0 else b""))
+        wait_until(lambda: server.metric("running") == 64)
+        os.kill(worker(server).pid, number)
+        lost = time.monotonic()
+        answers = [begun + read_all(connection) for connection, begun in clients]
+        assert time.monotonic() - lost < detection + ANSWER + SLACK
+    for answer in answers:
+        assert cause in message_of(answer)
+        assert "the request may be repeated" in message_of(answer)
+    _, alive = psutil.wait_procs(before, timeout=5)
+    assert alive == []
+    server.wait_for_ping(200)
+    assert server.generate(3).status_code == 200
+    assert worker(server) not in before
+    assert server.metric("executor_restarts_total") == 1
+    server.check_leaks()
+
+
+def test_one_of_32_requests_fails_alone(start: Callable[..., ServingProcess]) -> None:
+    fault = {"action": "error", "at_token": 3, "max_new_tokens": 77, "message": "no room for it"}
+    server = start({"steps_per_second": 100, "faults": [fault]})
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(server.connect()) for _ in range(32)]
+        for client, connection in enumerate(connections):
+            connection.sendall(raw_post(body(77 if client == 11 else 20), "Connection: close"))
+        answers = [read_all(connection) for connection in connections]
+    assert message_of(answers.pop(11)) == "no room for it"
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+    assert server.metric("executor_restarts_total") == 0
+    server.check_leaks()
+
+
+@pytest.mark.parametrize(("error", "message"), [("oom", "insufficient GPU memory"), ("hang", "model_loading_timeout")])
+def test_an_engine_that_does_not_come_up_ends_the_server_with_the_reason(
+    tmp_path: Path, error: str, message: str
+) -> None:
+    model, environ = tensorrt_llm_model(
+        tmp_path / "model", {"load_error": error}, **{"option.model_loading_timeout": 4 if error == "hang" else 60}
+    )
+    server = ServingProcess(model, environ)
+    try:
+        wait_until(lambda: bool(worker_processes(server.process.pid)))
+        started = server.descendants()
+        assert server.wait() == 1
+        assert any(message in line for line in server.log)
+        assert psutil.wait_procs(started, timeout=5)[1] == []
+    finally:
+        server.close()
+
+
+def test_the_engines_statistics_are_metrics(start: Callable[..., ServingProcess]) -> None:
+    server = start({"steps_per_second": 50}, **{"option.executor_hang_timeout": 60})
+    with server.connect() as connection:
+        connection.sendall(raw_post(body(100_000, stream=True)))
+        read_until(connection, b"token")
+        wait_until(lambda: server.metric("engine_iterations") > 0)
+        assert 0 < server.metric("kv_cache_used_blocks") < server.metric("kv_cache_blocks")
+        assert server.metric("engine_iteration_seconds") > 0.01
+    wait_until(lambda: server.metric("running") == 0)
+    wait_until(lambda: server.metric("kv_cache_used_blocks") == 0)
