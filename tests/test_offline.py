@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import itertools
 import os
@@ -225,7 +224,6 @@ def test_a_model_that_nobody_refers_to_ends_its_host(tmp_path: Path, nothing_lef
     llm = LLM(scripted_model(tmp_path / "model"))
     (host,) = psutil.Process().children()
     del llm
-    gc.collect()
     wait_until(lambda: not host.is_running(), what="the end of the host")
 
 

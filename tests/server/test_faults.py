@@ -19,7 +19,7 @@ HANG_TIMEOUT = 1.0
 ANSWER = 2.0
 """Seconds from detection to every client's terminal answer."""
 
-SLACK = 1.5
+SLACK = 2.5
 """For a busy machine, and the steps before the fault."""
 
 
