@@ -195,7 +195,13 @@ def test_a_model_that_does_not_load_leaves_nothing(make: Make) -> None:
 
 
 def test_an_interrupt_while_it_loads_leaves_nothing(make: Make) -> None:
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    def interrupt() -> None:
+        """While the host loads, and not while this process still gets ready."""
+        wait_until(lambda: bool(psutil.Process().children()), what="a host")
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         make({"start_seconds": 60})
 
