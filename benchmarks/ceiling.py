@@ -82,7 +82,8 @@ def measure(process: psutil.Process, port: int, requests: list[bytes], period: f
     tokens = sum(result.tokens for result in results)
     seconds = max(r.arrivals[-1][0] for r in results) - min(r.arrivals[0][0] for r in results)
     # Stream by stream, because they do not all begin at once.
-    rate = sum((r.tokens - r.arrivals[0][1]) / (r.arrivals[-1][0] - r.arrivals[0][0]) for r in results)
+    told = [result for result in results if len(result.arrivals) > 1]
+    rate = sum((r.tokens - r.arrivals[0][1]) / (r.arrivals[-1][0] - r.arrivals[0][0]) for r in told)
     chunks = sum(len(result.arrivals) for result in results)
     latency = None
     if period is not None:

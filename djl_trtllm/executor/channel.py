@@ -51,7 +51,10 @@ class Channel:
     def receive(self, *, block: bool) -> Iterator[ToHost]:
         """All messages that have arrived; with `block`, waits for at least some bytes."""
         while select.select([self._socket], [], [], None if block else 0)[0]:
-            data = self._socket.recv(1 << 18)
+            try:
+                data = self._socket.recv(1 << 18)
+            except ConnectionResetError as error:  # it went with something of ours unread
+                raise Disconnected from error
             if not data:
                 raise Disconnected
             bodies = self._deframer.feed(data)

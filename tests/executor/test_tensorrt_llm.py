@@ -276,6 +276,19 @@ def test_limits_features_and_iteration_statistics_are_told(machine: Machine) -> 
     run(body)
 
 
+def test_signals_to_the_process_group_are_the_servers_business(machine: Machine) -> None:
+    async def body() -> Probe:
+        probe = await machine.start(script={"steps_per_second": 50})
+        probe.submit(1, 40, PROMPT)
+        await probe.until(lambda: bool(probe.tokens(1)))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(probe.client.pid, number)
+        assert await probe.end_of(1) == [Finish.LENGTH]
+        return probe
+
+    run(body)
+
+
 # -- errors of one request ---------------------------------------------------------------------------------------------
 
 
