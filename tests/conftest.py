@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import signal_stack
 
 from djl_trtllm.model import Tokenizer, load_tokenizer
 
@@ -21,3 +22,20 @@ def tiny_stories() -> Path:
 def tokenizer(tiny_stories: Path) -> Tokenizer:
     """The bundled model's tokenizer."""
     return load_tokenizer(tiny_stories)
+
+
+@pytest.fixture(scope="session")
+def whole_signal_stack() -> signal_stack.SignalStack:
+    """The main thread's signal stack before any test."""
+    return signal_stack.current()
+
+
+@pytest.fixture(autouse=True)
+def own_signal_stack(whole_signal_stack: signal_stack.SignalStack) -> None:
+    """No test inherits a broken signal stack.
+
+    On processors with AMX, OpenVINO's CPU plugin gives the thread that loads it an alternate signal stack of the
+    smallest size, and frees it while it is still in use where two plugins lived. Python's handlers run on that stack:
+    the next SIGINT, in whichever test, would end the process with SIGSEGV. The executor host has no such handler.
+    """
+    signal_stack.put(whole_signal_stack)
