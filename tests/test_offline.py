@@ -45,13 +45,23 @@ def offline_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "offline batch"]
 
 
+Processes = Callable[[], set[psutil.Process]]
+
+
 @pytest.fixture
-def nothing_left() -> Iterator[None]:
+def new_processes() -> Processes:
+    """What this process has started since the test began; other tests' servers may live beside it."""
+    before = set(psutil.Process().children(recursive=True))
+    return lambda: set(psutil.Process().children(recursive=True)) - before
+
+
+@pytest.fixture
+def nothing_left(new_processes: Processes) -> Iterator[None]:
     """No process and no thread of a test outlives it."""
-    before = set(psutil.Process().children(recursive=True)), len(offline_threads())
+    threads = len(offline_threads())
     yield
-    assert set(psutil.Process().children(recursive=True)) <= before[0]
-    assert len(offline_threads()) <= before[1]
+    assert not new_processes()
+    assert len(offline_threads()) <= threads
 
 
 @pytest.fixture
@@ -194,10 +204,10 @@ def test_a_model_that_does_not_load_leaves_nothing(make: Make) -> None:
         make({"start_error": "no such engine"})
 
 
-def test_an_interrupt_while_it_loads_leaves_nothing(make: Make) -> None:
+def test_an_interrupt_while_it_loads_leaves_nothing(make: Make, new_processes: Processes) -> None:
     def interrupt() -> None:
         """While the host loads, and not while this process still gets ready."""
-        wait_until(lambda: bool(psutil.Process().children()), what="a host")
+        wait_until(lambda: bool(new_processes()), what="a host")
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -206,9 +216,9 @@ def test_an_interrupt_while_it_loads_leaves_nothing(make: Make) -> None:
         make({"start_seconds": 60})
 
 
-def test_a_closed_model_refuses(make: Make) -> None:
+def test_a_closed_model_refuses(make: Make, new_processes: Processes) -> None:
     llm = make()
-    (host,) = psutil.Process().children()
+    (host,) = new_processes()
     llm.close()
     assert not host.is_running()
     llm.shutdown()
@@ -226,9 +236,11 @@ def test_closing_ends_a_batch_of_another_thread(make: Make) -> None:
             batch.result(20)
 
 
-def test_a_model_that_nobody_refers_to_ends_its_host(tmp_path: Path, nothing_left: None) -> None:
+def test_a_model_that_nobody_refers_to_ends_its_host(
+    tmp_path: Path, nothing_left: None, new_processes: Processes
+) -> None:
     llm = LLM(scripted_model(tmp_path / "model"))
-    (host,) = psutil.Process().children()
+    (host,) = new_processes()
     del llm
     wait_until(lambda: not host.is_running(), what="the end of the host")
 
