@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import threading
@@ -25,7 +24,7 @@ from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.server.exchange import ABORT, HttpSettings
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.routes import Routes
-from djl_trtllm.service import Model, ModelService, Registry
+from djl_trtllm.service import Model, ModelService, Registry, settle_garbage_collector
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +135,7 @@ class Server(uvicorn.Server):
         try:
             model = await _in_background(self._prepare)
             await self._service.load(model)
-            _settle_garbage_collector()
+            settle_garbage_collector()
         except DjlTrtllmError as error:
             if self._service.failure is None:
                 self._service.fail(error)
@@ -181,13 +180,6 @@ async def _in_background(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="prepare", daemon=True).start()
     return await outcome
-
-
-def _settle_garbage_collector() -> None:
-    """What is loaded stays, and what a token allocates is freed by reference counts: collect seldom."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def run(name: str, options: Options, prepare: Callable[[], Model]) -> int:

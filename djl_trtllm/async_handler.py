@@ -1,0 +1,132 @@
+"""DJL Serving's entry point in async mode: `option.entryPoint=djl_trtllm.async_handler`, `option.async_mode=true`.
+
+DJL's Python engine calls `handle` on its event loop; the model lives on the same loop, its engine in a process of its
+own. Answers are those of the HTTP server. Every one ends with an item that is the last, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from djl_trtllm.api.headers import properties as properties_of
+from djl_trtllm.djl import adapters
+from djl_trtllm.djl.answer import Answer, status_codes
+from djl_trtllm.djl.item import Item
+from djl_trtllm.djl.streams import Stream, Streams
+from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, is_passive, load_status, open_model, require_mode
+from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.service import ModelService, settle_garbage_collector
+
+try:
+    from djl_python.outputs import Output  # type: ignore[import-not-found]
+except ImportError as error:
+    raise ImportError(
+        "djl_trtllm.async_handler runs inside DJL Serving's Python engine, which brings djl_python; by itself the "
+        "model is served by `djl-trtllm serve`"
+    ) from error
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_SECONDS = 1.0
+
+
+class Worker:
+    """The model of this process."""
+
+    def __init__(self, service: ModelService, options: Any) -> None:
+        self._service = service
+        self._codes = status_codes(options)
+        self._streams = Streams()
+        self._metrics = Metrics(service)
+        self._print_metrics()
+
+    @classmethod
+    async def load(cls, properties: dict[str, Any]) -> Worker:
+        """Prepare and load the model. Raises DjlTrtllmError."""
+        require_mode(properties, rolling=False)
+        loop = asyncio.get_running_loop()
+        model = await asyncio.to_thread(open_model, properties)
+
+        def failed(error: DjlTrtllmError) -> None:
+            # DJL starts another worker, as often as its retry_threshold allows; first the clients get their answers.
+            loop.call_later(_LAST_WORDS_SECONDS, os._exit, 1)
+
+        service = ModelService(model.name, on_failed=failed)
+        try:
+            await service.load(model)
+        except DjlTrtllmError:
+            await service.close()
+            raise
+        settle_garbage_collector()
+        return cls(service, model.config.options)
+
+    async def answer(self, inputs: Any) -> AsyncGenerator[Streams, None]:
+        """What djl_python sends for a request."""
+        stream = Stream(self._streams, inputs.get_property("request_tracking_id"))
+        answer = Answer(stream.put, self._codes)
+        generation = None
+        try:
+            properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
+            body = bytes(inputs.get_as_bytes() or b"")
+            call = self._service.model.parse(body, properties.get("content-type"), properties)
+            answer.expect(call.framer, call.request.sampling.n)
+            generation = await self._service.generate(call, answer.deliver)
+        except Exception as error:
+            answer.fail(error)
+        try:
+            async for streams in stream.carry():
+                yield streams
+        finally:
+            if generation is not None:
+                # The answer may have ended before its tokens did.
+                self._service.cancel(generation)
+
+    def change_adapters(self, change: Callable[[ModelService, Any], Item], inputs: Any) -> Any:
+        """What DJL is told of a change of the LoRA adapters."""
+        return Output().add(change(self._service, inputs).encode(), key="data")
+
+    def _print_metrics(self) -> None:
+        asyncio.get_running_loop().call_later(METRICS_SECONDS, self._print_metrics)
+        for line in self._metrics.lines():
+            print(line, flush=True)
+
+
+_worker: Worker | None = None
+
+
+async def handle(inputs: Any) -> Any:
+    """DJL's first call has no content and loads the model; every other one is a request."""
+    global _worker
+    if _worker is None:
+        if is_passive():
+            return None
+        try:
+            _worker = await Worker.load(inputs.get_properties())
+        except DjlTrtllmError as error:
+            logger.error("%s", error)
+            return Output(code=load_status(error), message=str(error))
+    return None if inputs.is_empty() else _worker.answer(inputs)
+
+
+async def register_adapter(inputs: Any) -> Any:
+    """DJL's call to register a LoRA adapter: properties `name` and `src`."""
+    return _loaded().change_adapters(adapters.register, inputs)
+
+
+async def update_adapter(inputs: Any) -> Any:
+    """DJL's call to change a LoRA adapter."""
+    return _loaded().change_adapters(adapters.update, inputs)
+
+
+async def unregister_adapter(inputs: Any) -> Any:
+    """DJL's call to take a LoRA adapter away: property `name`."""
+    return _loaded().change_adapters(adapters.unregister, inputs)
+
+
+def _loaded() -> Worker:
+    assert _worker is not None, "DJL loads the model before it calls anything else"
+    return _worker

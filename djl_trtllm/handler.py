@@ -1,0 +1,93 @@
+"""DJL Serving's entry point in rolling batch mode: `option.entryPoint=djl_trtllm.handler`, `option.rolling_batch=auto`.
+
+DJL's Python engine calls `handle` with its whole list of requests, again and again while there are any. Compatible with
+what used it before; async mode (`djl_trtllm.async_handler`) is the one that fails well (docs/deploying.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from djl_trtllm.djl import adapters
+from djl_trtllm.djl.item import QUIET, Item, content, count, text
+from djl_trtllm.djl.rolling import RollingWorker
+from djl_trtllm.djl.worker import is_passive, load_status, open_model, require_mode
+from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.service import ModelService
+
+try:
+    from djl_python.outputs import Output  # type: ignore[import-not-found]
+except ImportError as error:
+    raise ImportError(
+        "djl_trtllm.handler runs inside DJL Serving's Python engine, which brings djl_python; by itself the model is "
+        "served by `djl-trtllm serve`"
+    ) from error
+
+logger = logging.getLogger(__name__)
+
+_OK = count(200) + text("OK")
+_QUIET = content(QUIET)
+
+
+class BatchOutput(Output):  # type: ignore[misc]
+    """What came up for each request of a batch, by position; written in one go."""
+
+    def __init__(self, items: list[Item | None]) -> None:
+        super().__init__()
+        self._items = items
+
+    def send(self, cl_socket: socket.socket) -> None:
+        """Write status, message, properties and contents; a header of item 3 is the property `batch_3_NAME`."""
+        properties = [
+            text(f"batch_{index}_{name}") + text(value)
+            for index, item in enumerate(self._items)
+            if item is not None
+            for name, value in item.properties
+        ]
+        contents = [_QUIET if item is None else content(item.encode()) for item in self._items]
+        cl_socket.sendall(
+            b"".join((_OK, count(len(properties)), *properties, count(len(contents)), *contents)),
+        )
+
+
+_worker: RollingWorker | None = None
+
+
+def handle(inputs: Any) -> Any:
+    """DJL's first call has no content and loads the model; the others have its list of requests."""
+    global _worker
+    if _worker is None:
+        if is_passive():
+            return None
+        properties = inputs.get_properties()
+        try:
+            require_mode(properties, rolling=True)
+            _worker = RollingWorker(open_model(properties))
+        except DjlTrtllmError as error:
+            logger.error("%s", error)
+            return Output(code=load_status(error), message=str(error))
+    return None if inputs.is_empty() else BatchOutput(_worker.step(inputs))
+
+
+def register_adapter(inputs: Any) -> Any:
+    """DJL's call to register a LoRA adapter: properties `name` and `src`."""
+    return _change(adapters.register, inputs)
+
+
+def update_adapter(inputs: Any) -> Any:
+    """DJL's call to change a LoRA adapter."""
+    return _change(adapters.update, inputs)
+
+
+def unregister_adapter(inputs: Any) -> Any:
+    """DJL's call to take a LoRA adapter away: property `name`."""
+    return _change(adapters.unregister, inputs)
+
+
+def _change(change: Callable[[ModelService, Any], Item], inputs: Any) -> Any:
+    assert _worker is not None, "DJL loads the model before it calls anything else"
+    item = _worker.call(lambda service: change(service, inputs))
+    return Output().add(item.encode(), key="data")
