@@ -75,31 +75,26 @@ def serve(
     model: ModelArgument = None,
     port: Annotated[int | None, typer.Option(help="Port; default inference_address, 8080.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    model_store: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of models that may be registered (docs/http-api.md).")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="Level of the log on stderr.")] = "INFO",
 ) -> None:
-    """Serve a model over HTTP: /ping, /invocations, /predictions/NAME, /metrics."""
+    """Serve models over HTTP: /ping, /invocations, /predictions/NAME, /models, /metrics."""
     _log_to_stderr(log_level.upper())
     with errors_for_the_reader():
         # The server's imports cost half a second that `config` and `--help` need not wait for.
-        from djl_trtllm.config import load
-        from djl_trtllm.model.remote.fetch import is_remote
         from djl_trtllm.server.app import run
-        from djl_trtllm.service import open_remote, open_source, prepare, remote_name
+        from djl_trtllm.server.startup import plan_startup
 
         environ = dict(os.environ)
         if port is not None:
             environ["SERVING_INFERENCE_PORT"] = str(port)
         if host is not None:
             environ["SERVING_INFERENCE_HOST"] = host
-        found = _source(model)
-        if is_remote(found):
-            # The server listens while the model comes; what is in a remote serving.properties about it comes too late.
-            options = load(None, environ).options
-            name = options.model_name or remote_name(found)
-            status = run(name, options, lambda: prepare(open_remote(found, environ)))
-        else:
-            source = open_source(Path(found), environ)
-            status = run(source.name, source.config.options, lambda: prepare(source))
+        if model_store is not None:
+            environ["SERVING_MODEL_STORE"] = str(model_store)
+        status = run(*plan_startup(_find_model(model), environ))
     raise typer.Exit(status)
 
 

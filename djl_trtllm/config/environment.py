@@ -86,7 +86,6 @@ ANSWERED: Mapping[str, str] = {
     "DJL_VENV_DIR": "the server's own environment counts",
     "DJL_OFFLINE": "HF_HUB_OFFLINE=1 keeps the Hugging Face libraries from the network",
     "NO_OMP_NUM_THREADS": "OMP_NUM_THREADS is left as it is; option.inference_num_threads sets the engine's threads",
-    "SAGEMAKER_MULTI_MODEL": "one model is served; run one server per model",
     "SM_NEO_EXECUTION_CONTEXT": "compile with `djl-trtllm compile CHECKPOINT OUT`",
 }
 """Variables that DJL Serving's container reads and that have no effect here, and why."""

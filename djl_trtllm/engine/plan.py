@@ -65,6 +65,11 @@ class EnginePlan(ABC):
         return {}
 
     @property
+    def gpus(self) -> int:
+        """How many GPUs one engine takes."""
+        return 0
+
+    @property
     def versions(self) -> dict[str, str]:
         """Installed versions of the packages that shape an engine."""
         return {}

@@ -76,9 +76,12 @@ class TensorRtLlmPlan(EnginePlan):
             **options,
         }
 
+    @property
+    def gpus(self) -> int:
+        return self.facts.tensor_parallel * self.facts.pipeline_parallel
+
     def describe(self) -> str:
-        facts, options = self.facts, self.config.options
-        gpus = facts.tensor_parallel * facts.pipeline_parallel
+        facts, options, gpus = self.facts, self.config.options, self.gpus
         derived = "" if options.max_num_tokens else " (option.max_num_tokens is not set)"
         line = (
             f"{super().describe()}; on {gpus} GPU{'s' if gpus > 1 else ''}, up to "

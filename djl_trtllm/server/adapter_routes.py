@@ -20,7 +20,7 @@ from djl_trtllm.api.errors import front_end
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownAdapterError
 from djl_trtllm.executor.protocol import Adapter
 from djl_trtllm.server.exchange import Exchange
-from djl_trtllm.service import ModelService, Registry, State
+from djl_trtllm.service import Registry, ServedModel, State
 
 PATHS = ("/models/{model}/adapters", "/adapters")
 """Where the adapters of a model are, and those of the only one."""
@@ -41,38 +41,38 @@ class AdapterRoutes:
         await exchange.reply(self._answer(exchange, self._member))
 
     def _answer(self, exchange: Exchange, work: Any) -> Reply:
-        service = self._registry.find(exchange.scope["path_params"].get("model"))
-        if service is None:
+        model = self._registry.find(exchange.scope["path_params"].get("model"))
+        if model is None:
             return front_end(404, "there is no such model here")
-        if service.state is not State.READY:
-            raise NotReadyError(f"model {service.name} is not ready")
-        if not service.serves_adapters:
+        if model.state is not State.READY:
+            raise NotReadyError(f"model {model.name} is not ready")
+        if not model.serves_adapters:
             return front_end(400, "LoRA is not enabled: set option.enable_lora=true, on TensorRT-LLM.")
         try:
-            reply: Reply = work(exchange, service)
+            reply: Reply = work(exchange, model)
         except UnknownAdapterError as error:
             return front_end(404, str(error))
         except InvalidRequestError as error:
             return front_end(400, str(error))
         return reply
 
-    def _collection(self, exchange: Exchange, service: ModelService) -> Reply:
+    def _collection(self, exchange: Exchange, model: ServedModel) -> Reply:
         if exchange.scope["method"] in ("GET", "HEAD"):
-            return _json({"adapters": [_described(adapter) for adapter in service.adapters]})
+            return _json({"adapters": [_described(adapter) for adapter in model.adapters]})
         if exchange.scope["method"] != "POST":
             return _takes("GET and POST", "GET, POST")
         query = parse_qs(exchange.scope["query_string"].decode("latin-1"))
         name, source = (query.get(key, [""])[0] for key in ("name", "src"))
-        service.adapters.register(name, source or name)
+        model.adapters.register(name, source or name)
         return _json({"status": f"Adapter {name} registered"})
 
-    def _member(self, exchange: Exchange, service: ModelService) -> Reply:
+    def _member(self, exchange: Exchange, model: ServedModel) -> Reply:
         name = exchange.scope["path_params"]["adapter"]
         if exchange.scope["method"] in ("GET", "HEAD"):
-            return _json(_described(service.adapters.find(name)))
+            return _json(_described(model.adapters.find(name)))
         if exchange.scope["method"] != "DELETE":
             return _takes("GET and DELETE", "GET, DELETE")
-        service.adapters.unregister(name)
+        model.adapters.unregister(name)
         return _json({"status": f"Adapter {name} unregistered"})
 
 

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import logging
 import signal
-import threading
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import NamedTuple
 
 import uvicorn
 from starlette.routing import Router
@@ -23,12 +22,11 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.server.exchange import ABORT, HttpSettings
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
+from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
-from djl_trtllm.service import Model, ModelService, Registry, settle_garbage_collector
+from djl_trtllm.service import Model, Registry, ServedModel
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _STALL_TICK_SECONDS = 0.02
 _FLUSH_SECONDS = 2
@@ -43,20 +41,29 @@ class _HttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
 
 
+class Startup(NamedTuple):
+    """A model that the server is started with: its name, where it comes from, and what prepares it."""
+
+    name: str
+    source: str
+    prepare: Callable[[], Model]
+
+
 class Server(uvicorn.Server):
-    """Serves one model, `prepare`d in a thread while /ping answers 503.
+    """Serves the models it is started with, prepared in threads while /ping answers 503, and those of a model store.
 
     On SIGTERM new requests are refused at once, running streams get `shutdown_timeout` seconds to end.
     `exit_status` is what the process should end with.
     """
 
-    def __init__(self, name: str, options: Options, prepare: Callable[[], Model]) -> None:
+    def __init__(self, options: Options, startup: Sequence[Startup], store: Path | None) -> None:
         self.exit_status = 0
         self._options = options
-        self._prepare = prepare
-        self._service = ModelService(name, on_failed=self._model_failed)
+        self._startup = startup
         self._registry = Registry()
-        self._registry.add(self._service)
+        for model in startup:
+            self._registry.add(ServedModel(model.name, model.source, on_failed=self._model_failed))
+        self._models = ModelRoutes(self._registry, store, options.shutdown_timeout)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._interrupted = False
         self._loading: asyncio.Task[None] | None = None
@@ -91,14 +98,15 @@ class Server(uvicorn.Server):
     def _drain(self, reason: str) -> None:
         if self._drained is None:
             logger.info("%s: refusing new requests, ending running ones", reason)
-            self._service.refuse_new()
+            for model in self._registry.models.values():
+                model.refuse_new()
             self._drained = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
         assert self._loading is not None
         self._loading.cancel()
-        await self._service.drain(self._options.shutdown_timeout)
-        await self._service.close()
+        await self._models.close()
+        await asyncio.gather(*(model.end(self._options.shutdown_timeout) for model in self._registry.models.values()))
         self.should_exit = True
 
     def _application(self) -> ASGIApp:
@@ -116,7 +124,7 @@ class Server(uvicorn.Server):
             ),
         )
         metrics = MetricsPage(self._registry, counts, self._stall)
-        return Routes(self._registry, settings, metrics, counts).router(self._lifespan)
+        return Routes(self._registry, self._models, settings, metrics, counts).router(self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Router) -> AsyncIterator[None]:
@@ -128,21 +136,19 @@ class Server(uvicorn.Server):
         finally:
             monitor.cancel()
             self._loading.cancel()
-            await asyncio.gather(self._loading, monitor, return_exceptions=True)
-            await self._service.close()
+            await asyncio.gather(self._loading, monitor, self._models.close(), return_exceptions=True)
+            await asyncio.gather(*(model.close() for model in self._registry.models.values()))
 
     async def _load(self) -> None:
-        try:
-            model = await _in_background(self._prepare)
-            await self._service.load(model)
-            settle_garbage_collector()
-        except DjlTrtllmError as error:
-            if self._service.failure is None:
-                self._service.fail(error)
-            self._exit(1)
-        except Exception:
-            logger.exception("loading the model failed")
-            self._exit(1)
+        """One after the other: compiling takes all the memory there is."""
+        for startup in self._startup:
+            try:
+                await self._registry.models[startup.name].load(startup.prepare)
+            except DjlTrtllmError:
+                self._exit(1)
+            except Exception:
+                logger.exception("loading model %s failed", startup.name)
+                self._exit(1)
 
     async def _watch_stalls(self) -> None:
         """How late the event loop runs a timer is how long everything else has to wait."""
@@ -161,29 +167,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _in_background(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that the end of the process does not wait for: compiling takes minutes."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(settler: Callable[[], None]) -> None:
-        if not outcome.done():
-            settler()
-
-    def run() -> None:
-        try:
-            settler = partial(outcome.set_result, work())
-        except BaseException as error:
-            settler = partial(outcome.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, settler)
-
-    threading.Thread(target=run, name="prepare", daemon=True).start()
-    return await outcome
-
-
-def run(name: str, options: Options, prepare: Callable[[], Model]) -> int:
+def run(options: Options, startup: Sequence[Startup], store: Path | None = None) -> int:
     """Serve until a signal ends it; the process's exit status."""
-    server = Server(name, options, prepare)
+    server = Server(options, startup, store)
     server.run()
     return server.exit_status

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.types import Receive, Scope, Send
@@ -52,6 +53,17 @@ class Exchange:
         """The server's own, for bodies; answers are begun with `begin`."""
         self.sent_head = False
         self._counts = counts
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query's parameters; of those given twice the first."""
+        pairs = parse_qs(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        return {name: values[0] for name, values in pairs.items()}
+
+    @property
+    def model_name(self) -> str | None:
+        """The model that query or header ask for, where the path has none."""
+        return self.query.get("model_name") or self.properties.get("model_name") or None
 
     async def body(self) -> bytes | None:
         """The request body; None if it is larger than `max_request_size`."""

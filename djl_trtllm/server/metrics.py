@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from djl_trtllm.api import Reply
 from djl_trtllm.batching.statistics import Histogram
-from djl_trtllm.service import ModelService, Registry, State
+from djl_trtllm.service import Registry, ServedModel, State
 
 _PREFIX = "djl_trtllm_"
 
@@ -59,43 +59,49 @@ class ModelCollector:
             responses.add_metric([str(status)], count)
         yield responses
         yield _histogram("event_loop_stall_seconds", "How late the event loop ran a timer.", {"server": self._stall})
-        services = list(self._registry.services.values())
-        yield from _gauges(services)
-        yield from _counters(services)
+        models = list(self._registry.models.values())
+        yield from _gauges(models)
+        yield from _counters(models)
         for name, text in _HISTOGRAMS.items():
-            yield _histogram(name + "_seconds", text, {s.name: getattr(s.statistics, name) for s in services})
+            yield _histogram(name + "_seconds", text, {m.name: getattr(m.statistics, name) for m in models})
 
 
-def _gauges(services: list[ModelService]) -> Iterator[Metric]:
+def _gauges(models: list[ServedModel]) -> Iterator[Metric]:
     def gauge(name: str, text: str, values: dict[str, float]) -> Metric:
         family = GaugeMetricFamily(_PREFIX + name, text, labels=["model"])
         for model, value in values.items():
             family.add_metric([model], value)
         return family
 
-    batches = {service.name: service.batch for service in services}
-    yield gauge("ready", "1 while the model can generate.", {s.name: float(s.state is State.READY) for s in services})
-    yield gauge("waiting", "Sequences in the queue.", {n: float(b.waiting if b else 0) for n, b in batches.items()})
-    yield gauge("running", "Sequences in the engine.", {n: float(b.running if b else 0) for n, b in batches.items()})
+    batches = {model.name: [worker.batch for worker in model.workers if worker.batch] for model in models}
+    yield gauge("ready", "1 while the model can generate.", {m.name: float(m.state is State.READY) for m in models})
+    yield gauge("workers", "Executor hosts of the model.", {m.name: float(len(m.workers)) for m in models})
+    yield gauge(
+        "waiting", "Sequences in the queue.", {n: float(sum(b.waiting for b in bs)) for n, bs in batches.items()}
+    )
+    yield gauge(
+        "running", "Sequences in the engine.", {n: float(sum(b.running for b in bs)) for n, bs in batches.items()}
+    )
     for name, field, text in _ENGINE_GAUGES:
-        values = {n: float(getattr(b.engine_stats, field)) if b else 0.0 for n, b in batches.items()}
+        # Of several workers the fullest, slowest, furthest.
+        values = {n: max((float(getattr(b.engine_stats, field)) for b in bs), default=0.0) for n, bs in batches.items()}
         yield gauge(name, text, values)
 
 
-def _counters(services: list[ModelService]) -> Iterator[Metric]:
+def _counters(models: list[ServedModel]) -> Iterator[Metric]:
     def counter(name: str, text: str, values: dict[str, int]) -> Metric:
         family = CounterMetricFamily(_PREFIX + name, text, labels=["model"])
         for model, value in values.items():
             family.add_metric([model], value)
         return family
 
-    statistics = {service.name: service.statistics for service in services}
+    statistics = {model.name: model.statistics for model in models}
     yield counter("requests", "Requests queued.", {n: s.requests for n, s in statistics.items()})
     yield counter("prompt_tokens", "Prompt tokens.", {n: s.prompt_tokens for n, s in statistics.items()})
     reused = {n: s.reused_prompt_tokens for n, s in statistics.items()}
     yield counter("reused_prompt_tokens", "Prompt tokens taken from the prefix cache.", reused)
     yield counter("generated_tokens", "Tokens generated.", {n: s.generated_tokens for n, s in statistics.items()})
-    yield counter("executor_restarts", "Executor hosts replaced.", {s.name: s.restarts for s in services})
+    yield counter("executor_restarts", "Executor hosts replaced.", {m.name: m.restarts for m in models})
     finished = CounterMetricFamily(_PREFIX + "finished", "Sequences by finish reason.", labels=["model", "reason"])
     for name, figures in statistics.items():
         for reason, count in figures.finished.items():

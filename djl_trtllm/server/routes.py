@@ -17,7 +17,8 @@ from djl_trtllm.server.adapter_routes import AdapterRoutes
 from djl_trtllm.server.answer import Answer
 from djl_trtllm.server.exchange import ClientGone, Exchange, HttpSettings
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
-from djl_trtllm.service import ModelService, Registry, State
+from djl_trtllm.server.model_routes import MODELS, ModelRoutes
+from djl_trtllm.service import Registry, ServedModel, State
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +73,16 @@ class Endpoint:
 class Routes:
     """The handlers, over the models of a registry."""
 
-    def __init__(self, registry: Registry, settings: HttpSettings, metrics: MetricsPage, counts: ServerCounts) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        models: ModelRoutes,
+        settings: HttpSettings,
+        metrics: MetricsPage,
+        counts: ServerCounts,
+    ) -> None:
         self._registry = registry
+        self._models = models
         self._settings = settings
         self._metrics = metrics
         self._counts = counts
@@ -86,7 +95,10 @@ class Routes:
             ("/metrics", "GET", self.metrics),
             ("/invocations", "POST", self.invoke),
             ("/predictions/{model}", "POST", self.invoke),
+            ("/models/{model}/invoke", "POST", self.invoke),
             ("/endpoints/{endpoint}/invocations", "POST", self.invoke),
+            (MODELS, None, self._models.collection),
+            (MODELS + "/{model}", None, self._models.member),
             *((path, None, adapters.collection) for path in ADAPTER_PATHS),
             *((path + "/{adapter}", None, adapters.member) for path in ADAPTER_PATHS),
         ]
@@ -97,12 +109,17 @@ class Routes:
         return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
 
     async def ping(self, exchange: Exchange) -> None:
-        """200 only when every model can generate. Answered from state alone, so never slower under load."""
-        services = self._registry.services.values()
+        """200 only when every model can generate that the server was started with.
+
+        Answered from state alone, so never slower under load.
+        """
+        models = self._registry.models.values()
         status = max(
-            (_HEALTH[service.state][0] for service in services), key=lambda code: (code == 500, code), default=503
+            (_HEALTH[model.state][0] for model in models if model.at_startup),
+            key=lambda code: (code == 500, code),
+            default=200,
         )
-        body = {service.name: {"status": _HEALTH[service.state][1]} for service in services}
+        body = {model.name: {"status": _HEALTH[model.state][1]} for model in models}
         await exchange.reply(Reply(status, "application/json", orjson.dumps(body)))
 
     async def metrics(self, exchange: Exchange) -> None:
@@ -111,15 +128,13 @@ class Routes:
 
     async def invoke(self, exchange: Exchange) -> None:
         """Generate."""
-        service = self._service(exchange)
-        if service is None:
-            name = exchange.scope["path_params"].get("model", "")
-            known = ", ".join(sorted(self._registry.services))
-            await exchange.reply(front_end(404, f"there is no model named {name!r} here; loaded: {known}"))
+        model = self._model(exchange)
+        if model is None:
+            await exchange.reply(self._unknown(exchange))
             return
-        if service.state is State.DRAINING:
+        if model.state is State.DRAINING:
             # Keep-alive clients are told to go elsewhere.
-            error = NotReadyError(f"model {service.name} is shutting down")
+            error = NotReadyError(f"model {model.name} is shutting down")
             await exchange.fail(error, (("Connection", "close"),))
             return
         body = await exchange.body()
@@ -127,8 +142,9 @@ class Routes:
             limit = self._settings.max_request_size
             await exchange.reply(front_end(413, f"the request body is larger than max_request_size={limit} bytes"))
             return
-        call = service.model.parse(body, exchange.properties.get("content-type"), exchange.properties)
+        call = model.model.parse(body, exchange.properties.get("content-type"), exchange.properties)
         answer = Answer(call.framer, exchange, sequences=call.request.sampling.n)
+        service = model.pick()
         generation = await service.generate(call, answer.deliver)
         try:
             await answer.wait()
@@ -140,9 +156,16 @@ class Routes:
         """Any other path."""
         await exchange.reply(front_end(404, f"there is nothing at {exchange.scope['path']}"))
 
-    def _service(self, exchange: Exchange) -> ModelService | None:
+    def _model(self, exchange: Exchange) -> ServedModel | None:
         params = exchange.scope["path_params"]
         if "endpoint" in params:
             # SageMaker's client names the endpoint, which says nothing about the model unless it is one's name.
             return self._registry.find(params["endpoint"]) or self._registry.find(None)
-        return self._registry.find(params.get("model"))
+        return self._registry.find(params.get("model") or exchange.model_name)
+
+    def _unknown(self, exchange: Exchange) -> Reply:
+        name = exchange.scope["path_params"].get("model") or exchange.model_name
+        known = ", ".join(sorted(self._registry.models)) or "none"
+        if name is None:
+            return front_end(400, f"Parameter model_name is required; loaded: {known}")
+        return front_end(404, f"there is no model named {name!r} here; loaded: {known}")

@@ -1,17 +1,20 @@
 """One object per loaded model, from its files to its end.
 
-`open_source` and `prepare` turn what the user named into a `Model`; a `ModelService` runs it and takes its requests.
+`open_source` and `prepare` turn what the user named into a `Model`; a `ModelService` runs it and takes its requests. A
+server has a `Registry` of `ServedModel`s, each with one such service or several.
 """
 
 from djl_trtllm.service.garbage import settle_garbage_collector
 from djl_trtllm.service.lifecycle import ModelService, State
 from djl_trtllm.service.model import Model, Source, open_remote, open_source, plan, prepare, remote_name
 from djl_trtllm.service.registry import Registry
+from djl_trtllm.service.served import ServedModel
 
 __all__ = [
     "Model",
     "ModelService",
     "Registry",
+    "ServedModel",
     "Source",
     "State",
     "open_remote",

@@ -27,7 +27,7 @@ from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, ExecutorError, GenerationError, NotReadyError
 from djl_trtllm.executor.client import ExecutorClient
-from djl_trtllm.executor.protocol import Feature, Step
+from djl_trtllm.executor.protocol import Feature, Start, Step
 from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
 from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.model import Model
@@ -61,15 +61,24 @@ class ModelService:
     All methods run on the event loop. `on_failed` is called when the model is FAILED for good.
     """
 
-    def __init__(self, name: str, *, on_failed: Callable[[DjlTrtllmError], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        on_failed: Callable[[DjlTrtllmError], None] | None = None,
+        statistics: Statistics | None = None,
+        adapters: Adapters | None = None,
+    ) -> None:
+        """`statistics` and `adapters` are given where several services run one model."""
         self.name = name
         self.state = State.LOADING
         self.failure: DjlTrtllmError | None = None
-        self.statistics = Statistics()
+        self.statistics = statistics or Statistics()
         self.restarts = 0
         self._model: Model | None = None
-        self._adapters: Adapters | None = None
-        self._on_failed = on_failed
+        self._start: Start
+        self._adapters = adapters
+        self.on_failed = on_failed
         self._deaths: list[float] = []
         self._client: ExecutorClient | None = None
         self._batch: RollingBatch | None = None
@@ -78,9 +87,13 @@ class ModelService:
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    async def load(self, model: Model) -> None:
-        """Start the executor host; READY when this returns. Raises ExecutorStartError and is FAILED then."""
+    async def load(self, model: Model, start: Start | None = None) -> None:
+        """Start the executor host, as the model says or by `start`; READY when this returns.
+
+        Raises ExecutorStartError and is FAILED then.
+        """
         self._model = model
+        self._start = start or model.start
         try:
             await self._start_host(model)
         except DjlTrtllmError as error:
@@ -93,8 +106,8 @@ class ModelService:
         self.state = State.FAILED
         self.failure = error
         logger.error("model %s has failed: %s", self.name, error)
-        if self._on_failed is not None:
-            self._on_failed(error)
+        if self.on_failed is not None:
+            self.on_failed(error)
 
     def refuse_new(self) -> None:
         """From now on requests are refused; those that are here go on."""
@@ -146,6 +159,16 @@ class ModelService:
     def serves_adapters(self) -> bool:
         """Whether the engine takes LoRA adapters."""
         return self._client is not None and Feature.ADAPTERS in self._client.features
+
+    @property
+    def pid(self) -> int | None:
+        """The executor host's process; None while there is none."""
+        return None if self._client is None else self._client.pid
+
+    @property
+    def load_now(self) -> int:
+        """Sequences that run or wait."""
+        return 0 if self._batch is None else self._batch.running + self._batch.waiting
 
     @property
     def batch(self) -> RollingBatch | None:
@@ -223,7 +246,7 @@ class ModelService:
             hang_timeout=options.executor_hang_timeout,
         )
         started = time.monotonic()
-        await client.start(model.start, options.model_loading_timeout)
+        await client.start(self._start, options.model_loading_timeout)
         batch = RollingBatch(client, model.tokenizer, model.limits, self.statistics)
         self._client, self._batch = client, batch
         if self.state in (State.LOADING, State.RECOVERING):

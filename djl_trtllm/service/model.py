@@ -48,6 +48,8 @@ class Model:
     limits: BatchLimits
     defaults: Defaults
     custom: CustomFormatters | None
+    gpus: int = 0
+    """How many GPUs one executor host takes."""
 
     def parse(self, body: bytes, content_type: str | None, properties: Mapping[str, str]) -> Call:
         """Read a request, by the model's own formatters where it has some. Raises InvalidRequestError."""
@@ -135,7 +137,7 @@ def prepare(source: Source) -> Model:
     )
     tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
     custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
-    return Model(source.name, source.directory, config, tokenizer, start, limits, defaults, custom)
+    return Model(source.name, source.directory, config, tokenizer, start, limits, defaults, custom, engine_plan.gpus)
 
 
 def model_files(source: Source) -> Path:
@@ -155,23 +157,28 @@ def _tokenizer_dir(source: Source) -> Path | None:
         return None
     if (found := _directory(source, tokenizer)) is not None:
         return found
-    return _fetched(source.config, "tokenizer", tokenizer, source.config.options.tokenizer_revision)
+    revision = source.config.options.tokenizer_revision
+    return _fetched(source.config, "tokenizer", tokenizer, revision, tokenizer_only=True)
 
 
-def _fetched(config: Config, option: str, text: str, revision: str | None) -> Path:
+def _fetched(config: Config, option: str, text: str, revision: str | None, *, tokenizer_only: bool = False) -> Path:
     if not is_remote(text):
         raise ModelError(
             f"option.{option}={masked(f'option.{option}', text)} ({config.origin(option)}) is not a directory on this "
             "machine, nor the name of a model on the Hugging Face hub (owner/name), nor an s3:// address"
         )
-    return fetch_model(text, config, revision)
+    return fetch_model(text, config, revision, tokenizer_only=tokenizer_only)
 
 
-def fetch_model(text: str, config: Config, revision: str | None = None) -> Path:
-    """The local directory or archive of a model on the hub or in S3 (see `is_remote`). Raises DownloadError."""
-    options = config.options
-    hub_cache = None if options.download_dir is None else options.download_dir / "hub"
-    return fetch(text, config.engine_cache_dir / "downloads", logger.info, revision=revision, hub_cache=hub_cache)
+def fetch_model(text: str, config: Config, revision: str | None = None, *, tokenizer_only: bool = False) -> Path:
+    """The local directory of a model on the hub or in S3 (see `is_remote`); an archive is opened.
+
+    With `tokenizer_only` it has no weights. Raises DownloadError, and ArchiveError for an archive that is damaged.
+    """
+    hub_cache = None if config.options.download_dir is None else config.options.download_dir / "hub"
+    downloads = config.engine_cache_dir / "downloads"
+    found = fetch(text, downloads, logger.info, revision=revision, hub_cache=hub_cache, tokenizer_only=tokenizer_only)
+    return open_model(found, config.engine_cache_dir / "models") if found.is_file() else found
 
 
 def _directory(source: Source, path: str) -> Path | None:

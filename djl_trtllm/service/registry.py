@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from djl_trtllm.service.lifecycle import ModelService
+from djl_trtllm.service.served import ServedModel
 
 
 @dataclass
 class Registry:
     """The models of a server, by name."""
 
-    services: dict[str, ModelService] = field(default_factory=dict)
+    models: dict[str, ServedModel] = field(default_factory=dict)
 
-    def add(self, service: ModelService) -> None:
+    def add(self, model: ServedModel) -> None:
         """Register a model under its name."""
-        self.services[service.name] = service
+        self.models[model.name] = model
 
-    def find(self, name: str | None) -> ModelService | None:
+    def remove(self, model: ServedModel) -> None:
+        """Forget a model."""
+        if self.models.get(model.name) is model:
+            del self.models[model.name]
+
+    def find(self, name: str | None) -> ServedModel | None:
         """The model of that name; without a name, the only one there is."""
         if name is None:
-            return next(iter(self.services.values())) if len(self.services) == 1 else None
-        return self.services.get(name)
+            return next(iter(self.models.values())) if len(self.models) == 1 else None
+        return self.models.get(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from djl_trtllm.model.remote.hub import HUB_SCHEME, download_from_hub, hub_id, is_hub_id
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
+from djl_trtllm.model.remote.selection import needed, tokenizer_files
 
 
 def is_remote(text: str) -> bool:
@@ -22,18 +23,23 @@ def fetch(
     *,
     revision: str | None = None,
     hub_cache: Path | None = None,
+    tokenizer_only: bool = False,
     cancel: threading.Event | None = None,
 ) -> Path:
     """The local directory (or archive) of a model in S3 or on the hub; see `is_remote`.
 
-    `downloads` is the folder for what comes from S3, `hub_cache` replaces the hub's own cache. Raises DownloadError.
+    `downloads` is the folder for what comes from S3, `hub_cache` replaces the hub's own cache. With `tokenizer_only`
+    the weights are left where they are. Raises DownloadError.
     """
+    select = tokenizer_files if tokenizer_only else needed
     if is_s3(text):
         # boto3 takes half a second to import; models on the hub do not need it.
         from djl_trtllm.model.remote.s3_download import download
 
         address = S3Address.parse(text)
-        found = download(address, downloads / "s3", tell, cancel=cancel)
+        # A folder has one selection: a download removes what was there of its address before.
+        folder = downloads / ("s3-tokenizers" if tokenizer_only else "s3")
+        found = download(address, folder, tell, select=select, cancel=cancel)
         single = found / address.key.rpartition("/")[2]
         return single if single.is_file() else found
-    return download_from_hub(hub_id(text), tell, revision=revision, cache_dir=hub_cache)
+    return download_from_hub(hub_id(text), tell, revision=revision, cache_dir=hub_cache, select=select)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote.progress import shown
+from djl_trtllm.model.remote.hub_files import HubFile, RepositoryFolder
+from djl_trtllm.model.remote.progress import Progress, shown
 from djl_trtllm.model.remote.selection import needed
 
 _ID = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
@@ -32,53 +34,86 @@ def is_hub_id(text: str) -> bool:
 
 
 def download_from_hub(
-    repository: str, tell: Callable[[str], None], *, revision: str | None = None, cache_dir: Path | None = None
+    repository: str,
+    tell: Callable[[str], None],
+    *,
+    revision: str | None = None,
+    cache_dir: Path | None = None,
+    select: Callable[[Iterable[str]], list[str]] = needed,
 ) -> Path:
-    """The files of a repository that serving needs, in a directory of the hub's cache.
+    """The files of a repository that `select` chooses, in a directory of the hub's cache.
 
     Branches are looked up each time, files that are here are not fetched again, and a broken download goes on where it
-    stopped. `cache_dir` defaults to the hub's own (HF_HOME). HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured.
-    Raises DownloadError that names the repository and what to do.
+    stopped. Each file is compared with the hub's checksum once, when it has come; a wrong one is removed. `cache_dir`
+    defaults to the hub's own (HF_HOME). HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured. Raises DownloadError
+    that names the repository and what to do.
     """
     from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.file_download import repo_folder_name
+
+    cache = cache_dir or Path(constants.HF_HUB_CACHE)
+    where = repository if revision is None else f"{repository} at {revision}"
 
     def fetch(**arguments: Any) -> Path:
-        return Path(snapshot_download(repository, revision=revision, cache_dir=cache_dir, **arguments))
+        return Path(snapshot_download(repository, revision=revision, cache_dir=cache, **arguments))
 
-    where = repository if revision is None else f"{repository} at {revision}"
     try:
         if constants.HF_HUB_OFFLINE:
             tell(f"HF_HUB_OFFLINE is set: taking {where} from the hub's cache")
             return fetch(local_files_only=True)
-        files = _listed(repository, revision)
-        _check_room(where, files, cache_dir or Path(constants.HF_HUB_CACHE))
-        tell(f"fetching {where} from the hub: {len(files)} files, {shown(sum(files.values()))}; those here are kept")
-        return fetch(allow_patterns=[_literal(name) for name in files])
+        commit, files = _listed(repository, revision, select)
+        folder = RepositoryFolder(cache / repo_folder_name(repo_id=repository, repo_type="model"))
+        missing = folder.missing_bytes(commit, files)
+        _check_room(missing, cache)
+        wanted = [_literal(name) for name in files]
+        total = sum(file.size for file in files.values())
+        if not missing:
+            tell(f"{where} is in the hub's cache: {len(files)} files, {shown(total)}")
+            found = fetch(allow_patterns=wanted)
+        else:
+            kept = f", {shown(total - missing)} of them here already" if missing < total else ""
+            tell(f"downloading {where} from {constants.ENDPOINT}: {len(files)} files, {shown(total)}{kept}")
+            # On a terminal the hub's own library shows bars.
+            progress = Progress(f"downloading {where}", missing, _nothing if sys.stderr.isatty() else tell)
+            with folder.watched(progress):
+                found = fetch(allow_patterns=wanted)
+            progress.finish()
+        if found.name != commit:  # the branch has moved meanwhile
+            _, files = _listed(repository, found.name, select)
+        folder.check(where, found, files, tell)
+        return found
     except Exception as error:
         raise DownloadError(f"{where} cannot be had from the Hugging Face hub: {explain(error)}") from error
 
 
-def _listed(repository: str, revision: str | None) -> dict[str, int]:
-    """Path and bytes of the files to fetch."""
+def _nothing(line: str) -> None:
+    """Tell nobody."""
+
+
+def _listed(
+    repository: str, revision: str | None, select: Callable[[Iterable[str]], list[str]]
+) -> tuple[str, dict[str, HubFile]]:
+    """The commit, and the files to fetch by their paths."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(repository, revision=revision, files_metadata=True)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    files = {name: sizes[name] for name in needed(sizes)}
-    if not files:
+    files = {
+        file.rfilename: HubFile.listed(file.size, None if file.lfs is None else file.lfs.sha256, file.blob_id)
+        for file in info.siblings or ()
+    }
+    chosen = {name: files[name] for name in select(files)}
+    if not chosen:
         raise DownloadError("it has no files that could be served")
-    return files
+    return info.sha or "", chosen
 
 
-def _check_room(where: str, files: dict[str, int], cache: Path) -> None:
+def _check_room(missing: int, cache: Path) -> None:
     existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    # What is here already is not counted: only the largest file tells that nothing can be done.
-    largest = max(files.values())
-    if largest + _SPARE_BYTES > free:
+    if missing and missing + _SPARE_BYTES > free:
         raise DownloadError(
-            f"a file of it has {shown(largest)}, and {shown(free)} are free on the disk of {cache}: make room, or set "
-            "HF_HOME to a larger disk"
+            f"{shown(missing)} of it are still to come, and {shown(free)} are free on the disk of {cache} "
+            f"({shown(_SPARE_BYTES)} are left alone): make room, or set HF_HOME to a larger disk"
         )
 
 

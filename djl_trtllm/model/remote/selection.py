@@ -30,6 +30,16 @@ def needed(names: Iterable[str]) -> list[str]:
     )
 
 
+def tokenizer_files(names: Iterable[str]) -> list[str]:
+    """The files to fetch where a repository is wanted for its tokenizer alone: what is needed but for the weights."""
+    return [name for name in needed(names) if not _is_weights(PurePosixPath(name))]
+
+
+def _is_weights(path: PurePosixPath) -> bool:
+    suffixes = (_SAFETENSORS, *_PICKLED, ".engine")
+    return path.suffix in suffixes or any(path.name.endswith(f"{suffix}.index.json") for suffix in suffixes)
+
+
 def _is_hidden(path: PurePosixPath) -> bool:
     return any(part.startswith(".") for part in path.parts)
 

@@ -1,0 +1,222 @@
+"""DJL's management API for models, which is also that of a SageMaker multi-model container.
+
+    GET    /models            all of them
+    POST   /models            register: `url` and `model_name`, in the query or as JSON
+    GET    /models/{model}    describe
+    PUT    /models/{model}    scale: `min_worker`, `max_worker`
+    DELETE /models/{model}    unregister
+
+A model is registered from the model store and from nowhere else: its directory may bring code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from djl_trtllm.api import Reply
+from djl_trtllm.api.errors import front_end
+from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.server.exchange import Exchange
+from djl_trtllm.service import Registry, ServedModel, State, open_source, prepare
+
+logger = logging.getLogger(__name__)
+
+MODELS = "/models"
+_CONFLICT, _NO_MEMORY, _FAILED = 409, 507, 500
+_MOST_WORKERS = 64
+
+
+class ModelRoutes:
+    """The handlers. `store` is the folder of models that may be registered; without one none may."""
+
+    def __init__(self, registry: Registry, store: Path | None, shutdown_timeout: float) -> None:
+        self._registry = registry
+        self._store = store
+        self._shutdown_timeout = shutdown_timeout
+        self._work: dict[str, asyncio.Task[None]] = {}
+
+    async def collection(self, exchange: Exchange) -> None:
+        """List (GET) or register (POST)."""
+        match exchange.scope["method"]:
+            case "GET" | "HEAD":
+                listed = [_listed(model) for model in self._registry.models.values()]
+                await exchange.reply(_json(200, {"models": listed}))
+            case "POST":
+                await exchange.reply(await self._register(exchange))
+            case _:
+                await exchange.reply(_takes("GET and POST", "GET, POST"))
+
+    async def member(self, exchange: Exchange) -> None:
+        """Describe (GET), scale (PUT) or unregister (DELETE)."""
+        name = exchange.scope["path_params"]["model"]
+        model = self._registry.find(name)
+        if model is None:
+            await exchange.reply(front_end(404, f"there is no model named {name!r} here"))
+            return
+        match exchange.scope["method"]:
+            case "GET" | "HEAD":
+                await exchange.reply(_json(200, [_described(model)]))
+            case "PUT":
+                await exchange.reply(await self._scale(model, exchange.query))
+            case "DELETE":
+                await exchange.reply(await self._unregister(model))
+            case _:
+                await exchange.reply(_takes("GET, PUT and DELETE", "GET, PUT, DELETE"))
+
+    async def close(self) -> None:
+        """Stop what is still being loaded."""
+        for task in self._work.values():
+            task.cancel()
+        await asyncio.gather(*self._work.values(), return_exceptions=True)
+
+    # -- register --------------------------------------------------------------------------------------------------
+
+    async def _register(self, exchange: Exchange) -> Reply:
+        values = exchange.query
+        body = await exchange.body()
+        if body is None:
+            return front_end(413, "the request body is too large")
+        if body:
+            try:
+                given = orjson.loads(body)
+            except orjson.JSONDecodeError as error:
+                return front_end(400, f"the body is not JSON: {error}")
+            if not isinstance(given, dict):
+                return front_end(400, "the body is to be an object with model_name and url")
+            values = {key: str(value) for key, value in given.items()} | values
+        url = values.get("url", "")
+        path = self._path(url)
+        if isinstance(path, Reply):
+            return path
+        name = values.get("model_name") or path.name.removesuffix(".tar.gz")
+        if name in self._registry.models:
+            return front_end(_CONFLICT, f"there is a model named {name!r} already: unregister it first")
+        workers = _count(values, "min_worker", _count(values, "initial_workers", 1))
+        if not isinstance(workers, int):
+            return workers
+        model = ServedModel(name, url, at_startup=False)
+        self._registry.add(model)
+        task = self._start(name, self._load(model, path, max(1, workers)))
+        if values.get("synchronous", "true").lower() == "false":
+            return _json(202, {"status": f'Model "{name}" registration scheduled.'})
+        await asyncio.wait({task})
+        if model.state is State.READY:
+            return _json(200, {"status": f'Model "{name}" registered.'})
+        self._registry.remove(model)
+        await model.close()
+        message = str(model.failure or "the model was unregistered while it was loading")
+        return front_end(_NO_MEMORY if "out of memory" in message.lower() else _FAILED, message, "ModelException")
+
+    async def _load(self, model: ServedModel, path: Path, workers: int) -> None:
+        # HF_MODEL_ID names the model that the server was started with.
+        environ = {key: value for key, value in os.environ.items() if key != "HF_MODEL_ID"}
+        with contextlib.suppress(DjlTrtllmError):  # the model knows why it failed, and has logged it
+            await model.load(lambda: prepare(open_source(path, environ)), workers)
+
+    def _path(self, url: str) -> Path | Reply:
+        """What `url` names in the model store."""
+        if self._store is None:
+            return front_end(
+                400, "this server registers no models: start it with --model-store DIR (SERVING_MODEL_STORE)"
+            )
+        if not url:
+            return front_end(400, "Parameter url is required.")
+        store = self._store.resolve()
+        path = (store / url.removeprefix("file://")).resolve()
+        if not path.is_relative_to(store) or path == store:
+            return front_end(400, f"{url!r} is not in the model store: models are registered from there only")
+        if not path.exists():
+            return front_end(404, f"there is no {url!r} in the model store")
+        return path
+
+    # -- scale, unregister -----------------------------------------------------------------------------------------
+
+    async def _scale(self, model: ServedModel, values: Mapping[str, str]) -> Reply:
+        fewest = _count(values, "min_worker", len(model.workers))
+        most = _count(values, "max_worker", fewest if isinstance(fewest, int) else 1)
+        if not isinstance(fewest, int):
+            return fewest
+        if not isinstance(most, int):
+            return most
+        if not 1 <= fewest <= most:
+            return front_end(400, f"min_worker={fewest} and max_worker={most}: expected 1 <= min_worker <= max_worker")
+        # Workers neither idle away nor come by themselves here: the wanted number is the fewest.
+        if model.state is not State.READY:
+            return front_end(_CONFLICT, f"model {model.name} is {model.state.value}: it is scaled when it is ready")
+        try:
+            await model.scale(fewest)
+        except DjlTrtllmError as error:
+            return front_end(_FAILED, str(error), "ModelException")
+        status = f'Model "{model.name}" worker scaled. New Worker configuration min workers:{fewest} max workers:{most}'
+        return _json(200, {"status": status})
+
+    async def _unregister(self, model: ServedModel) -> Reply:
+        # First this: from now on nobody finds it.
+        self._registry.remove(model)
+        task = self._work.get(model.name)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        await model.end(self._shutdown_timeout)
+        return _json(200, {"status": f'Model "{model.name}" unregistered'})
+
+    def _start(self, name: str, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._work[name] = task
+
+        def forget(done: asyncio.Task[None]) -> None:
+            if self._work.get(name) is done:
+                del self._work[name]
+            if not done.cancelled() and (error := done.exception()) is not None:
+                logger.error("model %s: loading it failed", name, exc_info=error)
+
+        task.add_done_callback(forget)
+        return task
+
+
+def _listed(model: ServedModel) -> dict[str, Any]:
+    return {"modelName": model.name, "modelUrl": model.source, "status": model.state.name}
+
+
+def _described(model: ServedModel) -> dict[str, Any]:
+    batches = [worker.batch for worker in model.workers if worker.batch is not None]
+    workers = [
+        {"id": number, "status": worker.state.name, "pid": worker.pid} for number, worker in enumerate(model.workers)
+    ]
+    described: dict[str, Any] = {
+        **_listed(model),
+        "loadedAtStartup": model.at_startup,
+        "requestInQueue": sum(batch.waiting for batch in batches),
+        "workerGroups": [{"minWorkers": len(workers), "maxWorkers": len(workers), "workers": workers}],
+    }
+    if batches:
+        limits = batches[0].limits
+        described |= {"batchSize": limits.max_batch_size, "queueSize": limits.max_queue_size}
+    if model.failure is not None:
+        described["failure"] = str(model.failure)
+    return {"workflowName": model.name, "models": [described]}
+
+
+def _count(values: Mapping[str, str], name: str, default: int | Reply) -> int | Reply:
+    value = values.get(name)
+    if value is None:
+        return default
+    if not value.isdecimal() or int(value) > _MOST_WORKERS:
+        return front_end(400, f"{name} is {value!r}: expected a whole number up to {_MOST_WORKERS}")
+    return int(value)
+
+
+def _takes(methods: str, allow: str) -> Reply:
+    return front_end(405, f"this takes {methods}")._replace(headers=(("Allow", allow),))
+
+
+def _json(status: int, body: Any) -> Reply:
+    return Reply(status, "application/json", orjson.dumps(body))

@@ -1,0 +1,166 @@
+"""A model by its name, and the workers that run it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+from djl_trtllm.batching.statistics import Statistics
+from djl_trtllm.engine.hardware import Hardware
+from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, ModelError
+from djl_trtllm.executor.protocol import Start
+from djl_trtllm.service.adapters import Adapters
+from djl_trtllm.service.background import in_background
+from djl_trtllm.service.garbage import settle_garbage_collector
+from djl_trtllm.service.lifecycle import ModelService, State
+from djl_trtllm.service.model import Model
+
+logger = logging.getLogger(__name__)
+
+_BEST_FIRST = (State.READY, State.RECOVERING, State.LOADING, State.DRAINING, State.STOPPED, State.FAILED)
+
+
+class ServedModel:
+    """A model and its workers: each an executor host with an engine and a rolling batch of its own.
+
+    `source` is where the model came from, `on_failed` is called when a worker has failed for good. `at_startup` models
+    are what the server is for: it is not healthy without them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        *,
+        at_startup: bool = True,
+        on_failed: Callable[[DjlTrtllmError], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.source = source
+        self.at_startup = at_startup
+        self.statistics = Statistics()
+        self.workers = [ModelService(name, on_failed=on_failed, statistics=self.statistics)]
+        self._on_failed = on_failed
+        self._model: Model | None = None
+        self._changing = asyncio.Lock()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def load(self, prepare: Callable[[], Model], workers: int = 1) -> None:
+        """Prepare the model in the background and start its workers; READY when this returns.
+
+        Raises DjlTrtllmError, and the model is FAILED then.
+        """
+        first = self.workers[0]
+        try:
+            self._model = await in_background(prepare)
+            await first.load(self._model)
+            if workers > 1:
+                await self.scale(workers)
+        except DjlTrtllmError as error:
+            if first.failure is None:
+                first.fail(error)
+            raise
+        settle_garbage_collector()
+
+    async def scale(self, workers: int) -> None:
+        """Run the model in this many executor hosts; those that are taken away end what they have begun.
+
+        Raises ModelError where there are not GPUs enough, and ExecutorStartError; what ran before runs on then.
+        """
+        async with self._changing:
+            model = self._model
+            if model is None:
+                raise ModelError(f"model {self.name} is still loading")
+            starts = [_start(model, number, self.name) for number in range(workers)]
+            for start in starts[len(self.workers) :]:
+                worker = ModelService(self.name, statistics=self.statistics, adapters=self.adapters)
+                try:
+                    await worker.load(model, start)
+                except ExecutorStartError:
+                    await worker.close()
+                    raise
+                worker.on_failed = self._on_failed
+                self.workers.append(worker)
+            surplus, self.workers = self.workers[workers:], self.workers[:workers]
+            await _end(surplus, model.config.options.shutdown_timeout)
+
+    def refuse_new(self) -> None:
+        """From now on requests are refused; those that are here go on."""
+        for worker in self.workers:
+            worker.refuse_new()
+
+    async def end(self, timeout: float) -> None:
+        """Refuse new requests, give the present ones `timeout` seconds, and end the workers."""
+        self.refuse_new()
+        await _end(self.workers, timeout)
+
+    async def close(self) -> None:
+        """End everything at once."""
+        await asyncio.gather(*(worker.close() for worker in self.workers))
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def pick(self) -> ModelService:
+        """The worker for the next request: ready, and the one with the least to do."""
+        if len(self.workers) == 1:
+            return self.workers[0]
+        return min(self.workers, key=lambda worker: (_BEST_FIRST.index(worker.state), worker.load_now))
+
+    @property
+    def state(self) -> State:
+        """That of the worker that is best off; FAILED as soon as one is: it will not come back by itself."""
+        states = {worker.state for worker in self.workers}
+        return State.FAILED if State.FAILED in states else min(states, key=_BEST_FIRST.index)
+
+    @property
+    def failure(self) -> DjlTrtllmError | None:
+        """Why it is FAILED."""
+        return next((worker.failure for worker in self.workers if worker.failure is not None), None)
+
+    @property
+    def model(self) -> Model:
+        """The model. Raises NotReadyError while its files are still being prepared."""
+        return self.workers[0].model
+
+    @property
+    def adapters(self) -> Adapters:
+        """The model's LoRA adapters, shared by its workers. Raises NotReadyError while it is being prepared."""
+        return self.workers[0].adapters
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Whether the engine takes LoRA adapters."""
+        return self.workers[0].serves_adapters
+
+    @property
+    def restarts(self) -> int:
+        """Executor hosts that were replaced."""
+        return sum(worker.restarts for worker in self.workers)
+
+
+async def _end(workers: list[ModelService], timeout: float) -> None:
+    async def end(worker: ModelService) -> None:
+        await worker.drain(timeout)
+        await worker.close()
+
+    await asyncio.gather(*map(end, workers))
+
+
+def _start(model: Model, number: int, name: str) -> Start:
+    """How worker `number` is started: the first as the model says, and each on GPUs of its own."""
+    if not model.gpus or not number:
+        return model.start
+    named = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
+    visible = named or [str(index) for index in range(len(Hardware.probe().gpus))]
+    own = visible[number * model.gpus : (number + 1) * model.gpus]
+    if len(own) < model.gpus:
+        raise ModelError(
+            f"{number + 1} workers of model {name} need {(number + 1) * model.gpus} GPUs, {model.gpus} each "
+            f"(tensor_parallel_degree x pipeline_parallel_degree), and {len(visible)} are visible"
+        )
+    options = model.start.options
+    environment = {**options.get("environment", {}), "CUDA_VISIBLE_DEVICES": ",".join(own)}
+    return Start(model.start.executor, {**options, "environment": environment})
