@@ -1,0 +1,132 @@
+"""What clients get when processes die, in both modes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from serving_process import body, wait_until
+
+from djl.answers import DjlAnswer
+from djl.conftest import Start
+from djl.java_engine import JavaEngine
+from djl.models import djl_model
+from djl.socket_engine import SocketEngine
+
+_SLOW = {"steps_per_second": 20}
+_OPTIONS = {"option.max_rolling_batch_size": 64}
+_SLACK = float(os.environ.get("DJL_TRTLLM_TEST_SLACK", "2.5"))
+"""Two seconds are the rule; a machine that runs other tests as well is not held to it to the letter."""
+
+
+def _running(engine: JavaEngine | SocketEngine, count: int) -> list[DjlAnswer]:
+    answers = [engine.request(body(3000, stream=True)) for _ in range(count)]
+    wait_until(lambda: all(answer.chunks for answer in answers), what="a token for each")
+    return answers
+
+
+def _next_succeeds(engine: JavaEngine | SocketEngine, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = engine.request(body(3)).wait()
+        if answer.code == 200 and not answer.error:
+            assert "generated_text" in json.loads(answer.body)
+            return
+        assert time.monotonic() < deadline, (answer.code, answer.body, answer.error)
+        time.sleep(0.1)
+
+
+def test_every_stream_ends_when_the_executor_host_is_killed(start: Start) -> None:
+    engine = start(_SLOW, **_OPTIONS)
+    answers = _running(engine, 64)
+    host = engine.host()
+    killed = time.monotonic()
+    host.kill()
+    for answer in answers:
+        last = json.loads(answer.wait().body.splitlines()[-1])
+        assert answer.ended_at - killed < 2 * _SLACK
+        assert last["details"]["finish_reason"] == "error"
+        assert "SIGKILL" in last["token"]["error_msg"]
+    _next_succeeds(engine, 20)
+
+
+def test_a_whole_answer_gets_a_status_when_the_executor_host_is_killed(start: Start) -> None:
+    engine = start(_SLOW, **_OPTIONS)
+    answers = [engine.request(body(3000)) for _ in range(8)]
+    time.sleep(0.5)
+    engine.host().kill()
+    for answer in answers:
+        assert answer.wait().code == 424
+        assert "may be repeated" in json.loads(answer.body)["error"]
+
+
+@pytest.mark.parametrize("mode", ["async"], indirect=True)
+def test_every_stream_ends_when_djls_worker_is_killed(mode: str, tmp_path: Path) -> None:
+    with JavaEngine(djl_model(tmp_path / "model", mode, _SLOW, **_OPTIONS)) as engine:
+        answers = _running(engine, 64)
+        host, killed = engine.host(), time.monotonic()
+        engine.worker().kill()
+        for answer in answers:
+            assert b"Inference Engine Failure" in answer.wait().body
+            assert answer.ended_at - killed < 2 * _SLACK
+        psutil.wait_procs([host], timeout=5)
+        assert not host.is_running()
+        _next_succeeds(engine, 60)
+
+
+def test_a_failing_request_costs_the_others_nothing(start: Start) -> None:
+    script = {"steps_per_second": 100, "faults": [{"action": "error", "at_token": 3, "max_new_tokens": 77}]}
+    engine = start(script, **_OPTIONS)
+    good = [engine.request(body(40, stream=True)) for _ in range(10)]
+    bad = engine.request(body(77, stream=True))
+    whole = engine.request(body(77))
+    unreadable = engine.request(b"{")
+    assert all(answer.wait().body.count(b"\n") == 40 for answer in good)
+    assert json.loads(bad.wait().body.splitlines()[-1])["details"]["finish_reason"] == "error"
+    assert whole.wait().code == unreadable.wait().code == 424
+
+
+@pytest.mark.parametrize("tell", [True, False])
+def test_requests_that_djl_has_forgotten_are_cancelled(tmp_path: Path, tell: bool) -> None:
+    model = djl_model(tmp_path / "model", "rolling", _SLOW, **{"option.max_rolling_batch_size": 2})
+    with SocketEngine(model, "rolling") as engine:
+        _running(engine, 2)
+        engine.forget(tell=tell)
+        # They held both places, and for minutes.
+        for answer in [engine.request(body(5)) for _ in range(2)]:
+            assert answer.wait().code == 200
+        assert "2 running requests" in engine.log()
+
+
+@pytest.mark.parametrize("mode", ["rolling", "async"], indirect=True)
+def test_a_model_that_cannot_be_loaded_says_why(mode: str, tmp_path: Path) -> None:
+    model = djl_model(tmp_path / "model", mode, {"start_error": "no such engine"})
+    with pytest.raises(AssertionError, match="no such engine"):
+        SocketEngine(model, mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "entry_point", "named"),
+    [("async", "djl_trtllm.async_handler", "option.async_mode"), ("rolling", "djl_trtllm.handler", "rolling_batch")],
+    indirect=["mode"],
+)
+def test_a_handler_in_the_other_mode_is_refused(mode: str, entry_point: str, named: str, tmp_path: Path) -> None:
+    from djl_trtllm.djl.worker import require_mode
+    from djl_trtllm.errors import ModelError
+
+    other = {"rolling_batch": "auto"} if mode == "async" else {"rolling_batch": "disable"}
+    with pytest.raises(ModelError, match=named):
+        require_mode(other, rolling=mode == "rolling")
+    require_mode({"rolling_batch": "trtllm"} if mode == "rolling" else {}, rolling=mode == "rolling")
+
+
+def test_adapters_are_refused_where_there_are_none(tmp_path: Path) -> None:
+    with SocketEngine(djl_model(tmp_path / "model", "async"), "async") as engine:
+        for function in ("register_adapter", "update_adapter", "unregister_adapter"):
+            answer = engine.call(function, name="tales", src="tales").wait()
+            assert answer.code == 424
+            assert json.loads(answer.body)["error"]

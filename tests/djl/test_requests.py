@@ -1,0 +1,120 @@
+"""One file of requests: what clients get is what the HTTP server answers, in both modes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from serving_process import body, serving, wait_until
+
+from djl.answers import DjlAnswer
+from djl.conftest import Start
+from djl.models import djl_model
+
+REQUESTS = [json.loads(line) for line in (Path(__file__).parent / "requests.jsonl").read_text().splitlines()]
+_OPTIONS = {"option.max_rolling_batch_size": 64, "option.max_input_len": 4096}
+_VARYING = re.compile(rb'"(id|created)":("[^"]*"|\d+)')
+
+
+@dataclass
+class Expected:
+    status: int
+    content_type: str
+    body: bytes
+
+
+def _steady(data: bytes) -> bytes:
+    """Without what differs between two answers to the same request."""
+    return _VARYING.sub(rb'"\1":0', data)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Expected]:
+    """What `djl-trtllm serve` answers."""
+    model = djl_model(tmp_path_factory.mktemp("http") / "model", "async", **_OPTIONS)
+    answers = {}
+    with serving(model) as server:
+        for request in REQUESTS:
+            headers = {"Content-Type": "application/json"} | {
+                name.replace("_", "-"): value for name, value in request["headers"].items()
+            }
+            got = server.client.post("/invocations", content=request["body"].encode(), headers=headers)
+            answers[request["name"]] = Expected(got.status_code, got.headers["content-type"], got.content)
+    return answers
+
+
+def test_there_are_sixty_requests_of_every_kind() -> None:
+    names = [request["name"] for request in REQUESTS]
+    assert len(names) == len(set(names)) == 60
+    assert {name.partition(" ")[0] for name in names} == {"plain", "stream", "chat", "bad"}
+
+
+def test_answers_are_those_of_the_http_server(start: Start, expected: dict[str, Expected]) -> None:
+    engine = start(**_OPTIONS)
+    wrong: list[str] = []
+    for request in REQUESTS:
+        answer = engine.request(request["body"].encode(), **request["headers"]).wait()
+        want = expected[request["name"]]
+        assert answer.error == ""
+        if want.status == 200:
+            same = _steady(answer.body) == _steady(want.body) and answer.code == 200
+            same = same and answer.headers["Content-Type"] == want.content_type
+        else:
+            same = (answer.code, json.loads(answer.body)) == (want.status, json.loads(want.body))
+        if not same:
+            wrong.append(f"{request['name']}: {answer.code} {answer.body!r}, and over HTTP {want.status} {want.body!r}")
+    assert not wrong, "\n".join(wrong)
+    assert sum(want.status == 200 for want in expected.values()) >= 40
+
+
+def test_all_requests_at_once_get_what_they_get_alone(start: Start, expected: dict[str, Expected]) -> None:
+    engine = start(**_OPTIONS)
+    running: list[tuple[str, DjlAnswer]] = [
+        (request["name"], engine.request(request["body"].encode(), **request["headers"])) for request in REQUESTS
+    ]
+    for name, answer in running:
+        assert _steady(answer.wait().body) == _steady(expected[name].body) or expected[name].status != 200, name
+        assert answer.code == expected[name].status, name
+
+
+def test_tokens_travel_as_they_come(start: Start) -> None:
+    engine = start({"steps_per_second": 20})
+    answer = engine.request(body(10, stream=True)).wait()
+    assert answer.body.count(b"\n") == 10
+    assert len(answer.chunks) >= 5
+    assert answer.times[-1] - answer.times[0] > 0.2
+
+
+def test_64_streams_run_together(start: Start) -> None:
+    engine = start({"steps_per_second": 100}, **_OPTIONS)
+    answers = [engine.request(body(50, stream=True)) for _ in range(64)]
+    bodies = {answer.wait().body for answer in answers}
+    assert len(bodies) == 1
+    assert bodies.pop().count(b"\n") == 50
+
+
+def test_too_many_requests_are_refused_at_once(start: Start, mode: str) -> None:
+    engine = start({"steps_per_second": 20}, **{"option.max_rolling_batch_size": 4, "job_queue_size": 2})
+    answers = [engine.request(body(40, stream=True)) for _ in range(8)]
+    if mode == "async" or type(engine).__name__ == "SocketEngine":
+        wait_until(lambda: sum(answer.ended for answer in answers) == 2, what="two refusals")
+    for answer in answers:
+        answer.wait()
+    codes = sorted(answer.code for answer in answers)
+    # DJL itself keeps the requests of a rolling batch that are more than its max_rolling_batch_size waiting.
+    refused = 0 if mode == "rolling" and type(engine).__name__ == "JavaEngine" else 2
+    assert codes == [200] * (8 - refused) + [503] * refused
+    for answer in answers:
+        if answer.code == 503:
+            assert "job_queue_size" in json.loads(answer.body)["error"]
+            assert int(answer.headers["Retry-After"]) >= 1
+
+
+def test_a_timeout_is_told(start: Start) -> None:
+    engine = start({"steps_per_second": 20}, **{"option.predict_timeout": 1})
+    answer = engine.request(body(4000)).wait()
+    assert answer.code == 400
+    assert "predict_timeout" in json.loads(answer.body)["error"]
