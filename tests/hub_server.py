@@ -6,25 +6,47 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+_SLICE = 64 * 1024
+LARGE = (".safetensors", ".bin", ".engine", ".model")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @dataclass
 class Hub:
-    """Repositories by id: files by path. `private` and `gated` ones want `token`. `cut` breaks a file off once."""
+    """Repositories by id: files by path. `private` and `gated` ones want `token`. `cut` breaks a file off once.
+
+    `LARGE` files are kept as LFS keeps them. `changed` says what is sent in place of a file that is listed otherwise.
+    """
 
     repositories: dict[str, dict[str, bytes]]
     private: frozenset[str] = frozenset()
     gated: frozenset[str] = frozenset()
     token: str = "hf_right"
     cut: dict[str, int] = field(default_factory=dict)
+    changed: dict[str, bytes] = field(default_factory=dict)
+    bytes_per_second: float = 0.0
     fetched: list[str] = field(default_factory=list)
+
+
+def _checksum(name: str, content: bytes) -> str:
+    """The hub's name of the content: SHA-256 of LFS files, git's SHA-1 of others."""
+    if name.endswith(LARGE):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _listed(name: str, content: bytes) -> dict[str, Any]:
+    entry: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": "f" * 40}
+    if name.endswith(LARGE):
+        return entry | {"lfs": {"sha256": _checksum(name, content), "size": len(content), "pointerSize": 134}}
+    return entry | {"blobId": _checksum(name, content)}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -43,7 +65,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path).lstrip("/")
         if path.startswith("api/models/"):
-            repository, _, revision = path.removeprefix("api/models/").partition("/revision/")
+            repository, tree, revision = path.removeprefix("api/models/").partition("/tree/")
+            if tree:
+                if self._may(repository, revision):
+                    self._tree(repository)
+                return
+            repository, _, revision = repository.partition("/revision/")
             if self._may(repository, revision or "main"):
                 self._information(repository)
             return
@@ -70,9 +97,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _information(self, repository: str) -> None:
         files = self.hub.repositories[repository]
-        siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+        siblings = [_listed(name, content) for name, content in files.items()]
         body = {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings, "private": False}
         self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def _tree(self, repository: str) -> None:
+        entries = []
+        for name, content in self.hub.repositories[repository].items():
+            listed = _listed(name, content)
+            entry = {"type": "file", "path": name, "size": listed["size"], "oid": listed["blobId"]}
+            if lfs := listed.get("lfs"):
+                entry["lfs"] = {"oid": lfs["sha256"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
+            entries.append(entry)
+        self._send(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
 
     def _file(self, repository: str, name: str) -> None:
         content = self.hub.repositories[repository].get(name)
@@ -83,10 +120,11 @@ class _Handler(BaseHTTPRequestHandler):
         if asked := self.headers.get("Range"):
             start = int(asked.removeprefix("bytes=").split("-")[0])
         headers = {
-            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "ETag": f'"{_checksum(name, content)}"',
             "X-Repo-Commit": COMMIT,
             "Accept-Ranges": "bytes",
         }
+        content = self.hub.changed.get(name, content)
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if self.command == "GET":
@@ -108,7 +146,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body[:body_to])
+            body = body[:body_to]
+            for at in range(0, len(body), _SLICE):
+                self.wfile.write(body[at : at + _SLICE])
+                if self.hub.bytes_per_second:
+                    time.sleep(_SLICE / self.hub.bytes_per_second)
 
 
 @contextlib.contextmanager

@@ -53,9 +53,9 @@ def _of_store(path: Path, environ: Mapping[str, str]) -> Startup:
 
 def _names(store: Path, wanted: str | None) -> list[str]:
     """The models of the store that `load_models` names; none unless it is set."""
-    there = sorted(path.name for path in store.iterdir() if path.is_dir() or path.name.endswith(".tar.gz"))
     if wanted is None or wanted.upper() == "NONE":
         return []
+    there = sorted(path.name for path in store.iterdir() if path.is_dir() or path.name.endswith(".tar.gz"))
     if wanted.upper() == _ALL:
         return there
     names = [name.strip() for name in wanted.split(",") if name.strip()]

@@ -92,14 +92,14 @@ class ModelOptions(OptionGroup):
         str | None,
         Option(
             "option.tokenizer",
-            "Folder with the tokenizer's files, where they are not beside the model's.",
+            "Where the tokenizer's files are, if not beside the model's: a folder, a model of the hub, or s3://.",
             aliases=(
                 "option.tokenizer_dir",
                 "option.tokenizer_repository",
             ),
             example="/models/Meta-Llama-3-8B-Instruct",
             default_note="the model's own",
-            effect="folder the tokenizer is loaded from",
+            effect="where the tokenizer is loaded from",
             source=f"{DJL}, {TRITON}",
         ),
     ] = None
@@ -118,8 +118,8 @@ class ModelOptions(OptionGroup):
             "option.tokenizer_revision",
             "Branch, tag or commit of the tokenizer on the Hugging Face hub.",
             example="main",
-            default_note="option.revision",
-            effect="no effect: the tokenizer comes with the model's files",
+            default_note="the repository's default branch",
+            effect="revision of option.tokenizer where that is on the hub",
             source=DJL,
         ),
     ] = None

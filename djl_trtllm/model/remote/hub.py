@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ def download_from_hub(
     try:
         if constants.HF_HUB_OFFLINE:
             tell(f"HF_HUB_OFFLINE is set: taking {where} from the hub's cache")
-            return fetch(local_files_only=True)
+            return fetch(local_files_only=True, allow_patterns=_wanted_offline(repository, revision, cache, select))
+        _quieten()
         commit, files = _listed(repository, revision, select)
         folder = RepositoryFolder(cache / repo_folder_name(repo_id=repository, repo_type="model"))
         missing = folder.missing_bytes(commit, files)
@@ -73,8 +74,7 @@ def download_from_hub(
         else:
             kept = f", {shown(total - missing)} of them here already" if missing < total else ""
             tell(f"downloading {where} from {constants.ENDPOINT}: {len(files)} files, {shown(total)}{kept}")
-            # On a terminal the hub's own library shows bars.
-            progress = Progress(f"downloading {where}", missing, _nothing if sys.stderr.isatty() else tell)
+            progress = Progress(f"downloading {where}", missing, tell)
             with folder.watched(progress):
                 found = fetch(allow_patterns=wanted)
             progress.finish()
@@ -86,8 +86,39 @@ def download_from_hub(
         raise DownloadError(f"{where} cannot be had from the Hugging Face hub: {explain(error)}") from error
 
 
-def _nothing(line: str) -> None:
-    """Tell nobody."""
+def _wanted_offline(
+    repository: str, revision: str | None, cache: Path, select: Callable[[Iterable[str]], list[str]]
+) -> list[str] | None:
+    """Patterns of the files that have to be here; None where nothing here says which the repository has.
+
+    Without patterns newer versions of huggingface_hub (1.33) want every file of the repository to be in its cache.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    cached_tree = getattr(huggingface_hub, "get_cached_repo_tree", None)
+    if cached_tree is None:
+        return None
+    try:
+        tree = cached_tree(repository, revision=revision, cache_dir=cache)
+    except getattr(errors, "CachedRepoTreeNotFoundError", OSError):
+        return None
+    return [_literal(name) for name in select(file.path for file in tree)]
+
+
+def _quieten() -> None:
+    """How far a download is, is told here, in lines; what fails is told as well.
+
+    The hub's library draws bars into logs, and the HTTP client logs every request, signed addresses included.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
+        disable_progress_bars()
+    client = logging.getLogger("httpx")
+    if client.level == logging.NOTSET:
+        client.setLevel(logging.WARNING)
 
 
 def _listed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,15 +36,25 @@ except DownloadError as error:
 """
 
 
-def fetch(tmp_path: Path, endpoint: str, text: str, revision: str = "", **variables: str) -> tuple[str, str]:
-    """What `fetch` did in a process of its own: ("path" or "error", which)."""
+def fetch(
+    tmp_path: Path,
+    endpoint: str,
+    text: str,
+    revision: str = "",
+    told: list[str] | None = None,
+    before: str = "",
+    **variables: str,
+) -> tuple[str, str]:
+    """What `fetch` did in a process of its own, after the line `before`: ("path" or "error", which)."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1"} | variables
     environment |= {"no_proxy": "127.0.0.1", "HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, text, str(tmp_path), revision],
+        [sys.executable, "-c", before + PROGRAM, text, str(tmp_path), revision],
         env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
+    if told is not None:
+        told += [line for line in done.stdout.splitlines() if line.startswith("told")]
     lines = [line for line in done.stdout.splitlines() if not line.startswith("told")]
     assert lines, done.stderr
     what, _, value = "\n".join(lines).partition(" ")
@@ -88,6 +99,90 @@ def test_a_download_that_breaks_off_is_gone_on_with(tmp_path: Path) -> None:
             what, path = fetch(tmp_path, endpoint, "acme/story")
     assert what == "path", path
     assert Path(path, "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+WEIGHTS = FILES["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "said"),
+    [
+        (
+            "model.safetensors",
+            b"\1" + WEIGHTS[1:],
+            "model.safetensors arrived with another SHA-256 (the hub's SHA-256: ",
+        ),
+        ("model.safetensors", WEIGHTS[:-1000], "model.safetensors arrived with 1,023,000 bytes instead of 1,024,000"),
+        (
+            "config.json",
+            b'{"model_type": "lLama"}',
+            "config.json arrived with another git SHA-1 (the hub's git SHA-1: ",
+        ),
+    ],
+    ids=["a wrong byte", "cut", "a small file"],
+)
+def test_a_file_that_is_not_what_the_hub_says_is_removed_and_fetched_again(
+    tmp_path: Path, name: str, sent: bytes, said: str
+) -> None:
+    hub = Hub({"acme/story": FILES}, changed={name: sent})
+    with hub_server(hub) as endpoint:
+        what, message = fetch(tmp_path, endpoint, "acme/story")
+        assert what == "error" and "acme/story" in message and said in message
+        assert "removed, and the next start fetches again" in message and "HF_ENDPOINT" in message
+        assert not [path for path in (tmp_path / "hf").rglob("*") if path.is_file() and path.read_bytes() == sent]
+        hub.changed.clear()
+        hub.fetched.clear()
+        what, path = fetch(tmp_path, endpoint, "acme/story")
+    assert what == "path" and Path(path, name).read_bytes() == FILES[name]
+    assert hub.fetched == [name]
+
+
+def test_a_file_is_compared_once(tmp_path: Path) -> None:
+    with hub_server(Hub({"acme/story": FILES})) as endpoint:
+        _, path = fetch(tmp_path, endpoint, "acme/story")
+        file = Path(path, "model.safetensors").resolve()
+        state = file.stat()
+        file.write_bytes(b"\1" + WEIGHTS[1:])
+        # As if it had gone bad on the disk: nobody reads everything at every start.
+        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+        assert fetch(tmp_path, endpoint, "acme/story") == ("path", path)
+        # Written anew, by whomever.
+        os.utime(file)
+        assert fetch(tmp_path, endpoint, "acme/story")[0] == "error"
+
+
+def test_how_far_the_download_is_stands_in_the_log(tmp_path: Path) -> None:
+    told: list[str] = []
+    hub = Hub({"acme/story": FILES | {"model.safetensors": WEIGHTS * 20}}, bytes_per_second=10e6)
+    often = "from djl_trtllm.model.remote import hub_files, progress\n"
+    often += "hub_files._LOOK_EVERY_SECONDS = progress._TELL_EVERY_SECONDS = 0.3\n"
+    with hub_server(hub) as endpoint:
+        assert fetch(tmp_path, endpoint, "acme/story", told=told, before=often)[0] == "path"
+        assert any(
+            re.search(r"downloading acme/story from http://127.0.0.1:\d+: 4 files, 20.5 MB$", line) for line in told
+        )
+        assert any(re.search(r"downloading acme/story: \S+ MB of 20.5 MB, .*/s, \d+ s left", line) for line in told)
+        assert any(re.search(r"downloading acme/story: 20.5 MB in \S+ s", line) for line in told)
+        told.clear()
+        fetch(tmp_path, endpoint, "acme/story", told=told)
+    assert [line.removeprefix("told ") for line in told] == ["acme/story is in the hub's cache: 4 files, 20.5 MB"]
+
+
+def test_bars_and_requests_of_the_hubs_library_stay_out_of_the_log(tmp_path: Path) -> None:
+    logged = tmp_path / "log"
+    to_file = f"import logging, sys; sys.stderr = open({str(logged)!r}, 'w'); logging.basicConfig(level='INFO')\n"
+    with hub_server(Hub({"acme/story": FILES})) as endpoint:
+        assert fetch(tmp_path, endpoint, "acme/story", before=to_file)[0] == "path"
+    assert "Fetching" not in logged.read_text() and "HTTP Request" not in logged.read_text()
+
+
+def test_room_is_wanted_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = "import shutil; shutil.disk_usage = lambda path: type('Usage', (), {'free': 257 << 20})"
+    with hub_server(Hub({"acme/story": FILES | {"model.safetensors": WEIGHTS * 2}})) as endpoint:
+        what, message = fetch(tmp_path, endpoint, "acme/story", before=usage)
+        assert what == "error" and "2.0 MB of it are still to come" in message and "HF_HOME" in message
+        assert fetch(tmp_path, endpoint, "acme/story")[0] == "path"
+        assert fetch(tmp_path, endpoint, "acme/story", before=usage.replace("257 << 20", "0"))[0] == "path"
 
 
 @pytest.mark.parametrize("token", ["", "hf_wrong"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.model.remote.selection import needed
+from djl_trtllm.model.remote.selection import needed, tokenizer_files
 
 CONFIG = ["config.json", "generation_config.json", "tokenizer.json"]
 
@@ -34,3 +34,11 @@ def test_one_set_of_weights_and_what_belongs_to_it(present: list[str], left_out:
 
 def test_folders_are_not_files() -> None:
     assert needed(["", "sub/", "config.json"]) == ["config.json"]
+
+
+def test_for_its_tokenizer_alone_a_model_comes_without_weights() -> None:
+    kept = ["config.json", "qwen.tiktoken", "tokenization_qwen.py", "tokenizer.json", "tokenizer.model", "vocab.json"]
+    weights = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "1/rank0.engine"]
+    assert tokenizer_files([*kept, *weights, "onnx/tokenizer.json"]) == kept
+    pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth"]
+    assert tokenizer_files([*kept, *pickled]) == kept
