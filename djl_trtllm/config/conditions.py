@@ -111,7 +111,7 @@ def chatglm_version(subject: Subject) -> str | None:
         return None
     return (
         f"option.chatglm_model_version is not set and this model is {subject.model_type}: LMI containers "
-        "require it (such as chatglm3_6b), here config.json tells the version"
+        "require it (such as chatglm3_6b), here the checkpoint's path or its config.json tell the version"
     )
 
 

@@ -151,7 +151,7 @@ RULES: tuple[Rule, ...] = (
         ("chatglm_model_version",),
         "required for ChatGLM",
         Severity.NOTE,
-        "yes: config.json tells the version",
+        "yes: the path or config.json tell the version",
         LMI,
         conditions.chatglm_version,
         needs_model=True,

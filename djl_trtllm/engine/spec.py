@@ -42,9 +42,13 @@ class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
 
 
 class TensorRtLlmSpec(CompileSpec, frozen=True, kw_only=True):
-    """`arguments` are those of LLM, as plain data (see `tensorrt_llm_objects.build_arguments`)."""
+    """`arguments` are those of LLM, as plain data (see `tensorrt_llm_objects.build_arguments`).
+
+    `telling_name`: what TensorRT-LLM has to read in the checkpoint's path (see `telling_names`).
+    """
 
     arguments: dict[str, Any]
+    telling_name: str | None = None
 
 
 def tell_phase(name: str) -> None:

@@ -47,7 +47,7 @@ def compile_engine(spec: TensorRtLlmSpec, out: Path) -> None:
     loading = {"kv_cache_config": {"class": "KvCacheConfig", "enable_block_reuse": False}}
     with ending_with_ranks():
         llm = LLM(
-            model=spec.checkpoint,
+            model=_checkpoint(spec),
             tokenizer=spec.tokenizer_dir,
             workspace=spec.workspace,
             enable_build_cache=False,
@@ -58,6 +58,15 @@ def compile_engine(spec: TensorRtLlmSpec, out: Path) -> None:
         llm.save(str(out))
     finally:
         llm.shutdown()
+
+
+def _checkpoint(spec: TensorRtLlmSpec) -> str:
+    """The checkpoint, by a path that tells TensorRT-LLM what it is."""
+    if spec.telling_name is None or spec.workspace is None:
+        return spec.checkpoint
+    link = Path(spec.workspace) / spec.telling_name
+    link.symlink_to(spec.checkpoint)
+    return str(link)
 
 
 def copy_files(spec: TensorRtLlmSpec, out: Path) -> None:

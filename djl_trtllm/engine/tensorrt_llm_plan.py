@@ -17,6 +17,7 @@ from djl_trtllm.engine.hardware import Hardware, release_of
 from djl_trtllm.engine.manifest import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engine.plan import EnginePlan, common_facts, planned_length, planned_sequences
 from djl_trtllm.engine.spec import TensorRtLlmSpec
+from djl_trtllm.engine.telling_names import telling_name
 from djl_trtllm.engine.tensorrt_engine import LAUNCHED, BuiltEngine, check_built_engine, read_built_engine
 from djl_trtllm.engine.tensorrt_llm_arguments import (
     LLM_OWNERS,
@@ -112,6 +113,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
     """An engine that TensorRT-LLM's engine backend compiles and runs; `engine` once it is there (see `at`)."""
 
     engine: BuiltEngine | None = None
+    telling_name: str | None = None
 
     compiler = compilers.TENSORRT_LLM
 
@@ -127,6 +129,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
             "dtype": self.building.get("dtype", "auto"),
             "quantize": "none" if quantize is None else quantize.value,
             **flattened(self.building),
+            **({} if self.telling_name is None else {"checkpoint_name": self.telling_name}),
         }
 
     @property
@@ -168,6 +171,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
             out=str(out.resolve()),
             workspace=str(workspace),
             arguments=self.building,
+            telling_name=self.telling_name,
         )
 
     def check_whole(self, directory: Path) -> Manifest | None:
@@ -272,7 +276,11 @@ def plan_tensorrt_llm(
         longest_prompt = max_seq_len if options.enable_chunked_prefill else facts.max_num_tokens
         return CheckpointPlan(**common, notes=tuple(notes), max_input_len=min(options.max_input_len, longest_prompt))
     plan = TensorRtEnginePlan(
-        **common, notes=tuple(notes), max_input_len=options.max_input_len, asked=_asked(config, layout)
+        **common,
+        notes=tuple(notes),
+        max_input_len=options.max_input_len,
+        asked=_asked(config, layout),
+        telling_name=telling_name(layout.path.resolve(), layout.config or {}, config),
     )
     if layout.engine_dir is None or not is_engine:
         return plan

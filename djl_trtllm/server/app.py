@@ -24,7 +24,7 @@ from djl_trtllm.server.exchange import ABORT, HttpSettings
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
-from djl_trtllm.service import Model, Registry, ServedModel
+from djl_trtllm.service import Model, Registry, ServedModel, settle_garbage_collector
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +149,8 @@ class Server(uvicorn.Server):
             except Exception:
                 logger.exception("loading model %s failed", startup.name)
                 self._exit(1)
+        # Not after a model that comes later: what is frozen is not collected when it goes again.
+        settle_garbage_collector()
 
     async def _watch_stalls(self) -> None:
         """How late the event loop runs a timer is how long everything else has to wait."""

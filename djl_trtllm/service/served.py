@@ -13,7 +13,6 @@ from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.background import in_background
-from djl_trtllm.service.garbage import settle_garbage_collector
 from djl_trtllm.service.lifecycle import ModelService, State
 from djl_trtllm.service.model import Model
 
@@ -63,7 +62,6 @@ class ServedModel:
             if first.failure is None:
                 first.fail(error)
             raise
-        settle_garbage_collector()
 
     async def scale(self, workers: int) -> None:
         """Run the model in this many executor hosts; those that are taken away end what they have begun.

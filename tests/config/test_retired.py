@@ -28,8 +28,6 @@ def test_what_early_engines_had_and_todays_have_not_is_retired() -> None:
         "use_custom_all_reduce",
         "enable_trt_overlap",
         "baichuan_model_version",
-        "chatglm_model_version",
-        "gpt_model_version",
         "rotary_base",
         "rotary_dim",
         "rotary_scaling_type",

@@ -44,7 +44,15 @@ SMOOTHQUANT_KINDS = {
     ("true", "true"): "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
 }
 LORA = {"enable_lora": "true", "lora_target_modules": "attn_q,attn_v"}
-TOGETHER = {*ADAPTER_OPTIONS, *LORA, "smoothquant_per_token", "smoothquant_per_channel"}
+TOGETHER = {
+    # The path of the checkpoint: test_telling_names.py.
+    "chatglm_model_version",
+    "gpt_model_version",
+    *ADAPTER_OPTIONS,
+    *LORA,
+    "smoothquant_per_token",
+    "smoothquant_per_channel",
+}
 """Options that mean something with others only, and have tests of their own."""
 
 

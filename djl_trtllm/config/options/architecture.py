@@ -28,7 +28,9 @@ class ArchitectureOptions(OptionGroup):
             "option.chatglm_model_version",
             "Which ChatGLM model it is; the document requires it for ChatGLM.",
             value_aliases={"chatglm3": "chatglm3_6b", "chatglm2": "chatglm2_6b", "chatglm": "chatglm_6b"},
-            retired="today it is read from the checkpoint's config.json",
+            tensorrt="the last part of the path in LLM(model), by which TensorRT-LLM tells the version",
+            pytorch="no effect: the checkpoint's config.json counts",
+            openvino="no effect: the checkpoint's config.json counts",
             source=LMI,
         ),
     ] = ChatGlmVersion.UNSPECIFIED
@@ -37,7 +39,9 @@ class ArchitectureOptions(OptionGroup):
         Option(
             "option.gpt_model_version",
             "Which model of the GPT-2 family it is.",
-            retired="today it is read from the checkpoint's config.json",
+            tensorrt="the last part of the path in LLM(model), by which TensorRT-LLM tells the version",
+            pytorch="no effect: the checkpoint's config.json counts",
+            openvino="no effect: the checkpoint's config.json counts",
             source=LMI,
         ),
     ] = GptVersion.GPT2
