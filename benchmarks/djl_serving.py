@@ -1,11 +1,13 @@
 """Inside DJL Serving: our handlers beside DJL's own base class and helpers, and beside `djl-trtllm serve`.
 
     python benchmarks/djl_serving.py [--streams 16 64 256] [--tokens 128] [--steps-per-second 400] [--rounds 4]
+                                     [--checkout DIR]
 
 The same scripted tokens everywhere: one per stream and step. The handlers run under the real Java engine of DJL (Maven
 Central), whose clients are threads of the same JVM; `djl-trtllm serve` is measured over HTTP by a client in Python. A
 stream is a client that sends `--rounds` requests one after the other. `added latency` is how much longer an answer
-took, per token, than the engine's step.
+took, per token, than the engine's step. With a checkout of djl-serving's source its HTTP front end is built
+(scripts/djl-serving), and everything is measured through it as well, over HTTP with the same client.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 from load import post, run_streams
 from rich.console import Console
 from rich.table import Table
-from servers import free_port, ours, started
+from servers import free_port, ours, started, started_command
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -97,12 +99,22 @@ def in_java(model: Path, body: bytes, streams: list[int], rounds: int) -> dict[i
     return measured
 
 
+def front_end(arguments: argparse.Namespace, model: Path, request: dict[str, object]) -> dict[int, Measured]:
+    """Streams through DJL Serving's HTTP front end."""
+    port = free_port()
+    command = [str(HERE.parent / "scripts" / "djl-serving"), str(arguments.checkout), str(model), "--port", str(port)]
+    environ = {"PYTHON_EXECUTABLE": sys.executable, "DJL_CACHE_DIR": str(model.parent / "djl-cache")}
+    with started_command(command, port, **environ):
+        return {count: over_http(port, "/invocations", request, count, arguments.rounds) for count in arguments.streams}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--tokens", type=int, default=128, help="per request")
     parser.add_argument("--steps-per-second", type=float, default=400.0, help="of the scripted engine; 0: at once")
     parser.add_argument("--rounds", type=int, default=4, help="requests of each stream")
+    parser.add_argument("--checkout", type=Path, help="a checkout of djl-serving, for its HTTP front end")
     arguments = parser.parse_args()
     request = {"inputs": PROMPT, "parameters": {"max_new_tokens": arguments.tokens}, "stream": True}
     body, steps = json.dumps(request).encode(), arguments.steps_per_second
@@ -117,6 +129,8 @@ def main() -> None:
         }
         for name, model in models.items():
             results[name] = in_java(model, body, arguments.streams, arguments.rounds)
+            if arguments.checkout is not None:
+                results[f"{name}, HTTP"] = front_end(arguments, model, request)
         port = free_port()
         with started(ours(models["djl_trtllm.async_handler"], port), port):
             results["djl-trtllm serve, HTTP"] = {

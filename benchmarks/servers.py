@@ -26,8 +26,15 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(arguments: list[str], port: int, path: str = "/ping", **environ: str) -> Iterator[psutil.Process]:
-    """Run a server until the block ends; entered once `path` answers 200."""
-    process = subprocess.Popen([sys.executable, *arguments], env={**os.environ, **environ})
+    """Run a Python server until the block ends; entered once `path` answers 200."""
+    with started_command([sys.executable, *arguments], port, path, **environ) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def started_command(arguments: list[str], port: int, path: str = "/ping", **environ: str) -> Iterator[psutil.Process]:
+    """Run any server until the block ends; entered once `path` answers 200."""
+    process = subprocess.Popen(arguments, env={**os.environ, **environ})
     try:
         deadline = time.monotonic() + 300
         while True:

@@ -38,7 +38,9 @@ class Deployment:
 
     `image` is a container image in a registry that SageMaker reads (ECR), `role` the ARN of the role it runs with,
     `model_data` the address of a model.tar.gz, or of a prefix with the model's files, which SageMaker copies as they
-    are. `startup_seconds` bounds the time until /ping answers, compiling included.
+    are. `startup_seconds` bounds the time until /ping answers, compiling included. `ami_version` is SageMaker's
+    `InferenceAmiVersion`: the driver of the machine comes with it, and with a default that is too old for CUDA 13 the
+    container does not start.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Deployment:
     instance_count: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     startup_seconds: int = 3600
+    ami_version: str | None = None
 
     def calls(self) -> list[AwsCall]:
         """The calls that make the endpoint, in order. Raises DeploymentError for a name SageMaker does not take."""
@@ -70,6 +73,8 @@ class Deployment:
             "ModelDataDownloadTimeoutInSeconds": self.startup_seconds,
             "ContainerStartupHealthCheckTimeoutInSeconds": self.startup_seconds,
         }
+        if self.ami_version is not None:
+            variant["InferenceAmiVersion"] = self.ami_version
         return [
             AwsCall(
                 "create_model",

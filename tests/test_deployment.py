@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def test_a_deployment_makes_model_configuration_and_endpoint(aws: str) -> None:
     assert variant["InstanceType"] == "ml.g4dn.2xlarge"
     assert sagemaker.describe_endpoint(EndpointName="story")["EndpointStatus"] == "InService"
     assert any("is in service" in line for line in lines)
+
+
+def test_the_machines_driver_comes_with_the_ami_that_was_asked_for() -> None:
+    def variant(deployment: Deployment) -> dict[str, object]:
+        _, configuration, _ = deployment.calls()
+        (made,) = configuration.arguments["ProductionVariants"]
+        return dict(made)
+
+    asked = variant(replace(STORY, ami_version="al2023-ami-sagemaker-inference-gpu-4-1"))
+    assert asked == {**variant(STORY), "InferenceAmiVersion": "al2023-ami-sagemaker-inference-gpu-4-1"}
+    assert "InferenceAmiVersion" not in variant(STORY)
 
 
 def test_deleting_removes_all_three(aws: str) -> None:

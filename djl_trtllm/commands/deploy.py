@@ -31,6 +31,9 @@ def deploy(
     name: Annotated[str | None, typer.Option(help="Name of the endpoint; default: the model's.")] = None,
     instance_type: Annotated[str, typer.Option(help="SageMaker instance.")] = "ml.g5.2xlarge",
     instance_count: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
+    ami_version: Annotated[
+        str | None, typer.Option(help="SageMaker's InferenceAmiVersion, which brings the driver (docs/deploying.md).")
+    ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="For the container.")
     ] = None,
@@ -55,7 +58,9 @@ def deploy(
         chosen = name or _name(model)
         variables = dict(_variable(text) for text in env or ())
         data = _address(model, bucket or "BUCKET", chosen) if dry_run else _upload(model, bucket, chosen, tell)
-        plan = deployment.Deployment(chosen, image, role, data, instance_type, instance_count, variables)
+        plan = deployment.Deployment(
+            chosen, image, role, data, instance_type, instance_count, variables, ami_version=ami_version
+        )
         if dry_run:
             for call in plan.calls():
                 print(json.dumps({"call": call.method, **call.arguments}, indent=2))

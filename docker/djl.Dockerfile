@@ -1,0 +1,71 @@
+# syntax=docker/dockerfile:1
+# djl-trtllm under DJL Serving's front end, on TensorRT-LLM:
+#   docker build -f docker/djl.Dockerfile -t djl-trtllm-djl .   (docs/deploying.md)
+ARG TENSORRT_LLM=1.2.1
+ARG JAVA=17.0.15_6-jre-noble
+
+FROM maven:3.9.9-eclipse-temurin-17 AS front-end
+# Tag v0.36.0. The front end is in no registry, so it is built from its source.
+ARG DJL_SERVING_COMMIT=1e53e50dcbf307c765cf7cc0bb97d23d7c02fb76
+ADD https://github.com/deepjavalibrary/djl-serving/archive/${DJL_SERVING_COMMIT}.tar.gz /source.tar.gz
+COPY docker/djl /build
+RUN mkdir /source && tar -xzf /source.tar.gz -C /source --strip-components=1 && \
+    /build/build.sh /source /front-end && \
+    cp /source/LICENSE /source/NOTICE /front-end/
+
+FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM} AS wheel
+WORKDIR /build
+COPY pyproject.toml setup.py README.md LICENSE ./
+COPY djl_trtllm djl_trtllm
+RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM eclipse-temurin:${JAVA} AS java
+
+FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}
+ARG TENSORRT_LLM
+COPY --from=java /opt/java/openjdk /opt/java/openjdk
+COPY --from=front-end /front-end /opt/djl
+# The dependencies are a layer of their own, which a change of the sources leaves as it is.
+COPY pyproject.toml docker/pins.txt docker/install.sh /opt/djl-trtllm/
+RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/pins.txt
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl && \
+    djl-trtllm version && \
+    test -x /opt/nvidia/nvidia_entrypoint.sh && \
+    mkdir -p /opt/ml/model
+COPY serving/djl /opt/djl/conf
+COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
+
+# The caches are where the old container had them. SERVING_FEATURES stays unset: with it, Java looks for the old
+# container's scripts. With cuda.fork, Java asks another process for the GPUs and keeps no memory on them.
+# Open MPI, of which TensorRT-LLM makes its processes, refuses root otherwise.
+ENV PATH="/opt/java/openjdk/bin:${PATH}" \
+    JAVA_HOME=/opt/java/openjdk \
+    JAVA_OPTS="-Xmx1g -Xms1g -XX:+ExitOnOutOfMemoryError -Dai.djl.util.cuda.fork=true" \
+    DJL_SERVING_HOME=/opt/djl \
+    DJL_CACHE_DIR=/tmp/.djl.ai \
+    HF_HOME=/tmp/.cache/huggingface \
+    OMPI_ALLOW_RUN_AS_ROOT=1 \
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+    MODEL_LOADING_TIMEOUT=1200 \
+    PREDICT_TIMEOUT=240 \
+    PYTHONUNBUFFERED=1
+
+LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
+      com.amazonaws.sagemaker.capabilities.multi-models="true" \
+      org.opencontainers.image.title="djl-trtllm-djl" \
+      org.opencontainers.image.description="djl-trtllm under DJL Serving, on TensorRT-LLM" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}"
+
+EXPOSE 8080
+# 0 where what SageMaker mounts has to be written: Neo, training jobs.
+ARG RUN_AS=1000
+USER ${RUN_AS}
+WORKDIR /tmp
+# DJL Serving listens when the model is loaded; failures of the first hour do not count.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=60m --retries=4 \
+    CMD ["/usr/local/bin/djl-trtllm-entrypoint", "healthcheck"]
+# NVIDIA's script comes first: it puts CUDA's compatibility libraries in front where the driver is an older one.
+ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/usr/local/bin/djl-trtllm-entrypoint"]
+CMD ["serve"]

@@ -1,0 +1,140 @@
+#!/bin/sh
+# Entry point of the images. `serve`, as SageMaker starts it, is also what runs without arguments; `partition` and
+# `train` compile a checkpoint, and so does a start by SageMaker Neo; `healthcheck` asks /ping; any other command is run
+# as given.
+#
+# Variables of SageMaker and of other servers are translated by djl-trtllm itself (docs/options.md).
+# DJL_SERVING_HOME is set by the image that has DJL Serving in it.
+set -eu
+
+cache=${DJL_CACHE_DIR:-/tmp/.djl.ai}
+model_store=${SERVING_MODEL_STORE:-/opt/ml/model}
+
+fail() {
+    echo "entrypoint: $*" >&2
+    exit 1
+}
+
+# A mount belongs to a user of the host. Said here, it is not said after a download or a compile.
+writable() {
+    mkdir -p "$1" 2>/dev/null || true
+    { [ -d "$1" ] && [ -w "$1" ] && [ -x "$1" ]; } || fail "$1 ($2) cannot be written by uid $(id -u). If it is a" \
+        "mount: \`chown -R $(id -u) DIRECTORY\` on the host, or \`docker run -u UID:GID\` with the directory's owner"
+}
+
+readable() {
+    { [ -r "$1" ] && [ -x "$1" ]; } || [ ! -e "$1" ] || fail "$1 ($2) cannot be read by uid $(id -u). If it is a" \
+        "mount: \`chmod -R a+rX DIRECTORY\` on the host, or \`docker run -u UID:GID\` with the directory's owner"
+}
+
+check_caches() {
+    writable "$cache" "cache: DJL_CACHE_DIR"
+    # What is in the hub's cache can be served from a read-only mount.
+    if [ -n "${HF_HOME:-}" ] && [ -z "${HF_HUB_OFFLINE:-}" ]; then
+        writable "$HF_HOME" "downloads of the Hugging Face hub: HF_HOME; read-only will do with HF_HUB_OFFLINE=1"
+    fi
+}
+
+# default NAME VALUE: for a variable that is not set, or empty.
+default() {
+    eval "[ -n \"\${$1:-}\" ] || export $1=\"\$2\""
+}
+
+serve() {
+    readable "$model_store" model
+    check_caches
+    [ -z "${DJL_SERVING_HOME:-}" ] || serve_with_djl "$@"
+    exec djl-trtllm serve "$@"
+}
+
+serve_with_djl() {
+    # DJL Serving does not read the port that SageMaker gives.
+    if [ -n "${SAGEMAKER_BIND_TO_PORT:-}" ]; then
+        default SERVING_INFERENCE_ADDRESS "http://0.0.0.0:$SAGEMAKER_BIND_TO_PORT"
+        default SERVING_MANAGEMENT_ADDRESS "http://0.0.0.0:$SAGEMAKER_BIND_TO_PORT"
+    fi
+    # Of what djl-trtllm translates Java has to know two: how long its queue gets, on how many GPUs a worker runs.
+    [ -z "${MAX_CONCURRENT_REQUESTS:-}" ] || default SERVING_JOB_QUEUE_SIZE "$MAX_CONCURRENT_REQUESTS"
+    [ "${SM_NUM_GPUS:-0}" = 0 ] || default TENSOR_PARALLEL_DEGREE "$SM_NUM_GPUS"
+    # One engine batches everything; a worker that died is replaced.
+    default SERVING_MIN_WORKERS 1
+    default SERVING_MAX_WORKERS 1
+    default SERVING_RETRY_THRESHOLD 10
+    default OPTION_ENGINE Python
+    # A model's own serving.properties wins over OPTION_*. There `trtllm` asks for rolling batch, whatever is set here.
+    if [ -z "${OPTION_ENTRYPOINT:-}${DJL_ENTRY_POINT:-}" ]; then
+        if cat "$model_store/serving.properties" "$model_store"/*/serving.properties 2>/dev/null |
+            grep -q '^[[:space:]]*option\.rolling_batch[[:space:]]*[=:][[:space:]]*trtllm'; then
+            export OPTION_ENTRYPOINT=djl_trtllm.handler
+        else
+            export OPTION_ENTRYPOINT=djl_trtllm.async_handler OPTION_ASYNC_MODE=true OPTION_ROLLING_BATCH=disable
+        fi
+    fi
+    # shellcheck disable=SC2086  # these two are lists
+    exec java ${JAVA_OPTS:-} ${SAGEMAKER_MODEL_SERVER_VMARGS:-} "-DMODEL_SERVER_HOME=$DJL_SERVING_HOME" \
+        "-Dlog4j.configurationFile=$DJL_SERVING_HOME/conf/log4j2.xml" -cp "$DJL_SERVING_HOME/lib/*" \
+        ai.djl.serving.ModelServer -f "$DJL_SERVING_HOME/conf/config.properties" "$@"
+}
+
+# `partition CHECKPOINT OUT`, or with the arguments that the old container took.
+partition() {
+    checkpoint=/opt/ml/input/data/training
+    out=""
+    case "${1:-}" in
+    [!-]*) exec djl-trtllm compile "$@" ;;
+    esac
+    while [ $# -gt 0 ]; do
+        case "$1" in
+        --skip-copy) shift && continue ;;
+        esac
+        [ $# -gt 1 ] || fail "partition: $1 needs a value"
+        case "$1" in
+        --model-dir | --model-id) checkpoint=$2 ;;
+        --save-mp-checkpoint-path) out=$2 ;;
+        --tensor-parallel-degree) export TENSOR_PARALLEL_DEGREE="$2" ;;
+        --pipeline-parallel-degree) export PIPELINE_PARALLEL_DEGREE="$2" ;;
+        --quantization) export OPTION_QUANTIZE="$2" ;;
+        --engine) ;;
+        *) fail "partition: $1 is no argument of it; use \`partition CHECKPOINT OUT\`" ;;
+        esac
+        shift 2
+    done
+    [ -n "$out" ] || fail "partition: name where the engine goes with --save-mp-checkpoint-path"
+    compile "$checkpoint" "$out"
+}
+
+compile() {
+    check_caches
+    case "${2:-}" in
+    "" | *://*) ;;
+    *) writable "$2" "the compiled engine" ;;
+    esac
+    exec djl-trtllm compile "$@"
+}
+
+healthcheck() {
+    exec python3 -c '
+import os, urllib.request
+port = os.environ.get("SAGEMAKER_BIND_TO_PORT") or os.environ.get("SERVING_INFERENCE_PORT") or "8080"
+urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{port}/ping", timeout=5)
+'
+}
+
+# A uid of `docker run -u` that the image does not know has neither a home nor a name, and PyTorch asks for both.
+if ! id -un >/dev/null 2>&1; then
+    HOME=$cache
+    LOGNAME=uid$(id -u)
+    export HOME LOGNAME
+fi
+
+if [ -n "${SM_NEO_EXECUTION_CONTEXT:-}" ]; then
+    # Without arguments djl-trtllm reads Neo's variables.
+    writable "${SM_NEO_COMPILED_MODEL_DIR:-/opt/ml/model/compiled}" "Neo's output"
+    compile
+fi
+case "${1:-serve}" in
+serve) [ $# = 0 ] || shift && serve "$@" ;;
+partition | train) shift && partition "$@" ;;
+healthcheck) healthcheck ;;
+*) exec "$@" ;;
+esac

@@ -1,0 +1,295 @@
+"""docker/entrypoint.sh as a real process, with the environment that SageMaker gives a container and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving_process import JSON, body, free_port, scripted_model, wait_until
+
+ENTRYPOINT = Path(__file__).parent.parent.parent / "docker" / "entrypoint.sh"
+PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+NOBODY = 65534
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None or shutil.which("unshare") is None,
+    reason="needs root, setpriv and unshare",
+)
+
+
+@pytest.fixture
+def image() -> Iterator[Path]:
+    """A folder that every user can read, with the entry point in it and a place for caches."""
+    root = Path(tempfile.mkdtemp())
+    root.chmod(0o755)
+    shutil.copy(ENTRYPOINT, root / "entrypoint")
+    yield root
+    shutil.rmtree(root)
+
+
+def variables(image: Path, **more: str) -> dict[str, str]:
+    return {
+        "PATH": PATH,
+        "HOME": str(image),
+        "DJL_CACHE_DIR": str(image / "cache"),
+        "HF_HOME": str(image / "huggingface"),
+        **more,
+    }
+
+
+def run(image: Path, *command: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [image / "entrypoint", *command], env=environ, cwd=image, capture_output=True, text=True, timeout=60
+    )
+
+
+def echoing(image: Path, name: str) -> str:
+    """A PATH on which the command `name` prints its arguments and its environment."""
+    script = image / "bin" / name
+    script.parent.mkdir()
+    script.write_text('#!/bin/sh\nprintf "<%s>" "$@"\necho\nenv\n')
+    script.chmod(0o755)
+    return f"{script.parent}:{PATH}"
+
+
+def exported(output: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in output.splitlines() if "=" in line and not line.startswith("<"))
+
+
+@contextlib.contextmanager
+def started(command: list[str], environ: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=environ, cwd=log.parent, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def check_served(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """/ping becomes 200, a request is answered, SIGTERM reaches the server itself."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+
+        def ready() -> bool:
+            assert process.poll() is None, log.read_text()
+            with contextlib.suppress(httpx.TransportError):
+                return client.get("/ping").status_code == 200
+            return False
+
+        wait_until(ready, 60, "/ping 200")
+        answer = client.post("/invocations", content=body(4), headers=JSON)
+        assert answer.status_code == 200 and answer.json()["generated_text"]
+        healthy = subprocess.run(
+            [ENTRYPOINT, "healthcheck"], env={"PATH": PATH, "SAGEMAKER_BIND_TO_PORT": str(port)}, timeout=30
+        )
+        assert healthy.returncode == 0
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0, log.read_text()
+
+
+# -- serve -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["serve"], []], ids=["serve", "without arguments"])
+def test_serve(image: Path, command: list[str]) -> None:
+    port = free_port()
+    model = scripted_model(image / "scripted")
+    environ = variables(image, SAGEMAKER_BIND_TO_PORT=str(port), HF_MODEL_ID=str(model))
+    log = image / "log"
+    with started([str(image / "entrypoint"), *command], environ, log) as process:
+        check_served(process, port, log)
+
+
+@needs_root
+def test_the_model_that_sagemaker_mounts(image: Path) -> None:
+    """In a mount namespace with an /opt of its own, since the place is SageMaker's and no option's."""
+    port = free_port()
+    model = scripted_model(image / "scripted")
+    mounting = f"mount -t tmpfs none /opt && mkdir -p /opt/ml && ln -s '{model}' /opt/ml/model"
+    if subprocess.run(["unshare", "--mount", "sh", "-c", mounting], capture_output=True).returncode != 0:
+        pytest.skip("mount namespaces are not allowed here")
+    environ = variables(image, SAGEMAKER_BIND_TO_PORT=str(port), SM_NUM_GPUS="0")
+    shell = f"{mounting} && exec '{image / 'entrypoint'}' serve"
+    log = image / "log"
+    with started(["unshare", "--mount", "sh", "-c", shell], environ, log) as process:
+        check_served(process, port, log)
+
+
+def test_healthcheck_without_a_server() -> None:
+    done = subprocess.run(
+        [ENTRYPOINT, "healthcheck"],
+        env={"PATH": PATH, "SAGEMAKER_BIND_TO_PORT": str(free_port())},
+        capture_output=True,
+        timeout=30,
+    )
+    assert done.returncode != 0
+
+
+# -- other commands ----------------------------------------------------------------------------------------------------
+
+
+def test_a_command_is_run_as_given(image: Path) -> None:
+    done = run(image, "/bin/sh", "-c", 'echo "$0 $1"', "two words", "*", environ=variables(image))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "two words *\n", "")
+
+
+def test_the_status_of_a_command_is_kept(image: Path) -> None:
+    assert run(image, "/bin/sh", "-c", "exit 7", environ=variables(image)).returncode == 7
+
+
+def test_neo_compiles_whatever_the_command_is(image: Path) -> None:
+    environ = variables(
+        image,
+        PATH=echoing(image, "djl-trtllm"),
+        SM_NEO_EXECUTION_CONTEXT="true",
+        SM_NEO_COMPILED_MODEL_DIR=str(image / "compiled"),
+    )
+    done = run(image, "serve", environ=environ)
+    assert done.stdout.startswith("<compile>\n"), done
+    assert (image / "compiled").is_dir()
+
+
+def test_neo_in_the_whole(image: Path) -> None:
+    """Its errors get where Neo looks for them."""
+    (image / "input").mkdir()
+    errors = image / "errors" / "errors.json"
+    environ = variables(
+        image,
+        SM_NEO_EXECUTION_CONTEXT="true",
+        SM_NEO_INPUT_MODEL_DIR=str(image / "input"),
+        SM_NEO_COMPILED_MODEL_DIR=str(image / "compiled"),
+        SM_NEO_COMPILATION_ERROR_FILE=str(errors),
+    )
+    done = run(image, "serve", environ=environ)
+    assert done.returncode == 1
+    assert '"error"' in errors.read_text()
+
+
+def test_partition_with_the_old_arguments(image: Path) -> None:
+    out = str(image / "out")
+    arguments = ["--model-id", "org/model", "--skip-copy", "--save-mp-checkpoint-path", out, "--quantization", "awq"]
+    environ = variables(image, PATH=echoing(image, "djl-trtllm"))
+    done = run(image, "partition", *arguments, "--tensor-parallel-degree", "4", environ=environ)
+    assert done.stdout.startswith(f"<compile><org/model><{out}>\n"), done
+    assert exported(done.stdout)["TENSOR_PARALLEL_DEGREE"] == "4"
+    assert exported(done.stdout)["OPTION_QUANTIZE"] == "awq"
+
+
+@pytest.mark.parametrize("verb", ["partition", "train"])
+def test_partition_of_a_training_job(image: Path, verb: str) -> None:
+    environ = variables(image, PATH=echoing(image, "djl-trtllm"))
+    done = run(image, verb, "--save-mp-checkpoint-path", "s3://bucket/engine", environ=environ)
+    assert done.stdout.startswith("<compile></opt/ml/input/data/training><s3://bucket/engine>\n"), done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--save-mp-checkpoint-path"),
+        (["--model-id"], "--model-id needs a value"),
+        (["--batch", "3"], "--batch is no argument"),
+    ],
+)
+def test_partition_that_cannot_be(image: Path, arguments: list[str], message: str) -> None:
+    done = run(image, "partition", *arguments, environ=variables(image))
+    assert done.returncode == 1 and message in done.stderr
+
+
+# -- other users -------------------------------------------------------------------------------------------------------
+
+
+def as_nobody(image: Path, *command: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    return subprocess.run(
+        [*user, str(image / "entrypoint"), *command], env=environ, cwd=image, capture_output=True, text=True, timeout=60
+    )
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["DJL_CACHE_DIR", "HF_HOME"])
+def test_a_mount_that_cannot_be_written(image: Path, name: str) -> None:
+    writable = image / "writable"
+    writable.mkdir()
+    writable.chmod(0o777)
+    places = dict.fromkeys(("DJL_CACHE_DIR", "HF_HOME"), str(writable)) | {name: str(image / "mount")}
+    (image / "mount").mkdir()
+    done = as_nobody(image, "serve", environ=variables(image, **places))
+    assert done.returncode == 1
+    for word in (str(image / "mount"), name, f"uid {NOBODY}", f"chown -R {NOBODY}", "docker run -u"):
+        assert word in done.stderr
+
+
+@needs_root
+def test_a_hub_cache_that_is_only_read(image: Path) -> None:
+    path = echoing(image, "djl-trtllm")
+    (image / "huggingface").mkdir()
+    (image / "cache").mkdir()
+    (image / "cache").chmod(0o777)
+    done = as_nobody(image, "serve", "--port", "1", environ=variables(image, PATH=path, HF_HUB_OFFLINE="1"))
+    assert done.stdout.startswith("<serve><--port><1>\n"), done
+
+
+@needs_root
+def test_an_output_of_neo_that_cannot_be_written(image: Path) -> None:
+    environ = variables(image, SM_NEO_EXECUTION_CONTEXT="true", SM_NEO_COMPILED_MODEL_DIR=str(image / "compiled"))
+    done = as_nobody(image, environ=environ)
+    assert done.returncode == 1 and f"{image / 'compiled'} (Neo's output) cannot be written" in done.stderr
+
+
+@needs_root
+def test_a_model_that_cannot_be_read(image: Path) -> None:
+    (image / "model").mkdir(mode=0o700)
+    done = as_nobody(image, "serve", environ=variables(image, SERVING_MODEL_STORE=str(image / "model")))
+    assert done.returncode == 1 and f"{image / 'model'} (model) cannot be read by uid {NOBODY}" in done.stderr
+
+
+# -- under DJL Serving -------------------------------------------------------------------------------------------------
+
+
+def djl(image: Path, properties: str = "", **more: str) -> tuple[str, dict[str, str]]:
+    """Java's arguments and environment for a model with these properties."""
+    model = image / "model"
+    model.mkdir(exist_ok=True)
+    (model / "serving.properties").write_text(properties)
+    environ = variables(image, PATH=echoing(image, "java"), DJL_SERVING_HOME="/opt/djl", SERVING_MODEL_STORE=str(model))
+    done = run(image, "serve", environ=environ | more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[0], exported(done.stdout)
+
+
+def test_djl_starts_the_front_end(image: Path) -> None:
+    arguments, environ = djl(image, JAVA_OPTS="-Xmx1g -Xms1g", SAGEMAKER_BIND_TO_PORT="8123", SM_NUM_GPUS="4")
+    assert arguments.startswith("<-Xmx1g><-Xms1g>")
+    assert arguments.endswith("<-cp></opt/djl/lib/*><ai.djl.serving.ModelServer><-f></opt/djl/conf/config.properties>")
+    assert environ["SERVING_INFERENCE_ADDRESS"] == environ["SERVING_MANAGEMENT_ADDRESS"] == "http://0.0.0.0:8123"
+    assert environ["TENSOR_PARALLEL_DEGREE"] == "4"
+    assert environ["OPTION_ENTRYPOINT"] == "djl_trtllm.async_handler"
+    assert (environ["OPTION_ASYNC_MODE"], environ["OPTION_ROLLING_BATCH"]) == ("true", "disable")
+    names = ("SERVING_MIN_WORKERS", "SERVING_MAX_WORKERS", "SERVING_RETRY_THRESHOLD")
+    assert [environ[name] for name in names] == ["1", "1", "10"]
+
+
+def test_djl_leaves_what_is_set(image: Path) -> None:
+    _, environ = djl(image, OPTION_ENTRYPOINT="model.py", SERVING_RETRY_THRESHOLD="2", SERVING_MAX_WORKERS="")
+    assert environ["OPTION_ENTRYPOINT"] == "model.py"
+    assert environ["SERVING_RETRY_THRESHOLD"] == "2"
+    assert environ["SERVING_MAX_WORKERS"] == "1"
+    assert "OPTION_ASYNC_MODE" not in environ and "SERVING_INFERENCE_ADDRESS" not in environ
+
+
+def test_djl_and_a_file_that_asks_for_rolling_batch(image: Path) -> None:
+    _, environ = djl(image, "engine=MPI\noption.rolling_batch = trtllm\n")
+    assert environ["OPTION_ENTRYPOINT"] == "djl_trtllm.handler"
+    assert "OPTION_ASYNC_MODE" not in environ
