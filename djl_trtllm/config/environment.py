@@ -86,7 +86,7 @@ ANSWERED: Mapping[str, str] = {
     "DJL_VENV_DIR": "the server's own environment counts",
     "DJL_OFFLINE": "HF_HUB_OFFLINE=1 keeps the Hugging Face libraries from the network",
     "NO_OMP_NUM_THREADS": "OMP_NUM_THREADS is left as it is; option.inference_num_threads sets the engine's threads",
-    "SM_NEO_EXECUTION_CONTEXT": "the container compiles then (docs/deploying.md), as `djl-trtllm compile` does; a server does not",
+    "SM_NEO_EXECUTION_CONTEXT": "the container compiles then, by `djl-trtllm compile`; a server does not",
 }
 """Variables that DJL Serving's container reads and that have no effect here, and why."""
 
