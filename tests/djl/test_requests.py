@@ -118,3 +118,39 @@ def test_a_timeout_is_told(start: Start) -> None:
     answer = engine.request(body(4000)).wait()
     assert answer.code == 400
     assert "predict_timeout" in json.loads(answer.body)["error"]
+
+
+_FORMATTERS = """
+import json
+from djl_python.inputs import Input
+from djl_python.input_parser import input_formatter
+from djl_python.output_formatter import TextGenerationOutput, output_formatter
+from djl_python.request_io import TextInput
+
+
+@input_formatter
+def read(inputs: Input, **kwargs) -> TextInput:
+    text = TextInput()
+    text.input_text = inputs.get_as_json()["story"]
+    text.parameters = {"max_new_tokens": 4, "stream": True}
+    return text
+
+
+@output_formatter
+def write(output: TextGenerationOutput) -> str:
+    token, index, first, last = output.sequences[output.best_sequence_index].get_next_token()
+    return json.dumps({"part": token.text, "last": last}) + chr(10)
+"""
+
+
+def test_a_models_own_formatters_work_as_in_the_http_server(start: Start, mode: str, tmp_path: Path) -> None:
+    model = djl_model(tmp_path / "http" / "model", mode)
+    (model / "model.py").write_text(_FORMATTERS)
+    request = json.dumps({"story": "the little red riding hood"}).encode()
+    with serving(model) as server:
+        over_http = server.client.post("/invocations", content=request, headers={"Content-Type": "application/json"})
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.py").write_text(_FORMATTERS)
+    answer = start().request(request).wait()
+    assert (answer.code, answer.body) == (over_http.status_code, over_http.content) == (200, answer.body)
+    assert [json.loads(line)["last"] for line in answer.body.splitlines()] == [False, False, False, True]
