@@ -145,13 +145,13 @@ def run(server: ServingProcess, names: list[str], arguments: argparse.Namespace,
         for thread in threads:
             thread.join()
 
-    # Code paths, connection pools and allocators are warm after a seventh of the time.
-    live(arguments.minutes / 7)
+    # Code paths, connection pools and allocators are warm after the first half, of which the second is to leave nothing.
+    live(arguments.minutes / 2)
     before = rest()
-    live(arguments.minutes * 6 / 7)
+    live(arguments.minutes / 2)
     after = rest()
     table = Table(title=f"{arguments.minutes:g} minutes, {arguments.clients} clients")
-    for column in ("left at rest", "after a seventh", "at the end"):
+    for column in ("left at rest", "after the first half", "at the end"):
         table.add_column(column, justify="left" if column == "left at rest" else "right")
     for what, value in before.items():
         table.add_row(what, f"{value:,.1f}".removesuffix(".0"), f"{after[what]:,.1f}".removesuffix(".0"))

@@ -7,8 +7,8 @@ call hands over the new requests and returns all tokens that have arrived for an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -31,7 +31,9 @@ _PATIENCE_SECONDS = 0.008
 """How long a call waits for the first news. One that returned nothing at once would make DJL spin; one that waited for
 long would keep new requests out."""
 
-_FAILED_TICK_SECONDS = 0.5
+_AGAIN_SECONDS = 5.0
+"""After the model has failed for good, it is started anew so often. Ending this process would be no help: DJL (0.34 and
+0.36) does not replace a worker that ends while it has nothing to do, and refuses every later request with 400."""
 
 
 class _Request:
@@ -55,15 +57,18 @@ class RollingWorker:
 
     def __init__(self, model: Model) -> None:
         """Start the executor host. Raises ExecutorStartError."""
+        self._model = model
         self._codes = status_codes(model.config.options)
         self._service = ModelService(model.name, on_failed=self._failed)
         self._metrics = Metrics(self._service)
+        self._loaded = False
+        self._loading: asyncio.Task[None] | None = None
         self._list: list[_Request] = []
         self._news = threading.Event()
         self._loop = _new_event_loop()
         # One thread to its end: Linux ends the host with the thread that started it.
         threading.Thread(target=self._loop.run_forever, name="model", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(self._load(model), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._load(), self._loop).result()
 
     def step(self, inputs: Any) -> list[Item | None]:
         """The items for DJL's list, by position; None for nothing new.
@@ -118,14 +123,23 @@ class RollingWorker:
 
     # -- on the event loop -----------------------------------------------------------------------------------------
 
-    async def _load(self, model: Model) -> None:
+    async def _load(self) -> None:
         try:
-            await self._service.load(model)
+            await self._service.load(self._model)
         except DjlTrtllmError:
             await self._service.close()
             raise
         settle_garbage_collector()
+        self._loaded = True
         self._print_metrics()
+
+    async def _load_again(self) -> None:
+        await self._service.close()
+        self._service = ModelService(self._model.name, on_failed=self._failed)
+        self._metrics = Metrics(self._service)
+        # Where it fails again, `_failed` has been told.
+        with contextlib.suppress(DjlTrtllmError):
+            await self._service.load(self._model)
 
     async def _generate(self, request: _Request, body: bytes, properties: dict[str, str]) -> None:
         try:
@@ -145,11 +159,12 @@ class RollingWorker:
                 self._service.cancel(request.generation)
 
     def _failed(self, error: DjlTrtllmError) -> None:
-        """Once every request has its answer, this process ends, and DJL starts another one when it is next needed."""
-        if self._list:
-            self._loop.call_later(_FAILED_TICK_SECONDS, self._failed, error)
-        else:
-            self._loop.call_later(_FAILED_TICK_SECONDS, os._exit, 1)
+        if self._loaded:
+            logger.error("model %s is started anew in %g seconds", self._model.name, _AGAIN_SECONDS)
+            self._loop.call_later(_AGAIN_SECONDS, self._begin_again)
+
+    def _begin_again(self) -> None:
+        self._loading = self._loop.create_task(self._load_again())
 
     def _print_metrics(self) -> None:
         self._loop.call_later(METRICS_SECONDS, self._print_metrics)

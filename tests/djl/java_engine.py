@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from pathlib import Path
@@ -27,6 +28,8 @@ class JavaEngine:
     def __init__(self, model: Path, environ: dict[str, str] | None = None) -> None:
         lib = djl_engine() / "lib"
         cache = model.parent / "djl-cache"
+        # Not below a test's own folder: a socket's path has at most 107 characters.
+        self._temporary = tempfile.TemporaryDirectory(prefix="djl-")
         self.log: deque[str] = deque(maxlen=2000)
         self._answers: dict[int, DjlAnswer] = {}
         self._measured: deque[dict[str, Any]] = deque()
@@ -34,7 +37,17 @@ class JavaEngine:
         self._ready = self._closed = False
         self._next = 0
         self._process = subprocess.Popen(
-            ["java", "-Xmx768m", "-Dai.djl.offline=true", "-cp", f"{lib}/*:{lib}/classes", "Driver", str(model)],
+            # Sockets of DJL have the same names in every JVM, and it kills who has such a one already.
+            [
+                "java",
+                "-Xmx768m",
+                f"-Djava.io.tmpdir={self._temporary.name}",
+                "-Dai.djl.offline=true",
+                "-cp",
+                f"{lib}/*:{lib}/classes",
+                "Driver",
+                str(model),
+            ],
             env={**os.environ, "PYTHON_EXECUTABLE": sys.executable, "DJL_CACHE_DIR": str(cache), **(environ or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -73,6 +86,7 @@ class JavaEngine:
         _, alive = psutil.wait_procs(children, timeout=10)
         for process in alive:
             process.kill()
+        self._temporary.cleanup()
         assert not alive, f"outlived DJL: {alive}"
 
     # -- requests --------------------------------------------------------------------------------------------------

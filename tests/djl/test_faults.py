@@ -78,6 +78,16 @@ def test_every_stream_ends_when_djls_worker_is_killed(mode: str, tmp_path: Path)
         _next_succeeds(engine, 60)
 
 
+@pytest.mark.parametrize("mode", ["rolling"], indirect=True)
+def test_a_model_that_has_failed_is_started_anew(start: Start) -> None:
+    faults = [{"action": "die", "at_token": 2, "max_new_tokens": 9}]
+    engine = start({"faults": faults}, retry_threshold=0)
+    assert engine.request(body(9)).wait().code == 424
+    answer = engine.request(body(3)).wait()
+    assert (answer.code, "has failed" in answer.body.decode()) == (503, True)
+    _next_succeeds(engine, 30)
+
+
 def test_a_failing_request_costs_the_others_nothing(start: Start) -> None:
     script = {"steps_per_second": 100, "faults": [{"action": "error", "at_token": 3, "max_new_tokens": 77}]}
     engine = start(script, **_OPTIONS)
