@@ -145,7 +145,7 @@ def run(server: ServingProcess, names: list[str], arguments: argparse.Namespace,
         for thread in threads:
             thread.join()
 
-    # Code paths, connection pools and allocators are warm after the first half, of which the second is to leave nothing.
+    # Code paths, connection pools and allocators are warm after the first half.
     live(arguments.minutes / 2)
     before = rest()
     live(arguments.minutes / 2)
