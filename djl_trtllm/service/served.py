@@ -44,6 +44,7 @@ class ServedModel:
         self._on_failed = on_failed
         self._model: Model | None = None
         self._changing = asyncio.Lock()
+        self._ended = False
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -80,6 +81,9 @@ class ServedModel:
                 except ExecutorStartError:
                     await worker.close()
                     raise
+                if self._ended:
+                    await worker.close()
+                    raise ModelError(f"model {self.name} was unregistered while it was scaled")
                 worker.on_failed = self._on_failed
                 self.workers.append(worker)
             surplus, self.workers = self.workers[workers:], self.workers[:workers]
@@ -92,11 +96,13 @@ class ServedModel:
 
     async def end(self, timeout: float) -> None:
         """Refuse new requests, give the present ones `timeout` seconds, and end the workers."""
+        self._ended = True
         self.refuse_new()
         await _end(self.workers, timeout)
 
     async def close(self) -> None:
         """End everything at once."""
+        self._ended = True
         await asyncio.gather(*(worker.close() for worker in self.workers))
 
     # -- requests --------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         scripted_model(store / name, {"steps_per_second": 100}, **{"option.model_name": name})
     scripted_model(store / "broken", {"start_error": "no such engine"})
     scripted_model(store / "full", {"start_error": "CUDA error: out of memory"})
+    scripted_model(store / "late", {"start_seconds": 1})
     scripted_model(store / "slow", {"start_seconds": 60})
     with tarfile.open(store / "packed.tar.gz", "w:gz", dereference=True) as archive:
         archive.add(store / "blue", arcname=".")
@@ -154,6 +155,23 @@ def test_scaling_adds_and_removes_hosts_and_loses_nothing(server: ServingProcess
     assert server.metric('workers{model="red"}') == 3
 
 
+def test_a_model_that_goes_while_it_is_scaled_leaves_nothing(server: ServingProcess) -> None:
+    register(server, "late")
+    scaled: list[int] = []
+
+    def scale() -> None:
+        put = httpx.put(f"{server.url}/models/late?min_worker=2", timeout=30, trust_env=False)
+        scaled.append(put.status_code)
+
+    thread = threading.Thread(target=scale)
+    thread.start()
+    wait_until(lambda: len(server.hosts()) == 3, what="a host that is being started")
+    assert server.client.delete("/models/late").status_code == 200
+    thread.join()
+    assert scaled == [500]
+    wait_until(lambda: len(server.hosts()) == 1, what="the end of the hosts")
+
+
 @pytest.mark.parametrize(
     "values", [{"min_worker": "0"}, {"min_worker": "3", "max_worker": "2"}, {"min_worker": "many"}]
 )
@@ -190,7 +208,7 @@ def test_a_store_is_enough_to_start_with(store: Path) -> None:
     _, startup, _ = plan_startup(None, {**environ, "SERVING_LOAD_MODELS": "blue,packed.tar.gz"})
     assert [model.name for model in startup] == ["blue", "packed"]
     _, startup, _ = plan_startup(None, {**environ, "SERVING_LOAD_MODELS": "ALL"})
-    assert len(startup) == 6
+    assert len(startup) == 7
     with pytest.raises(ConfigError, match="green"):
         plan_startup(None, {**environ, "SERVING_LOAD_MODELS": "green"})
     with pytest.raises(ConfigError, match="no such folder"):
