@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import socket
 import sys
@@ -37,6 +38,12 @@ host_logger = logging.getLogger("djl_trtllm.executor.host")
 _SOCKET_BUFFER = 64 * 1024
 """Bytes between host and server. It bounds how many iterations a slow server takes in at one go, so how long it holds
 its event loop; measured with benchmarks/ceiling.py."""
+
+_NO_MEMORY = re.compile(r"out of memory|OutOfMemory|cudaErrorMemoryAllocation|cannot allocate memory", re.IGNORECASE)
+_MEMORY_ADVICE = (
+    "\nmemory ran out while the engine was loaded: lower option.kv_cache_free_gpu_mem_fraction, option.max_num_tokens "
+    "or option.max_rolling_batch_size, use more GPUs (option.tensor_parallel_degree), or end what else is on the GPU"
+)
 
 _IDLE_PING_SECONDS = 5.0
 _TAIL_LINES = 20
@@ -260,6 +267,8 @@ class ExecutorClient(asyncio.Protocol):
         if self._ready.done():
             self._on_death(ExecutorDiedError(message))
         else:
+            if _NO_MEMORY.search(message):
+                message += _MEMORY_ADVICE
             self._ready.set_exception(ExecutorStartError(message))
 
     def _describe_end(self) -> str:

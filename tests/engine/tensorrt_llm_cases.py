@@ -131,12 +131,6 @@ CASES = (
         pytorch={"KvCacheConfig.onboard_blocks": False},
     ),
     Case(
-        "cross_kv_cache_fraction",
-        "0.5",
-        running={"KvCacheConfig.cross_kv_cache_fraction": 0.5},
-        pytorch={"KvCacheConfig.cross_kv_cache_fraction": 0.5},
-    ),
-    Case(
         "secondary_offload_min_priority",
         "2",
         running={"KvCacheConfig.secondary_offload_min_priority": 2},

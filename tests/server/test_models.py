@@ -110,7 +110,10 @@ def test_a_registration_in_the_background_answers_at_once(server: ServingProcess
     wait_until(lambda: len(server.hosts()) == 1, what="the end of the host")
 
 
-@pytest.mark.parametrize(("url", "status", "reason"), [("broken", 500, "no such engine"), ("full", 507, "memory")])
+@pytest.mark.parametrize(
+    ("url", "status", "reason"),
+    [("broken", 500, "no such engine"), ("full", 507, "lower option.kv_cache_free_gpu_mem_fraction")],
+)
 def test_a_model_that_does_not_load_is_not_registered(
     server: ServingProcess, url: str, status: int, reason: str
 ) -> None:
