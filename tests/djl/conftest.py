@@ -17,6 +17,16 @@ Engine: TypeAlias = "JavaEngine | SocketEngine"
 Start: TypeAlias = "Callable[..., Engine]"
 
 
+DRIVERS = ("java", "socket")
+_WIDE = {"option.max_rolling_batch_size": 64, "option.max_input_len": 4096}
+_NARROW = {"option.max_rolling_batch_size": 4, "job_queue_size": 2, "option.predict_timeout": 4}
+
+
+def engine_of(driver: str, mode: str, model: Path) -> Engine:
+    """DJL with a model directory."""
+    return JavaEngine(model) if driver == "java" else SocketEngine(model, mode)
+
+
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
     """DJL's mode."""
@@ -24,14 +34,39 @@ def mode(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(params=["java", "socket"])
+@pytest.fixture(params=DRIVERS)
 def start(request: pytest.FixtureRequest, mode: str, tmp_path: Path) -> Iterator[Start]:
     """`start(script, **options)`: a scripted model under DJL."""
     with ExitStack() as stack:
 
         def start_one(script: dict[str, object] | None = None, **options: object) -> Engine:
-            model = djl_model(tmp_path / "model", mode, script, **options)
-            engine: Engine = JavaEngine(model) if request.param == "java" else SocketEngine(model, mode)
-            return stack.enter_context(engine)
+            return stack.enter_context(
+                engine_of(request.param, mode, djl_model(tmp_path / "model", mode, script, **options))
+            )
 
         yield start_one
+
+
+@pytest.fixture(scope="module", params=[(driver, mode) for driver in DRIVERS for mode in MODES], ids="-".join)
+def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A driver and a mode, of engines that tests share."""
+    found: tuple[str, str] = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def wide(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """200 tokens per second and request, 64 requests at once."""
+    driver, mode = kind
+    model = djl_model(tmp_path_factory.mktemp("wide") / "model", mode, {"steps_per_second": 200}, **_WIDE)
+    with engine_of(driver, mode, model) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def narrow(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """20 tokens per second and request, 4 requests at once and 2 that wait, 4 seconds for each."""
+    driver, mode = kind
+    model = djl_model(tmp_path_factory.mktemp("narrow") / "model", mode, {"steps_per_second": 20}, **_NARROW)
+    with engine_of(driver, mode, model) as engine:
+        yield engine

@@ -54,6 +54,7 @@ def test_every_stream_ends_when_the_executor_host_is_killed(start: Start) -> Non
     _next_succeeds(engine, 20)
 
 
+@pytest.mark.parametrize("start", ["java"], indirect=True)
 def test_a_whole_answer_gets_a_status_when_the_executor_host_is_killed(start: Start) -> None:
     engine = start(_SLOW, **_OPTIONS)
     answers = [engine.request(body(3000)) for _ in range(8)]
@@ -88,6 +89,7 @@ def test_a_model_that_has_failed_is_started_anew(start: Start) -> None:
     _next_succeeds(engine, 30)
 
 
+@pytest.mark.parametrize("start", ["java"], indirect=True)
 def test_a_failing_request_costs_the_others_nothing(start: Start) -> None:
     script = {"steps_per_second": 100, "faults": [{"action": "error", "at_token": 3, "max_new_tokens": 77}]}
     engine = start(script, **_OPTIONS)
