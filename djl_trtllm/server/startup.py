@@ -12,6 +12,7 @@ from djl_trtllm.server.app import Startup
 from djl_trtllm.service import open_remote, open_source, prepare, remote_name
 
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
+_VARIABLE = "SERVING_MODEL_STORE"
 _MULTI_MODEL_STORE = Path("/opt/ml/models")
 _ALL = "ALL"
 
@@ -22,11 +23,7 @@ def plan_startup(model: str | None, environ: Mapping[str, str]) -> tuple[Options
     In a SageMaker multi-model endpoint there is none, and SageMaker registers models when they are asked for.
     """
     multi_model = environ.get(MULTI_MODEL, "").lower() == "true"
-    local = {name: value for name, value in environ.items() if name != "HF_MODEL_ID"}
-    options = load(None, environ).options
-    store = Path(options.model_store) if options.model_store else _MULTI_MODEL_STORE if multi_model else None
-    if store is not None and options.model_store and not store.is_dir():
-        raise ConfigError([f"model_store={store}: there is no such folder"])
+    store = _store(environ, multi_model)
     if model is not None and not multi_model:
         return _single(model, environ, store)
     if store is None:
@@ -34,7 +31,20 @@ def plan_startup(model: str | None, environ: Mapping[str, str]) -> tuple[Options
             "no model given, and there is none in /opt/ml/model: name a model directory, a model.tar.gz, a model of "
             "the Hugging Face hub or an s3:// address, or a folder of models with --model-store"
         )
+    local = {name: value for name, value in environ.items() if name != "HF_MODEL_ID"}
+    options = load(None, environ).options
     return options, [_of_store(store / name, local) for name in _names(store, options.load_models)], store
+
+
+def _store(environ: Mapping[str, str], multi_model: bool) -> Path | None:
+    """The operator's word only: a model directory does not say from where others come."""
+    named = environ.get(_VARIABLE)
+    if not named:
+        return _MULTI_MODEL_STORE if multi_model else None
+    store = Path(named)
+    if not store.is_dir():
+        raise ConfigError([f"{_VARIABLE}={named} (environment): there is no such folder"])
+    return store
 
 
 def _single(model: str, environ: Mapping[str, str], store: Path | None) -> tuple[Options, list[Startup], Path | None]:
