@@ -145,9 +145,8 @@ def upload_model(archive: Path, bucket: str | None, name: str, tell: Callable[[s
 def default_bucket() -> str:
     """The bucket that SageMaker's SDK uses: `sagemaker-REGION-ACCOUNT`. Raises DeploymentError."""
     with _told("the account"):
-        session = aws.session()
-        account = session.client("sts").get_caller_identity()["Account"]
-    return f"sagemaker-{session.region_name}-{account}"
+        account = aws.client("sts").get_caller_identity()["Account"]
+    return f"sagemaker-{_client().meta.region_name}-{account}"
 
 
 def _ensure_bucket(bucket: str, tell: Callable[[str], None]) -> None:
@@ -220,7 +219,7 @@ def _described(client: Any, method: str, **name: str) -> Any:
 
 def _client() -> Any:
     with _told("SageMaker"):
-        return aws.session().client("sagemaker")
+        return aws.client("sagemaker")
 
 
 @contextmanager

@@ -1,10 +1,13 @@
-# make_environment VENV PROJECT EXTRA: a virtual environment with the project (editable) and one of its extras.
-# Made once, and again when pyproject.toml has changed. With uv where it can be had (8 s instead of a minute for
-# serving, 25 s instead of 4.5 minutes with torch), else with pip.
+# uv leaves bytecode to the first import. Where that may not write it, every start compiles all that it imports.
+unset PYTHONDONTWRITEBYTECODE
+
 install() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
+# make_environment VENV PROJECT EXTRA: a virtual environment with the project (editable) and one of its extras.
+# Made once, and again when pyproject.toml has changed. With uv where it can be had (8 s instead of a minute for
+# serving, 25 s instead of 4.5 minutes with torch), else with pip.
 make_environment() {
     venv=$1 project=$2 extra=$3
     if [ -f "$venv/.complete" ] && cmp -s "$venv/.complete" "$project/pyproject.toml"; then

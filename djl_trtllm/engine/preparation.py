@@ -115,7 +115,7 @@ def _provide(
     if address is None:
         build(out)
         return
-    # boto3 takes half a second to import.
+    # botocore takes a third of a second to import.
     from djl_trtllm.engine.fleet_cache import FleetCache
 
     fleet = FleetCache(S3Address.parse(address), wait_seconds=config.options.engine_cache_wait)

@@ -33,7 +33,7 @@ def fetch(
     """
     select = tokenizer_files if tokenizer_only else needed
     if is_s3(text):
-        # boto3 takes half a second to import; models on the hub do not need it.
+        # botocore takes a third of a second to import; models on the hub do not need it.
         from djl_trtllm.model.remote.s3_download import download
 
         address = S3Address.parse(text)

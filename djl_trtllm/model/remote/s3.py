@@ -85,11 +85,11 @@ def _client(environment: tuple[tuple[str, str], ...]) -> Any:
         read_timeout=_READ_SECONDS,
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
     )
-    return aws.session().client("s3", config=config)
+    return aws.client("s3", config)
 
 
 def client() -> Any:
-    """A boto3 S3 client with retries and enough connections; one per process and environment.
+    """An S3 client with retries and enough connections; one per process and environment.
 
     Credentials, region and AWS_ENDPOINT_URL as boto3 finds them. Raises DownloadError.
     """
@@ -99,7 +99,7 @@ def client() -> Any:
 
 @contextmanager
 def told(what: object) -> Iterator[None]:
-    """Turn what boto3 raises in the block into a DownloadError about `what`."""
+    """Turn what botocore raises in the block into a DownloadError about `what`."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

@@ -40,7 +40,7 @@ def _to_s3(directory: Path, address: S3Address, tell: Callable[[str], None], las
 
 def _files_to_s3(files: dict[Path, str], address: S3Address, tell: Callable[[str], None]) -> None:
     from boto3.exceptions import S3UploadFailedError
-    from boto3.s3.transfer import TransferConfig
+    from boto3.s3.transfer import S3Transfer, TransferConfig, create_transfer_manager
 
     from djl_trtllm.model.remote import s3
 
@@ -48,10 +48,10 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, tell: Callable[[str
     total = sum(path.stat().st_size for path in files)
     tell(f"uploading to {address}: {len(files)} files, {shown(total)}")
     progress = Progress(f"uploading to {address}", total, tell)
-    with s3.told(address):
+    with s3.told(address), S3Transfer(manager=create_transfer_manager(s3.client(), settings)) as transfer:
         for path, key in files.items():
             try:
-                s3.client().upload_file(str(path), address.bucket, key, Callback=progress.add, Config=settings)
+                transfer.upload_file(str(path), address.bucket, key, callback=progress.add)
             except S3UploadFailedError as error:
                 # boto3 wraps the store's answer in this one; what it was is its cause.
                 if error.__cause__ is not None:
