@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from djl_trtllm.engine.compiler import Compiler
 from djl_trtllm.engine.compilers import HOST_MEMORY
@@ -63,11 +64,11 @@ def build_engine(
     log_path = out.with_name(f"{out.name}.log")
     started = time.monotonic()
     try:
-        with staged(out) as partial:
+        with staged(out) as partial, TemporaryDirectory(prefix="djl-trtllm-", ignore_cleanup_errors=True) as temporary:
             spec = plan.compile_spec(partial)
             spec_path = partial / "spec.json"
             spec.save(spec_path)
-            environment = _environment(compiler, offline=plan.offline)
+            environment = _environment(compiler, offline=plan.offline) | {"TMPDIR": temporary}
             run = _Run(compiler, [*command, str(spec_path)], environment, log_path, progress, timeout, cancel)
             try:
                 run.to_its_end()

@@ -30,7 +30,7 @@ from djl_trtllm.executor.protocol import (
     decode_from_host,
     frame,
 )
-from djl_trtllm.executor.reaping import kill_marked, marked_environment
+from djl_trtllm.executor.reaping import HostEnvironment
 
 logger = logging.getLogger(__name__)
 host_logger = logging.getLogger("djl_trtllm.executor.host")
@@ -81,7 +81,7 @@ class ExecutorClient(asyncio.Protocol):
         self._log_task: asyncio.Task[None]
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._failure: str | None = None
-        self._environment, self._mark = marked_environment()
+        self._environment = HostEnvironment()
         self._closing = False
         self._pinged = False
         self._silent_for = 0.0
@@ -179,6 +179,7 @@ class ExecutorClient(asyncio.Protocol):
     # -- inside ----------------------------------------------------------------------------------------------------
 
     async def _spawn(self) -> None:
+        self._environment.prepare()
         ours, theirs = socket.socketpair()
         with theirs:
             for end in (ours, theirs):
@@ -192,7 +193,7 @@ class ExecutorClient(asyncio.Protocol):
                     "djl_trtllm.executor.host",
                     str(theirs.fileno()),
                     pass_fds=[theirs.fileno()],
-                    env=self._environment,
+                    env=self._environment.variables,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -208,6 +209,7 @@ class ExecutorClient(asyncio.Protocol):
                     process = await spawning
                     process.kill()
                     await process.communicate()
+                await self._loop.run_in_executor(None, self._environment.clear)
                 raise
         self._log_task = self._loop.create_task(self._forward_log())
 
@@ -247,7 +249,7 @@ class ExecutorClient(asyncio.Protocol):
 
     async def _collect_process(self) -> None:
         await self._process.wait()
-        if left := await self._loop.run_in_executor(None, kill_marked, self._mark):
+        if left := await self._loop.run_in_executor(None, self._environment.clear):
             logger.info("processes that the executor host left were killed: %s", ", ".join(map(str, left)))
         # A process may hold the pipe open longer than the host lives.
         await asyncio.wait({self._log_task}, timeout=1.0)

@@ -1,12 +1,16 @@
-"""Nothing that an executor host started may outlive it: a worker that does keeps its GPU memory."""
+"""Nothing of an executor host may outlive it: a worker that does keeps its GPU memory, its files fill the disk."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -15,28 +19,43 @@ _WAIT_SECONDS = 1.0
 """A process that waits for its GPU may take longer to end than those who wait for an answer should."""
 
 
-def marked_environment() -> tuple[dict[str, str], str]:
-    """This process's environment with a mark that everything started with it inherits, and the mark."""
-    mark = secrets.token_hex(16)
-    return {**os.environ, _VARIABLE: mark}, mark
+class HostEnvironment:
+    """The environment of one host: a mark that everything started with it inherits, and a TMPDIR of its own.
 
-
-def kill_marked(mark: str) -> list[int]:
-    """Kill every process that carries the mark and wait until they are gone, a second at most; returns their ids.
-
-    Workers may be in sessions of their own and have other parents than the host, so they are known by their
-    environment. Blocks: call it in a thread.
+    Workspaces and sockets of TensorRT-LLM and MPI go there; they are removed by their owners only if these end well.
     """
-    killed: set[int] = set()
-    deadline = time.monotonic() + _WAIT_SECONDS
-    # Again until there are none: one may have been starting another.
-    while (found := list(_marked(mark))) and time.monotonic() < deadline:
-        for process in found:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))
-        killed.update(process.pid for process in found)
-    return sorted(killed)
+
+    def __init__(self) -> None:
+        self._mark = secrets.token_hex(16)
+        shared = Path(tempfile.gettempdir())
+        # Sockets are made below it, and the path of a socket has 107 bytes.
+        self.temporary = shared / f"djl-trtllm-{self._mark[:12]}"
+        self.variables = {**os.environ, _VARIABLE: self._mark, "TMPDIR": str(self.temporary)}
+        # Compiled kernels are for the next host too.
+        with contextlib.suppress(OSError, KeyError):  # a user id without a name
+            self.variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(shared / f"torchinductor_{getpass.getuser()}"))
+
+    def prepare(self) -> None:
+        """Make the folder for temporary files. Raises OSError."""
+        self.temporary.mkdir(mode=0o700)
+
+    def clear(self) -> list[int]:
+        """Kill every process that carries the mark and wait until they are gone, a second at most; returns their ids.
+
+        Workers may be in sessions of their own and have other parents than the host, so they are known by their
+        environment. Then the temporary files are removed. Blocks: call it in a thread.
+        """
+        killed: set[int] = set()
+        deadline = time.monotonic() + _WAIT_SECONDS
+        # Again until there are none: one may have been starting another.
+        while (found := list(_marked(self._mark))) and time.monotonic() < deadline:
+            for process in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))
+            killed.update(process.pid for process in found)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        return sorted(killed)
 
 
 def _marked(mark: str) -> Iterator[psutil.Process]:

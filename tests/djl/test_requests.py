@@ -140,9 +140,15 @@ def test_a_models_own_formatters_work_as_in_the_http_server(start: Start, mode: 
     (model / "model.py").write_text(_FORMATTERS)
     request = json.dumps({"story": "the little red riding hood"}).encode()
     with serving(model) as server:
-        over_http = server.client.post("/invocations", content=request, headers={"Content-Type": "application/json"})
+        over_http, refused = (
+            server.client.post("/invocations", content=content, headers={"Content-Type": "application/json"})
+            for content in (request, b"{}")
+        )
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.py").write_text(_FORMATTERS)
-    answer = start().request(request).wait()
+    engine = start()
+    failed = engine.request(b"{}").wait()
+    assert (failed.code, json.loads(failed.body)) == (refused.status_code, json.loads(refused.content)), failed.body
+    answer = engine.request(request).wait()
     assert (answer.code, answer.body) == (over_http.status_code, over_http.content) == (200, answer.body)
     assert [json.loads(line)["last"] for line in answer.body.splitlines()] == [False, False, False, True]

@@ -3,12 +3,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from djl_trtllm.executor.reaping import kill_marked, marked_environment
+from djl_trtllm.executor.reaping import HostEnvironment
 from djl_trtllm.executor.workers import Workers
 
 ORPHAN = """
@@ -16,6 +18,7 @@ import subprocess
 quiet = subprocess.DEVNULL
 print(subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=quiet, stderr=quiet).pid)
 """
+TEMPORARY = "import tempfile; print(tempfile.mkdtemp(), end='')"
 RANK = "import time; print('ready', flush=True); time.sleep(60)  # mpi4py"
 
 
@@ -29,24 +32,38 @@ def is_gone(pid: int) -> bool:
 
 
 def test_what_a_marked_process_left_is_killed_whatever_its_parent_and_session() -> None:
-    environment, mark = marked_environment()
-    pid = int(subprocess.run([sys.executable, "-c", ORPHAN], env=environment, capture_output=True, check=True).stdout)
+    host = HostEnvironment()
+    done = subprocess.run([sys.executable, "-c", ORPHAN], env=host.variables, capture_output=True, check=True)
+    pid = int(done.stdout)
     assert psutil.Process(pid).ppid() != os.getpid()
-    assert kill_marked(mark) == [pid]
+    assert host.clear() == [pid]
     assert is_gone(pid)
-    assert kill_marked(mark) == []
+    assert host.clear() == []
 
 
 def test_processes_with_another_mark_are_left_alone() -> None:
-    environment, _ = marked_environment()
-    _, other = marked_environment()
-    process = subprocess.Popen(["sleep", "60"], env=environment)
+    process = subprocess.Popen(["sleep", "60"], env=HostEnvironment().variables)
     try:
-        assert kill_marked(other) == []
+        assert HostEnvironment().clear() == []
         assert process.poll() is None
     finally:
         process.kill()
         process.wait()
+
+
+def test_temporary_files_go_to_a_folder_that_is_removed_and_compiled_kernels_do_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    host = HostEnvironment()
+    host.prepare()
+    made = subprocess.run([sys.executable, "-c", TEMPORARY], env=host.variables, capture_output=True, check=True)
+    folder = Path(made.stdout.decode())
+    assert folder.is_dir() and folder.parent.parent == tmp_path
+    assert Path(host.variables["TORCHINDUCTOR_CACHE_DIR"]).parent == tmp_path
+    host.clear()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

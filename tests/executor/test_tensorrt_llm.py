@@ -17,7 +17,6 @@ from fakes import fake_tensorrt_llm, worker_processes
 
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import Adapter, Feature, Finish, Guide, GuideKind, Sampling, Submit
-from djl_trtllm.executor.reaping import kill_marked
 from djl_trtllm.executor.tensorrt_llm_sampling import guide_arguments, sampling_arguments
 from djl_trtllm.model import Tokenizer
 
@@ -89,9 +88,10 @@ def run(body: Callable[[], Awaitable[Probe]]) -> None:
 
     async def closed() -> None:
         probe = await body()
-        mark = probe.client._mark
         await probe.client.close()
-        assert kill_marked(mark) == []
+        left = probe.client._environment
+        assert left.clear() == []
+        assert not left.temporary.exists()
 
     run_checked(closed)
 
