@@ -44,9 +44,12 @@ class StreamResult:
 
 
 def post(path: str, body: dict[str, Any]) -> bytes:
-    """A POST request as bytes."""
+    """A POST request as bytes.
+
+    The connection closes with the answer: DJL Serving sends one that it has whole without chunks, so without their end.
+    """
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 

@@ -1,4 +1,6 @@
-"""DJL Serving's entry point in rolling batch mode: `option.entryPoint=djl_trtllm.handler`, `option.rolling_batch=auto`.
+"""DJL Serving's entry point in rolling batch mode.
+
+With `option.entryPoint=djl_trtllm.handler` and `option.rolling_batch=enable`.
 
 DJL's Python engine calls `handle` with its whole list of requests, again and again while there are any. Compatible with
 what used it before; async mode (`djl_trtllm.async_handler`) is the one that fails well (docs/deploying.md).

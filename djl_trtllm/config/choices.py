@@ -69,6 +69,7 @@ class RollingBatch(Choice):
 
     AUTO = "auto"
     TRTLLM = "trtllm"
+    ENABLE = "enable"
     DISABLE = "disable"
     VLLM = "vllm"
     LMI_DIST = "lmi-dist"

@@ -16,7 +16,7 @@ from djl_trtllm.service import Model, ModelService, open_source, prepare
 logger = logging.getLogger(__name__)
 
 METRICS_SECONDS = 60.0
-_MPI_VARIABLES = ("OMPI_", "PMIX_", "PMI_")
+_MPI_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 
 
 def is_passive() -> bool:
@@ -51,8 +51,9 @@ def require_mode(properties: Mapping[str, Any], *, rolling: bool) -> None:
         return
     if rolling:
         raise ModelError(
-            "option.entryPoint=djl_trtllm.handler is for DJL's rolling batch: set option.rolling_batch=auto, or use "
-            "option.entryPoint=djl_trtllm.async_handler with option.async_mode=true"
+            "option.entryPoint=djl_trtllm.handler is for DJL's rolling batch: set option.rolling_batch=enable (DJL "
+            "Serving 0.36 turns auto into disable), or use option.entryPoint=djl_trtllm.async_handler with "
+            "option.async_mode=true"
         )
     raise ModelError(
         "option.entryPoint=djl_trtllm.async_handler is for DJL's async mode: set option.async_mode=true and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -52,9 +53,12 @@ class _Request:
 
 
 class SocketEngine:
-    """One worker process in one mode. `entry_point` None: that of the mode."""
+    """One worker process in one mode, or with `ranks` as many that mpirun starts (`option.mpi_mode=true`).
 
-    def __init__(self, model: Path, mode: str, entry_point: str | None = None) -> None:
+    `entry_point` None: that of the mode.
+    """
+
+    def __init__(self, model: Path, mode: str, entry_point: str | None = None, ranks: int = 0) -> None:
         python = djl_python()
         name = str(model.parent / f"djl-{uuid.uuid4().hex[:8]}")
         self._async = mode == "async"
@@ -73,6 +77,7 @@ class SocketEngine:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
+                    *(_mpirun(ranks) if ranks else ()),
                     sys.executable,
                     str(python / "djl_python_engine.py"),
                     *(part for flag, value in flags.items() for part in (f"--{flag}", value)),
@@ -83,16 +88,18 @@ class SocketEngine:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._connect(name)
+        self._socket, *passive = [self._connected(f"{name}.{rank}") for rank in range(ranks)] or [self._connected(name)]
+        self._passive: list[socket.socket] = passive
         self._file = self._socket.makefile("rb")
         self._lock = threading.Lock()
         self._work = threading.Condition()
         self._list: list[_Request] = []
         self._by_id: dict[str, _Request] = {}
         self._stopped = False
-        mode_options = {"rolling_batch": "disable" if self._async else "auto", "async_mode": str(self._async).lower()}
-        self._send({"handler": "handle", **mode_options}, [])
+        mode_options = {"rolling_batch": "disable" if self._async else "enable", "async_mode": str(self._async).lower()}
+        # Every rank is asked to load the model; what the passive ones say is not waited for.
+        for rank in (self._socket, *passive):
+            rank.sendall(_encoded({"handler": "handle", **mode_options}, []))
         code, message, _, _ = self._receive()
         assert code < 300, f"the model was not loaded: {code} {message}\n{self.log()}"
         self._thread = threading.Thread(target=self._collect if self._async else self._roll, daemon=True)
@@ -114,11 +121,20 @@ class SocketEngine:
             self._work.notify_all()
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
-        self._socket.close()
+        # Ranks outlive their mpirun; what ends them, and whoever reads here, is the end of the connection.
+        for connection in (self._socket, *self._passive):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         self._thread.join(10)
         self._file.close()
         _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive, f"outlived DJL's worker: {alive}"
+
+    @property
+    def pid(self) -> int:
+        """The process that was started: the worker, or mpirun."""
+        return self._process.pid
 
     def log(self) -> str:
         """What the worker printed."""
@@ -208,22 +224,21 @@ class SocketEngine:
 
     # -- the socket ------------------------------------------------------------------------------------------------
 
-    def _connect(self, name: str) -> None:
+    def _connected(self, name: str) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
         deadline = time.monotonic() + _START_SECONDS
         while True:
             assert self._process.poll() is None, self.log()
             try:
-                self._socket.connect(name)
-                return
+                connection.connect(name)
+                return connection
             except OSError:
                 assert time.monotonic() < deadline, self.log()
                 time.sleep(0.05)
 
     def _send(self, properties: dict[str, str], contents: list[tuple[str, bytes]]) -> None:
-        pairs = b"".join(_text(key) + _text(value) for key, value in properties.items())
-        bodies = b"".join(_text(key) + struct.pack(">i", len(value)) + value for key, value in contents)
         with self._lock:
-            self._socket.sendall(struct.pack(">h", len(properties)) + pairs + struct.pack(">h", len(contents)) + bodies)
+            self._socket.sendall(_encoded(properties, contents))
 
     def _receive(self) -> tuple[int, str, dict[str, str], list[bytes]]:
         reader = _Reader(self._file)
@@ -234,6 +249,19 @@ class SocketEngine:
             reader.text()
             contents.append(reader.bytes())
         return code, message, properties, list(contents)
+
+
+def _mpirun(ranks: int) -> list[str]:
+    """As DJL's Java side starts it."""
+    options = ["--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "--tag-output", "-x", "PYTHONPATH"]
+    mpirun = str(Path(sys.executable).with_name("mpirun"))
+    return [mpirun, "-np", str(ranks), *options, "-x", "MKL_DYNAMIC=FALSE"]
+
+
+def _encoded(properties: dict[str, str], contents: list[tuple[str, bytes]]) -> bytes:
+    pairs = b"".join(_text(key) + _text(value) for key, value in properties.items())
+    bodies = b"".join(_text(key) + struct.pack(">i", len(value)) + value for key, value in contents)
+    return struct.pack(">h", len(properties)) + pairs + struct.pack(">h", len(contents)) + bodies
 
 
 class _Reader:

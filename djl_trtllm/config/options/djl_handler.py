@@ -27,9 +27,10 @@ class DjlHandlerOptions(OptionGroup):
         RollingBatch,
         Option(
             "option.rolling_batch",
-            "`auto` and `trtllm` are what this server does anyway. `disable` under DJL Serving selects its async mode; "
-            "here batching stays in flight. `vllm`, `lmi-dist` and `scheduler` name other batching libraries; "
-            "requests are batched by this server all the same.",
+            "`auto` and `trtllm` are what this server does anyway. Under DJL Serving `enable` selects its rolling "
+            "batch mode (docs/djl-serving.md says why not `auto`), `disable` its async mode; here batching stays in "
+            "flight. `vllm`, `lmi-dist` and `scheduler` name other batching libraries; requests are batched by this "
+            "server all the same.",
             value_aliases={"lmi_dist": "lmi-dist", "tensorrt_llm": "trtllm", "tensorrt-llm": "trtllm"},
             effect="no effect: requests are always batched in flight",
             source=DJL,
