@@ -7,6 +7,7 @@ measure itself. This one counts tokens by their marker and notes when they came.
 from __future__ import annotations
 
 import json
+import re
 import select
 import socket
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 TOKEN_MARK = b'"token":'
 _END = b"0\r\n\r\n"
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n(?:.*\r\n)*?\r\n", re.IGNORECASE)
 
 
 @dataclass
@@ -44,12 +46,9 @@ class StreamResult:
 
 
 def post(path: str, body: dict[str, Any]) -> bytes:
-    """A POST request as bytes.
-
-    The connection closes with the answer: DJL Serving sends one that it has whole without chunks, so without their end.
-    """
+    """A POST request as bytes."""
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
@@ -72,6 +71,8 @@ def run_streams(
         connection.sendall(request)
     deadline = time.perf_counter() + timeout
     tails: dict[int, bytes] = dict.fromkeys(sockets, b"")
+    # Of answers without chunks: DJL Serving sends so what it has whole at once.
+    missing: dict[int, int] = {}
     while sockets:
         events = poll.poll(1.0)
         now = time.perf_counter()
@@ -88,11 +89,15 @@ def run_streams(
                 result.answered = True
                 if b" 200 " not in data[:16]:
                     result.failed = data[:400].decode(errors="replace")
+                if length := _LENGTH.search(data):
+                    missing[number] = int(length[1]) + length.end()
+            if number in missing:
+                missing[number] -= len(data)
             if count:
                 result.arrivals.append((now, count))
             if keep_bodies:
                 result.body += data
-            if not data or data.endswith(_END) or result.failed:
+            if not data or data.endswith(_END) or missing.get(number) == 0 or result.failed:
                 poll.unregister(number)
                 connection.close()
                 del sockets[number]
