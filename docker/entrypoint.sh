@@ -61,10 +61,11 @@ serve_with_djl() {
     default SERVING_MAX_WORKERS 1
     default SERVING_RETRY_THRESHOLD 10
     default OPTION_ENGINE Python
-    # A model's own serving.properties wins over OPTION_*. There `trtllm` asks for rolling batch, whatever is set here.
+    # A model's own serving.properties wins over OPTION_*. There `trtllm` or `enable` asks for rolling batch, whatever is
+    # set here.
     if [ -z "${OPTION_ENTRYPOINT:-}${DJL_ENTRY_POINT:-}" ]; then
         if cat "$model_store/serving.properties" "$model_store"/*/serving.properties 2>/dev/null |
-            grep -q '^[[:space:]]*option\.rolling_batch[[:space:]]*[=:][[:space:]]*trtllm'; then
+            grep -Eq '^[[:space:]]*option\.rolling_batch[[:space:]]*[=:][[:space:]]*(trtllm|enable)'; then
             export OPTION_ENTRYPOINT=djl_trtllm.handler
         else
             export OPTION_ENTRYPOINT=djl_trtllm.async_handler OPTION_ASYNC_MODE=true OPTION_ROLLING_BATCH=disable

@@ -45,8 +45,10 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def _reset(self) -> None:
         # Without lingering the kernel, too, forgets what the client has not read: megabytes, for minutes, otherwise.
-        with contextlib.suppress(OSError):
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.transport.abort()
 
 

@@ -148,7 +148,8 @@ def test_a_models_own_formatters_work_as_in_the_http_server(start: Start, mode: 
     (tmp_path / "model" / "model.py").write_text(_FORMATTERS)
     engine = start()
     failed = engine.request(b"{}").wait()
-    assert (failed.code, json.loads(failed.body)) == (refused.status_code, json.loads(refused.content)), failed.body
+    assert (failed.code, json.loads(failed.body)) == (refused.status_code, json.loads(refused.content))
+    assert failed.code == 424 and "KeyError" in failed.body.decode()
     answer = engine.request(request).wait()
     assert (answer.code, answer.body) == (over_http.status_code, over_http.content) == (200, answer.body)
     assert [json.loads(line)["last"] for line in answer.body.splitlines()] == [False, False, False, True]

@@ -289,7 +289,8 @@ def test_djl_leaves_what_is_set(image: Path) -> None:
     assert "OPTION_ASYNC_MODE" not in environ and "SERVING_INFERENCE_ADDRESS" not in environ
 
 
-def test_djl_and_a_file_that_asks_for_rolling_batch(image: Path) -> None:
-    _, environ = djl(image, "engine=MPI\noption.rolling_batch = trtllm\n")
+@pytest.mark.parametrize("value", ["trtllm", "enable"])
+def test_djl_and_a_file_that_asks_for_rolling_batch(image: Path, value: str) -> None:
+    _, environ = djl(image, f"engine=MPI\noption.rolling_batch = {value}\n")
     assert environ["OPTION_ENTRYPOINT"] == "djl_trtllm.handler"
     assert "OPTION_ASYNC_MODE" not in environ
