@@ -26,9 +26,8 @@ from rich.table import Table
 from servers import free_port, ours, started, started_command
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from djl.java_engine import JavaEngine
-from djl.models import djl_model
+from tests.integration.djl.java_engine import JavaEngine
+from tests.integration.djl.models import djl_model
 
 HERE = Path(__file__).parent
 PROMPT = "the little red riding hood went into the dark wood"

@@ -25,8 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from serving_process import JSON, ServingProcess, body, scripted_model, serving, wait_until
+from tests.support.serving_process import JSON, ServingProcess, body, scripted_model, serving, wait_until
 
 _MOST_WORKERS = 3
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.s3_server import Store, s3_server, variables
+from tests.support.s3_server import Store, s3_server, variables
 
 _DOWNLOAD = """
 import sys, time

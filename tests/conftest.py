@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import signal_stack
 
 from djl_trtllm.model import Tokenizer, load_tokenizer
+from tests.support import signal_stack
 
 TINY_STORIES = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
-from serving_process import scripted_model, wait_until
 from typer.testing import CliRunner, Result
 
 from djl_trtllm import cli
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.offline.prompt_file import read_entries
+from tests.support.serving_process import scripted_model, wait_until
 
 runner = CliRunner()
 

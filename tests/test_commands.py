@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from djl_trtllm import cli
 from djl_trtllm.engine.cache import EngineCache
 from tests.engine.test_cache_room import build
-from tests.moto_server import client, moto_server
-from tests.s3_server import variables
+from tests.support.moto_server import client, moto_server
+from tests.support.s3_server import variables
 
 runner = CliRunner()
 

@@ -12,8 +12,8 @@ from djl_trtllm import deployment
 from djl_trtllm.deployment import Deployment, default_bucket, delete, deploy, upload_model
 from djl_trtllm.errors import DeploymentError
 from djl_trtllm.model.remote.s3 import S3Address
-from tests.moto_server import client, moto_server
-from tests.s3_server import variables
+from tests.support.moto_server import client, moto_server
+from tests.support.s3_server import variables
 
 ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/djl-trtllm:0.1"

@@ -19,7 +19,6 @@ from pathlib import Path
 import psutil
 import pytest
 from rich.console import Console
-from serving_process import scripted_model, wait_until
 
 from djl_trtllm import LLM, GuidedDecodingParams, SamplingParams
 from djl_trtllm.errors import (
@@ -36,6 +35,7 @@ from djl_trtllm.errors import (
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.offline.options import open_model
 from djl_trtllm.offline.progress import batch_progress
+from tests.support.serving_process import scripted_model, wait_until
 
 Make = Callable[..., LLM]
 PROMPT = "Once upon a time, in a dark wood,"

@@ -39,13 +39,15 @@ def nested(name: str, value: str) -> str:
 
 @pytest.mark.parametrize(
     "key",
-    {
-        *OPTION_OF.values(),
-        *BUILD_PRESETS,
-        *ENGINE_PRESETS,
-        *STACK_PRESETS,
-        *(k for q in QUANTIZATION.values() for k in q),
-    },
+    sorted(
+        {
+            *OPTION_OF.values(),
+            *BUILD_PRESETS,
+            *ENGINE_PRESETS,
+            *STACK_PRESETS,
+            *(k for q in QUANTIZATION.values() for k in q),
+        }
+    ),
 )
 def test_every_name_is_an_option(key: str) -> None:
     assert find(key) is not None

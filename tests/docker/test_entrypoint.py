@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving_process import JSON, body, free_port, scripted_model, wait_until
+from tests.support.serving_process import JSON, body, free_port, scripted_model, wait_until
 
 ENTRYPOINT = Path(__file__).parent.parent.parent / "docker" / "entrypoint.sh"
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"

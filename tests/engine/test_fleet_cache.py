@@ -18,8 +18,8 @@ from djl_trtllm.engine.manifest import Manifest
 from djl_trtllm.engine.staging import staged
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model.remote.s3 import S3Address
-from tests.moto_server import BUCKET, client, keys, moto_server
-from tests.s3_server import variables
+from tests.support.moto_server import BUCKET, client, keys, moto_server
+from tests.support.s3_server import variables
 
 from .fleet_process import ADDRESS, KEY
 from .test_cache import wait_until

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import fake_tensorrt_llm
 
 from djl_trtllm.engine import plan_engine
 from djl_trtllm.engine.tensorrt_llm_plan import TensorRtEnginePlan, TensorRtLlmPlan
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import inspect
+from tests.fakes import fake_tensorrt_llm
 
 from .helpers import configured, gpu_machine
 from .tensorrt_llm_cases import CASES

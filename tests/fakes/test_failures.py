@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving_process import wait_until
+
+from tests.support.serving_process import wait_until
 
 from .observing import Observer, call, start
 

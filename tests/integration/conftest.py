@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .harness import Server, serving
+from tests.support.harness import Server, serving
 
 if TYPE_CHECKING:
-    from .reference import Reference
+    from tests.support.reference import Reference
 
 MODEL_VARIABLE = "DJL_TRTLLM_TEST_MODEL"
 
@@ -34,7 +34,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reference(model: Path) -> Reference:
     """The same checkpoint in transformers."""
-    from .reference import Reference
+    from tests.support.reference import Reference
 
     return Reference(model)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from .harness import Answer, Server, body, exchange, serving, until
-from .prompts import story
-from .reference import Reference
+from tests.support.harness import Answer, Server, body, exchange, serving, until
+from tests.support.prompts import story
+from tests.support.reference import Reference
 
 POOL_TOKENS = 2048
 REQUESTS = 200

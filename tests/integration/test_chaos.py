@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from .harness import Answer, Server, body, exchange, serving, until
-from .prompts import SHORT, story
+from tests.support.harness import Answer, Server, body, exchange, serving, until
+from tests.support.prompts import SHORT, story
 
 STREAMS = 64
 SECONDS = float(os.environ.get("DJL_TRTLLM_CHAOS_SECONDS", "10"))

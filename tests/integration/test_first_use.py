@@ -17,8 +17,8 @@ import httpx
 import pytest
 from huggingface_hub import InferenceClient
 
-from .harness import Answer, Server, environment, exchange, run_cli, serving
-from .prompts import DOCUMENT
+from tests.support.harness import Answer, Server, environment, exchange, run_cli, serving
+from tests.support.prompts import DOCUMENT
 
 REQUEST = {"inputs": DOCUMENT, "parameters": {"max_new_tokens": 128, "do_sample": True}}
 

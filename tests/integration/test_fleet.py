@@ -15,11 +15,10 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
 from djl_trtllm.engine.cache import EngineCache
-from tests.moto_server import BUCKET, keys, moto_server
-from tests.s3_server import variables
-from tests.serving_process import ServingProcess, tensorrt_llm_model, wait_until
-
-from .harness import environment, run_cli
+from tests.support.harness import environment, run_cli
+from tests.support.moto_server import BUCKET, keys, moto_server
+from tests.support.s3_server import variables
+from tests.support.serving_process import ServingProcess, tensorrt_llm_model, wait_until
 
 SERVERS = 8
 FLEET_CACHE = f"s3://{BUCKET}/engines"

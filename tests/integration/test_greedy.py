@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from .harness import Server, body, serving
-from .prompts import SIXTEEN, story
-from .reference import Reference
+from tests.support.harness import Server, body, serving
+from tests.support.prompts import SIXTEEN, story
+from tests.support.reference import Reference
 
 NEW_TOKENS = 64
 

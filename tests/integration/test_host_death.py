@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .harness import Answer, Server, body, exchange, serving, until
-from .prompts import DOCUMENT, SIXTEEN
+from tests.support.harness import Answer, Server, body, exchange, serving, until
+from tests.support.prompts import DOCUMENT, SIXTEEN
 
 HANG_SECONDS = 2
 TOLD_WITHIN = 2

@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
-from .harness import Server, body, serving
-from .prompts import story
-from .reference import Reference
+from tests.support.harness import Server, body, serving
+from tests.support.prompts import story
+from tests.support.reference import Reference
 
 REUSED = "reused_prompt_tokens_total"
 

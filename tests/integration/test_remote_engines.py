@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine.helpers import write_checkpoint
-from fakes import fake_tensorrt_llm
 
-from tests.hub_server import Hub, hub_server
-from tests.moto_server import BUCKET, client, keys, moto_server
-from tests.s3_server import Store, s3_server, variables
+from tests.engine.helpers import write_checkpoint
+from tests.fakes import fake_tensorrt_llm
+from tests.support.harness import Server, environment, run_cli, serving
+from tests.support.hub_server import Hub, hub_server
+from tests.support.moto_server import BUCKET, client, keys, moto_server
+from tests.support.s3_server import Store, s3_server, variables
 
-from .harness import Server, environment, run_cli, serving
 from .test_remote_models import files_of
 
 PROMPT = "the little red riding hood"

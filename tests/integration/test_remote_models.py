@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.hub_server import Hub, hub_server
-from tests.s3_server import Store, s3_server, variables
-
-from .harness import environment, run_cli, serving
+from tests.support.harness import environment, run_cli, serving
+from tests.support.hub_server import Hub, hub_server
+from tests.support.s3_server import Store, s3_server, variables
 
 
 def files_of(directory: Path) -> dict[str, bytes]:

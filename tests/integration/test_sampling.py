@@ -17,9 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from .harness import Answer, Server, body
-from .prompts import DOCUMENT, SHORT, story
-from .reference import Reference
+from tests.support.harness import Answer, Server, body
+from tests.support.prompts import DOCUMENT, SHORT, story
+from tests.support.reference import Reference
 
 DRAWS = 480
 CLASS_DRAWS = 25

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from .harness import Server, body
-from .prompts import story
-from .reference import Reference
+from tests.support.harness import Server, body
+from tests.support.prompts import story
+from tests.support.reference import Reference
 
 
 def test_ping_stays_fast_while_long_prompts_are_read(server: Server, reference: Reference) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.helpers import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, write_checkpoint
-from fakes import fake_tensorrt_llm
-from serving_process import serving
 
 from djl_trtllm.engine import Manifest
+from tests.engine.helpers import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, write_checkpoint
+from tests.fakes import fake_tensorrt_llm
+from tests.support.serving_process import serving
 
 RUNNING = {
     "guided_decoding_backend": "xgrammar",

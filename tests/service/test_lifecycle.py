@@ -11,7 +11,6 @@ from pathlib import Path
 import orjson
 import psutil
 import pytest
-from serving_process import PROMPT, scripted_model
 
 from djl_trtllm.api import lmi
 from djl_trtllm.batching import FinishReason, Update
@@ -25,6 +24,7 @@ from djl_trtllm.errors import (
     RequestTimeoutError,
 )
 from djl_trtllm.service import Model, ModelService, State, open_source, prepare
+from tests.support.serving_process import PROMPT, scripted_model
 
 Make = Callable[..., Model]
 

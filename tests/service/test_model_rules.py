@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from engine.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 
 from djl_trtllm.engine import Hardware
 from djl_trtllm.errors import ConfigError, ModelError
 from djl_trtllm.service import open_source, plan, prepare
+from tests.engine.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 
 
 @pytest.fixture

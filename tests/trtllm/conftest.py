@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
-from serving_process import ServingProcess
 
 from djl_trtllm.config.tensorrt_llm_names import members
 from tests.fakes import fake_tensorrt_llm
+from tests.support.serving_process import ServingProcess
 
 CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 START_SECONDS = 900

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from serving_process import ServingProcess, raw_post, read_until, wait_until
+
+from tests.support.serving_process import ServingProcess, raw_post, read_until, wait_until
 
 from .conftest import START_SECONDS, ask
 

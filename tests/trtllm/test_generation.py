@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_process import ServingProcess
 
 from djl_trtllm.model import Tokenizer
+from tests.support.serving_process import ServingProcess
 
 from .conftest import START_SECONDS, Installation, ask
 
@@ -56,7 +56,7 @@ def test_greedy_is_what_transformers_says(
     """Each token is the best one for float32, or as good up to rounding."""
     if installation.is_fake:
         pytest.skip("the fake repeats the prompt")
-    from integration.reference import Reference
+    from tests.support.reference import Reference
 
     reference = Reference(tiny_stories)
     ids = ids_of(greedy(server))

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from serving_process import ServingProcess
 
 from djl_trtllm.model import Tokenizer
+from tests.support.serving_process import ServingProcess
 
 from .conftest import START_SECONDS, Installation, MakeModel, ask, run_cli, serving
 

@@ -12,7 +12,7 @@ import pytest
 
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote.hub import hub_id, is_hub_id
-from tests.hub_server import Hub, hub_server
+from tests.support.hub_server import Hub, hub_server
 
 FILES = {
     "config.json": b'{"model_type": "llama"}',

@@ -19,7 +19,7 @@ from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import s3_download
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.s3_download import RECORD, download, list_objects
-from tests.s3_server import Fault, Request, Store, s3_server, variables
+from tests.support.s3_server import Fault, Request, Store, s3_server, variables
 
 ADDRESS = S3Address.parse("s3://models/team/story")
 PART = 64 * 1024

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl.socket_engine import _Reader
 from djl_trtllm.djl.item import QUIET, Item, take
 from djl_trtllm.djl.streams import Stream, Streams
 from djl_trtllm.djl.worker import Metrics, load_status
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.service import ModelService
+from tests.integration.djl.socket_engine import _Reader
 
 
 def decoded(encoded: bytes) -> dict[str, str]:

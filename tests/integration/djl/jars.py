@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 HERE = Path(__file__).parent
-_CACHE = HERE.parent.parent / ".djl"
+_CACHE = HERE.parents[2] / ".djl"
 _FETCH_SECONDS = 300
 
 

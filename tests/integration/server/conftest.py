@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from serving_process import ServingProcess, scripted_model, serving, tensorrt_llm_model
+
+from tests.support.serving_process import ServingProcess, scripted_model, serving, tensorrt_llm_model
 
 
 @pytest.fixture(scope="session", params=["scripted", "tensorrt_llm"])

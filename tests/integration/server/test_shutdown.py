@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving_process import JSON, ServingProcess, body, raw_post, read_all, read_until, scripted_model, wait_until
+
+from tests.support.serving_process import (
+    JSON,
+    ServingProcess,
+    body,
+    raw_post,
+    read_all,
+    read_until,
+    scripted_model,
+    wait_until,
+)
 
 from .conftest import Start
 

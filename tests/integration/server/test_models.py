@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving_process import JSON, ServingProcess, body, scripted_model, serving, wait_until
 
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.server.startup import plan_startup
+from tests.support.serving_process import JSON, ServingProcess, body, scripted_model, serving, wait_until
 
 
 @pytest.fixture(scope="module")

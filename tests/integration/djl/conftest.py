@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import pytest
 
-from djl.java_engine import JavaEngine
-from djl.models import MODES, djl_model
-from djl.socket_engine import SocketEngine
+from tests.integration.djl.java_engine import JavaEngine
+from tests.integration.djl.models import MODES, djl_model
+from tests.integration.djl.socket_engine import SocketEngine
 
 Engine: TypeAlias = "JavaEngine | SocketEngine"
 Start: TypeAlias = "Callable[..., Engine]"

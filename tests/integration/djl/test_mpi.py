@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import psutil
-from serving_process import body
 
-from djl.models import djl_model
-from djl.socket_engine import SocketEngine
+from tests.integration.djl.models import djl_model
+from tests.integration.djl.socket_engine import SocketEngine
+from tests.support.serving_process import body
 
 
 def test_the_first_rank_serves_and_the_others_stay_idle(mode: str, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from typing import BinaryIO
 import orjson
 import psutil
 
-from djl.answers import DjlAnswer
-from djl.jars import djl_python
+from tests.integration.djl.answers import DjlAnswer
+from tests.integration.djl.jars import djl_python
 
 _START_SECONDS = 60
 

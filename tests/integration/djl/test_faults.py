@@ -9,13 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving_process import body, wait_until
 
-from djl.answers import DjlAnswer
-from djl.conftest import Start
-from djl.java_engine import JavaEngine
-from djl.models import djl_model
-from djl.socket_engine import SocketEngine
+from tests.integration.djl.answers import DjlAnswer
+from tests.integration.djl.conftest import Start
+from tests.integration.djl.java_engine import JavaEngine
+from tests.integration.djl.models import djl_model
+from tests.integration.djl.socket_engine import SocketEngine
+from tests.support.serving_process import body, wait_until
 
 _SLOW = {"steps_per_second": 20}
 _OPTIONS = {"option.max_rolling_batch_size": 64}

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from djl.answers import DjlAnswer
-from djl.jars import djl_engine
+from tests.integration.djl.answers import DjlAnswer
+from tests.integration.djl.jars import djl_engine
 
 _START_SECONDS = 120
 

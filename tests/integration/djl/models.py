@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import javaproperties
-from serving_process import scripted_model
+
+from tests.support.serving_process import scripted_model
 
 MODES = ("rolling", "async")
-_TEMPLATES = Path(__file__).parent.parent.parent / "serving" / "djl"
+_TEMPLATES = Path(__file__).parents[3] / "serving" / "djl"
 
 
 def djl_model(directory: Path, mode: str, script: dict[str, object] | None = None, **options: object) -> Path:

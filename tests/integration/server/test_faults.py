@@ -11,7 +11,8 @@ import time
 
 import httpx
 import pytest
-from serving_process import JSON, ServingProcess, body, wait_until
+
+from tests.support.serving_process import JSON, ServingProcess, body, wait_until
 
 from .conftest import Start
 

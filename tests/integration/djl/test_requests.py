@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from serving_process import body, serving, wait_until
 
-from djl.answers import DjlAnswer
-from djl.conftest import Engine, Start
-from djl.models import djl_model
+from tests.integration.djl.answers import DjlAnswer
+from tests.integration.djl.conftest import Engine, Start
+from tests.integration.djl.models import djl_model
+from tests.support.serving_process import body, serving, wait_until
 
 REQUESTS = [json.loads(line) for line in (Path(__file__).parent / "requests.jsonl").read_text().splitlines()]
 _OPTIONS = {"option.max_rolling_batch_size": 64, "option.max_input_len": 4096}

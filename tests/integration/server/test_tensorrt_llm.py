@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fakes import worker_processes
-from serving_process import (
+
+from tests.fakes import worker_processes
+from tests.support.serving_process import (
     ServingProcess,
     body,
     raw_post,

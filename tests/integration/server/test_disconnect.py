@@ -8,7 +8,8 @@ import struct
 import time
 
 import pytest
-from serving_process import ServingProcess, body, raw_post, read_until, wait_until
+
+from tests.support.serving_process import ServingProcess, body, raw_post, read_until, wait_until
 
 from .conftest import Start
 

@@ -20,7 +20,7 @@ import psutil
 
 from tests.fakes import fake_tensorrt_llm
 
-TINY_STORIES = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
+TINY_STORIES = Path(__file__).parents[2] / "serving" / "models" / "tiny-stories"
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother"
 
 

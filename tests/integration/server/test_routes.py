@@ -8,7 +8,8 @@ import boto3
 import botocore.config
 import httpx
 import pytest
-from serving_process import JSON, PROMPT, ServingProcess, body, raw_post, read_all, read_until, wait_until
+
+from tests.support.serving_process import JSON, PROMPT, ServingProcess, body, raw_post, read_all, read_until, wait_until
 
 
 def test_ping_names_the_model_and_its_state(server: ServingProcess) -> None:
