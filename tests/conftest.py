@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from djl_trtllm.model import Tokenizer, load_tokenizer
 from tests.support import signal_stack
 
 TINY_STORIES = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
+
+# No test depends on the speed of the machine. HYPOTHESIS_PROFILE=thorough looks for rarer examples.
+settings.register_profile("quick", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=3000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(scope="session")
