@@ -1,0 +1,82 @@
+"""The mutants of a source, and what is kept of those that change nothing."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+sys.path.insert(0, str(TOOLS))
+try:
+    from mutants import equivalents, mutants_of
+    from mutate import PACKAGE, ROOT, modules, own_tests
+finally:
+    sys.path.remove(str(TOOLS))
+
+
+def changes(source: str) -> set[str]:
+    """The lines that the mutants of a source have in place of its last line."""
+    before = source.splitlines()
+    return {line.strip() for mutant in mutants_of(source) for line in mutant.source.splitlines() if line not in before}
+
+
+@pytest.mark.parametrize(
+    ("line", "mutants"),
+    [
+        ("if a < b: c()", {"if a <= b: c()", "if not (a < b): c()", "if a < b: pass"}),
+        ("x = a and b", {"x = a or b"}),
+        ("x = a and b and c", {"x = True and b and c", "x = a and True and c", "x = a and b and True"}),
+        ("x = not a", {"x = (a)"}),
+        ("x = (a + b) * c", {"x = (a - b) * c", "x = (a + b) + c"}),
+        ("x = 3", {"x = 4"}),
+        ("x = True", {"x = False"}),
+        ("x = min(a)", {"x = max(a)"}),
+        ("x = f(a, b=c)", {"x = f(a, )"}),
+        ("x = [a for a in b if c]", {"x = [a for a in b if True]"}),
+        ("a.b = c", {"pass"}),
+        ("a += b", {"pass"}),
+        ("return a", {"return None"}),
+        ("raise a", {"pass"}),
+        ("del a[b]", {"pass"}),
+        ("logger.info(a, b=c)", set()),
+        ("raise SomeError(f'{a + b}', c=True)", {"pass"}),
+        ("assert a < b", set()),
+        ("'''A docstring that is none.'''", set()),
+    ],
+)
+def test_a_line_has_these_mutants(line: str, mutants: set[str]) -> None:
+    assert changes(f"def f():\n    {line}") == mutants
+
+
+def test_a_baseexception_that_is_caught_is_not_any_exception() -> None:
+    source = "def f():\n    try:\n        a\n    except BaseException:\n        b"
+    assert changes(source) == {"except Exception:"}
+
+
+def test_every_mutant_is_python_with_a_name_of_its_own() -> None:
+    source = (ROOT / PACKAGE / "batching" / "sequence.py").read_text()
+    found = list(mutants_of(source))
+    assert len({mutant.name for mutant in found}) == len(found) > 50
+    whole = ast.dump(ast.parse(source))
+    assert all(ast.dump(ast.parse(mutant.source)) != whole for mutant in found)
+
+
+def test_what_is_called_equivalent_is_a_mutant_and_has_a_reason() -> None:
+    for module in modules(["**/*.py"]):
+        if known := equivalents(module):
+            names = {mutant.name for mutant in mutants_of((ROOT / PACKAGE / module).read_text())}
+            assert known.keys() <= names, f"{module}: {known.keys() - names}"
+            assert all(len(reason) > 10 for reason in known.values()), module
+
+
+def test_a_module_has_its_own_tests_and_not_those_of_a_longer_name() -> None:
+    assert own_tests("executor/tensorrt_llm.py") == ["tests/executor/test_tensorrt_llm.py"]
+    assert own_tests("executor/tensorrt_llm_request.py") == ["tests/executor/test_tensorrt_llm_request.py"]
+
+
+def test_a_pattern_that_means_no_module_is_an_error() -> None:
+    with pytest.raises(SystemExit, match="nothing/of/this"):
+        modules(["nothing/of/this.py"])
