@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from typing import Protocol
 
 from djl_trtllm.batching.generation import Generation
-from djl_trtllm.batching.request import Consumer, FinishReason, GenerationRequest, SamplingParameters
+from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
+from djl_trtllm.batching.request import Consumer, FinishReason, GenerationRequest
 from djl_trtllm.batching.sequence import Sequence
 from djl_trtllm.batching.statistics import Statistics
+from djl_trtllm.batching.translation import Translator
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
     OverloadedError,
-    PromptTooLongError,
     RequestError,
     RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Adapter, Delta, Finish, Limits, Sampling, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Adapter, Delta, Finish, Limits, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-_MOST_STOPS_KNOWN = 1024
 
 
 class ExecutorPort(Protocol):
@@ -43,22 +40,6 @@ class ExecutorPort(Protocol):
 
     def cancel(self, request_id: int) -> None:
         """End a sequence early; its terminal delta comes later."""
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """Lengths are in tokens, the rest in sequences.
-
-    `max_batch_size` sequences run at once (option.max_rolling_batch_size), `max_queue_size` may wait
-    (job_queue_size). A prompt has at most `max_input_len` tokens, prompt and output together `max_seq_len`;
-    `max_output_len` bounds requests that do not say how much they want.
-    """
-
-    max_batch_size: int
-    max_queue_size: int
-    max_input_len: int
-    max_output_len: int
-    max_seq_len: int
 
 
 class _Slot:
@@ -96,13 +77,11 @@ class RollingBatch:
         self.statistics = statistics
         self.engine_stats = Stats()
         self._executor = executor
-        self._tokenizer = tokenizer
-        # Some models end with a token that their tokenizer does not list as special.
-        self._special_ids = tokenizer.special_ids | tokenizer.end_ids
+        self._end_ids = tokenizer.end_ids
         self._clock = clock
-        self._max_seq_len = min(limits.max_seq_len, executor.limits.max_seq_len)
+        self._sequence_limits = SequenceLimits(limits, executor.limits)
+        self._translator = Translator(tokenizer)
         self._max_running = limits.max_batch_size + executor.limits.lookahead
-        self._stops_of_engine: dict[str, bool] = {}
         self._waiting: dict[int, _Slot] = {}
         self._running: dict[int, _Slot] = {}
         self._admitted = 0
@@ -171,45 +150,18 @@ class RollingBatch:
                     f"the request asks for {beams} beams, and {self._max_running} sequences run together "
                     f"(option.max_rolling_batch_size={self.limits.max_batch_size})"
                 )
-            prompt_ids, max_new_tokens = self._fit(request, prompt_ids)
+            prompt_ids, max_new_tokens = self._sequence_limits.fit(request, prompt_ids)
         except RequestError:
             self.withdraw(count)
             raise
-        sampling = request.sampling
-        seed = None
-        if sampling.do_sample:
-            seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        # Ranking needs the log-probabilities, asked for or not.
-        logprobs = request.logprobs or sampling.best_of is not None
-        sequences = [
-            Sequence(
-                index=index,
-                tokenizer=self._tokenizer.raw,
-                special_ids=self._special_ids,
-                prompt_ids=prompt_ids,
-                stop=request.stop,
-                seed=None if seed is None else (seed + index) % 2**64,
-                logprobs=logprobs,
-            )
-            for index in range(count)
-        ]
-        generation = Generation(sampling, len(prompt_ids), sequences, consumer)
+        sequences = self._translator.sequences(request, prompt_ids)
+        generation = Generation(request.sampling, len(prompt_ids), sequences, consumer)
         generation.arrived = self._clock()
-        end_ids = () if sampling.ignore_eos else self._tokenizer.end_ids
-        stop_token_ids = [*end_ids, *request.stop_token_ids]
-        blocks = self._blocks(len(prompt_ids), max_new_tokens)
-        stop = [text for text in request.stop if self._is_stop_of_engine(text)]
+        blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
         for sequence in sequences:
-            if sequence.index % sampling.beam_width == 0:
-                message = Submit(
-                    self._next_id,
-                    prompt_ids,
-                    _executor_sampling(sampling, max_new_tokens, sequence.seed or 0, logprobs),
-                    stop_token_ids,
-                    stop,
-                    list(request.bad),
-                    request.guide,
-                    adapter,
+            if sequence.index % beams == 0:
+                message = self._translator.message(
+                    self._next_id, request, prompt_ids, max_new_tokens, sequence.seed, adapter
                 )
             self._waiting[self._next_id] = _Slot(generation, sequence, message, blocks)
             generation.ids.append(self._next_id)
@@ -270,50 +222,6 @@ class RollingBatch:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _fit(self, request: GenerationRequest, prompt_ids: list[int]) -> tuple[list[int], int]:
-        """The prompt (truncated if asked) and the number of tokens to generate."""
-        if request.truncate is not None:
-            prompt_ids = prompt_ids[-request.truncate :]
-        length, wanted, limits = len(prompt_ids), request.sampling.max_new_tokens, self.limits
-        if not length:
-            raise InvalidRequestError("the prompt is empty: it has no tokens")
-        if length > limits.max_input_len:
-            raise PromptTooLongError(
-                f"the prompt has {length} tokens, max_input_len is {limits.max_input_len}: "
-                "shorten it, or raise option.max_input_len"
-            )
-        room = self._max_seq_len - length
-        if room < max(wanted, 1):
-            raise PromptTooLongError(
-                f"the prompt has {length} tokens and max_new_tokens is {wanted or 'not set'}; together they may have "
-                f"{self._max_seq_len} (max_seq_len): {max(room, 0)} are left for the output"
-            )
-        wanted = wanted or min(room, limits.max_output_len)
-        blocks, available = self._blocks(length, wanted), self._executor.limits.kv_blocks
-        if available and blocks > available:
-            raise PromptTooLongError(
-                f"{length} prompt tokens and {wanted} new tokens need {blocks} KV cache blocks, the engine has "
-                f"{available}: shorten the request, or give the KV cache more memory "
-                "(option.max_tokens_in_paged_kv_cache, option.kv_cache_free_gpu_mem_fraction)"
-            )
-        return prompt_ids, wanted
-
-    def _blocks(self, prompt_tokens: int, new_tokens: int) -> int:
-        """KV cache blocks of a sequence to its end, and one to spare (facts: with it, no request was ever lost)."""
-        return math.ceil((prompt_tokens + new_tokens) / self._executor.limits.block_size) + 1
-
-    def _is_stop_of_engine(self, text: str) -> bool:
-        """Whether the tokens of a stop string mean exactly it.
-
-        An engine stops at tokens. Where normalising changed the string, it would stop at something else.
-        """
-        known = self._stops_of_engine
-        if text not in known:
-            if len(known) >= _MOST_STOPS_KNOWN:
-                known.clear()
-            known[text] = self._tokenizer.decode(self._tokenizer.encode(text, False), False) == text
-        return known[text]
-
     def _schedule(self) -> None:
         """Move waiting sequences into the executor, in order, while it has places and KV cache blocks for them."""
         available = self._executor.limits.kv_blocks
@@ -356,7 +264,7 @@ class RollingBatch:
             case Finish.ERROR:
                 return FinishReason.ERROR
         ended_by = delta.token_ids[-1] if delta.token_ids else None
-        return FinishReason.EOS_TOKEN if ended_by in self._tokenizer.end_ids else FinishReason.STOP_SEQUENCE
+        return FinishReason.EOS_TOKEN if ended_by in self._end_ids else FinishReason.STOP_SEQUENCE
 
     def _abort(self, generation: Generation, reason: FinishReason, error: RequestError | None) -> None:
         for request_id in generation.ids:
@@ -410,26 +318,3 @@ class RollingBatch:
         finished = sum(times.counts)
         mean = times.sum / finished if finished else 1.0
         return max(1, min(30, math.ceil(mean * self.waiting / self.limits.max_batch_size)))
-
-
-def _executor_sampling(sampling: SamplingParameters, max_new_tokens: int, seed: int, logprobs: bool) -> Sampling:
-    return Sampling(
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min(sampling.min_new_tokens, max_new_tokens),
-        do_sample=sampling.do_sample,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=seed,
-        ignore_eos=sampling.ignore_eos,
-        logprobs=logprobs,
-        min_p=sampling.min_p,
-        no_repeat_ngram_size=sampling.no_repeat_ngram_size,
-        beam_width=sampling.beam_width,
-        length_penalty=sampling.length_penalty,
-        early_stopping=sampling.early_stopping,
-        beam_search_diversity_rate=sampling.beam_search_diversity_rate,
-    )

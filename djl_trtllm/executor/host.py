@@ -37,6 +37,7 @@ from djl_trtllm.executor.protocol import (
     Stats,
     Step,
     Submit,
+    ToHost,
 )
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -98,20 +99,27 @@ def create(start: Start) -> Any:
     return getattr(import_module(module), name)(**start.options)
 
 
+def _take(message: ToHost, channel: Channel, executor: AnyExecutor) -> bool:
+    """Do what a message asks for. False if it asks for the end."""
+    match message:
+        case Submit():
+            executor.submit(message)
+        case Cancel():
+            executor.cancel(message.request_id)
+        case Ping():
+            channel.send(Pong())
+        case _:
+            return False
+    return True
+
+
 def run(channel: Channel, executor: Executor) -> None:
     """Take in messages, run one iteration, send what it brought; block only when there is nothing to run."""
     last_sent = time.monotonic()
     while True:
         for message in channel.receive(block=not executor.busy):
-            match message:
-                case Submit():
-                    executor.submit(message)
-                case Cancel():
-                    executor.cancel(message.request_id)
-                case Ping():
-                    channel.send(Pong())
-                case _:
-                    return
+            if not _take(message, channel, executor):
+                return
         if executor.busy:
             deltas = executor.step()
             now = time.monotonic()
@@ -141,15 +149,8 @@ async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
     def read() -> None:
         try:
             for message in channel.receive(block=False):
-                match message:
-                    case Submit():
-                        executor.submit(message)
-                    case Cancel():
-                        executor.cancel(message.request_id)
-                    case Ping():
-                        channel.send(Pong())
-                    case _:
-                        end(None)
+                if not _take(message, channel, executor):
+                    end(None)
         except Exception as error:
             end(error)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from djl_trtllm.api import Call, Defaults, lmi
 from djl_trtllm.api.custom import CustomFormatters, load_custom
-from djl_trtllm.batching.rolling_batch import BatchLimits
+from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config, explain, load, names_configuration
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules import check_model

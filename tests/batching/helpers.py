@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from djl_trtllm.batching import Finished, GenerationRequest, SamplingParameters, Update
 from djl_trtllm.batching.generation import Generation
-from djl_trtllm.batching.rolling_batch import BatchLimits, RollingBatch
+from djl_trtllm.batching.limits import BatchLimits
+from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.executor.protocol import Adapter, Delta, Guide, Limits, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer

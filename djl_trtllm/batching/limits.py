@@ -1,0 +1,70 @@
+"""What a rolling batch holds, and how long a sequence in it may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from djl_trtllm.batching.request import GenerationRequest
+from djl_trtllm.errors import InvalidRequestError, PromptTooLongError
+from djl_trtllm.executor.protocol import Limits
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Lengths are in tokens, the rest in sequences.
+
+    `max_batch_size` sequences run at once (option.max_rolling_batch_size), `max_queue_size` may wait
+    (job_queue_size). A prompt has at most `max_input_len` tokens, prompt and output together `max_seq_len`;
+    `max_output_len` bounds requests that do not say how much they want.
+    """
+
+    max_batch_size: int
+    max_queue_size: int
+    max_input_len: int
+    max_output_len: int
+    max_seq_len: int
+
+
+class SequenceLimits:
+    """How long a sequence may be: the smaller of what the batch and the engine allow."""
+
+    def __init__(self, batch: BatchLimits, engine: Limits) -> None:
+        self._batch = batch
+        self._engine = engine
+        self._max_seq_len = min(batch.max_seq_len, engine.max_seq_len)
+
+    def fit(self, request: GenerationRequest, prompt_ids: list[int]) -> tuple[list[int], int]:
+        """The prompt (truncated if asked) and the number of tokens to generate.
+
+        Raises InvalidRequestError for what can never run.
+        """
+        if request.truncate is not None:
+            prompt_ids = prompt_ids[-request.truncate :]
+        length, wanted, batch = len(prompt_ids), request.sampling.max_new_tokens, self._batch
+        if not length:
+            raise InvalidRequestError("the prompt is empty: it has no tokens")
+        if length > batch.max_input_len:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens, max_input_len is {batch.max_input_len}: "
+                "shorten it, or raise option.max_input_len"
+            )
+        room = self._max_seq_len - length
+        if room < max(wanted, 1):
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens and max_new_tokens is {wanted or 'not set'}; together they may have "
+                f"{self._max_seq_len} (max_seq_len): {max(room, 0)} are left for the output"
+            )
+        wanted = wanted or min(room, batch.max_output_len)
+        blocks, available = self.blocks(length, wanted), self._engine.kv_blocks
+        if available and blocks > available:
+            raise PromptTooLongError(
+                f"{length} prompt tokens and {wanted} new tokens need {blocks} KV cache blocks, the engine has "
+                f"{available}: shorten the request, or give the KV cache more memory "
+                "(option.max_tokens_in_paged_kv_cache, option.kv_cache_free_gpu_mem_fraction)"
+            )
+        return prompt_ids, wanted
+
+    def blocks(self, prompt_tokens: int, new_tokens: int) -> int:
+        """KV cache blocks of a sequence to its end, and one to spare (facts: with it, no request was ever lost)."""
+        return math.ceil((prompt_tokens + new_tokens) / self._engine.block_size) + 1
