@@ -21,11 +21,26 @@ from djl_trtllm.commands.package import package
 from djl_trtllm.errors import DjlTrtllmError
 
 app = typer.Typer(
-    help="Serve large language models as DJL Serving and SageMaker do, on TensorRT-LLM or OpenVINO.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serve large language models as DJL Serving and SageMaker do, on TensorRT-LLM or OpenVINO."""
+
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 
@@ -258,7 +273,7 @@ def _show_differences(first: Path, second: Path, *, as_json: bool) -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    print(__version__)
+    _print_version(True)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import djl_trtllm
 from djl_trtllm import cli
 
 runner = CliRunner()
@@ -91,9 +92,11 @@ def test_compile_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
     assert "expected one of" in result.stderr
 
 
-def test_version_is_the_packages() -> None:
-    result = runner.invoke(cli.app, ["version"])
-    assert result.stdout.strip() == "0.1.0"
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version_is_the_packages(word: str) -> None:
+    result = runner.invoke(cli.app, [word])
+    assert result.exit_code == 0
+    assert result.stdout.strip() == djl_trtllm.__version__
 
 
 def test_hf_model_id_names_the_model_where_none_is_given(tmp_path: Path) -> None:
