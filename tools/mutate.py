@@ -101,6 +101,8 @@ class Sandbox:
 
     def _start(self) -> subprocess.Popen[str]:
         environ = {**os.environ, "PYTHONPATH": str(self.directory)}
+        # Only the mutated module is to be compiled each time.
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
         return subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("mutation_runner.py"))],
             cwd=self.directory,

@@ -6,6 +6,7 @@ Reads lines `SECONDS FILE...`; answers each with pytest's exit status, or `timeo
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -14,6 +15,8 @@ import time
 
 _LIBRARIES = (
     "_pytest.assertion.rewrite",
+    "anyio._backends._asyncio",
+    "anyio.pytest_plugin",
     "asyncio",
     "email.message",
     "httpx",
@@ -31,20 +34,8 @@ _LIBRARIES = (
     "uvicorn",
     "yaml",
 )
-_OPTIONS = (
-    "-x",
-    "-q",
-    "-m",
-    "not slow",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:randomly",
-    "-p",
-    "no:xdist",
-    "-W",
-    "ignore",
-)
+_NOT_NEEDED = ("cacheprovider", "randomly", "xdist", "unraisableexception", "faulthandler")
+_OPTIONS = ("-x", "-q", "-m", "not slow", "-W", "ignore", *(f"-pno:{plugin}" for plugin in _NOT_NEEDED))
 
 
 def run(files: list[str]) -> int:
@@ -81,6 +72,7 @@ def main() -> None:
     """Answer lines until there are no more."""
     for library in _LIBRARIES:
         importlib.import_module(library)
+    gc.freeze()  # collections in the forks leave out what is here
     for line in sys.stdin:
         seconds, *files = line.split()
         pid = os.fork()
