@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from .helpers import from_text
@@ -18,7 +18,6 @@ def test_max_num_tokens_widens_only_when_the_user_set_it() -> None:
     assert (options.max_rolling_batch_size, options.max_input_len, options.max_output_len) == (8, 1024, 512)
 
 
-@settings(deadline=None)
 @given(
     tokens=st.integers(1, 10**6),
     own_input=st.none() | st.integers(1, 10**5),

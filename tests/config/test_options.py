@@ -1,3 +1,5 @@
+"""The declarations of all options, as tables: what holds of every row."""
+
 from __future__ import annotations
 
 import pydantic
@@ -6,40 +8,94 @@ import pytest
 from djl_trtllm.config import Backend, Options
 from djl_trtllm.config.option import Scope
 from djl_trtllm.config.options import GROUPS
-from djl_trtllm.config.registry import OPTIONS, find, suggest
-from djl_trtllm.config.values import as_text
+from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.values import NotAValueError, as_text
+
+from .helpers import from_text
 
 
 def test_every_field_is_declared_once() -> None:
+    assert len(OPTIONS) > 300
     assert set(OPTIONS) == set(Options.model_fields)
     assert sum(len(group.__annotations__) for _, group in GROUPS) == len(Options.model_fields)
 
 
-@pytest.mark.parametrize("name", list(OPTIONS))
-def test_every_option_is_documented(name: str) -> None:
-    declared = OPTIONS[name]
-    option = declared.option
-    assert option.description.endswith(".") and option.source
-    for backend in Backend:
-        assert option.effect_on(backend), backend
-    assert declared.example, "an option without a default value needs an example"
-    if option.retired:
-        assert not (option.effect or option.tensorrt or option.pytorch or option.openvino)
-        assert option.effect_on(Backend.AUTO) == f"no effect any more: {option.retired}"
-    if option.effect:
-        assert not (option.tensorrt or option.pytorch or option.openvino)
+def test_every_option_is_documented() -> None:
+    lacking = [
+        name
+        for name, declared in OPTIONS.items()
+        if not declared.option.description.endswith(".") or not declared.option.source or not declared.example
+    ]
+    assert lacking == []
 
 
-@pytest.mark.parametrize("name", list(OPTIONS))
-def test_defaults_examples_and_aliases_are_values(name: str) -> None:
-    declared = OPTIONS[name]
-    declared.type.check(declared.default, declared.option)
-    declared.type.parse(declared.example, declared.option)
-    if declared.default is not None:
-        assert declared.type.parse(as_text(declared.default), declared.option) == declared.default
-    for word, value in declared.option.value_aliases.items():
-        assert declared.type.parse(word, declared.option) == declared.type.parse(value, declared.option)
-        assert word not in declared.type.choices
+def test_every_option_says_on_every_backend_what_it_does() -> None:
+    silent = [
+        (name, backend)
+        for name, declared in OPTIONS.items()
+        for backend in Backend
+        if not declared.option.effect_on(backend)
+    ]
+    assert silent == []
+
+
+def test_an_option_says_its_effect_once_for_all_backends_or_for_each() -> None:
+    both, neither = [], []
+    for name, declared in OPTIONS.items():
+        option = declared.option
+        each = (option.tensorrt, option.pytorch, option.openvino)
+        if (option.retired or option.effect) and any(each):
+            both.append(name)
+        if not (option.retired or option.effect) and not all(each):
+            neither.append(name)
+    assert (both, neither) == ([], [])
+
+
+def test_defaults_and_examples_are_values_of_their_options() -> None:
+    wrong = []
+    for name, declared in OPTIONS.items():
+        try:
+            declared.type.parse(declared.example, declared.option)
+            same = declared.type.check(declared.default, declared.option) == declared.default
+            if declared.default is not None:
+                same = same and declared.type.parse(as_text(declared.default), declared.option) == declared.default
+        except NotAValueError as error:
+            wrong.append(f"{name}: {error}")
+        else:
+            wrong += [] if same else [f"{name}: {declared.default}"]
+    assert wrong == []
+
+
+def test_a_value_alias_is_a_further_word_for_a_value() -> None:
+    aliases = [
+        (declared, word, value)
+        for declared in OPTIONS.values()
+        for word, value in declared.option.value_aliases.items()
+    ]
+    assert len(aliases) > 20
+    wrong = []
+    for declared, word, value in aliases:
+        meaning = declared.type.parse(word, declared.option)
+        if meaning is None or meaning != declared.type.parse(value, declared.option) or word in declared.type.choices:
+            wrong.append((declared.name, word))
+    assert wrong == []
+
+
+def test_every_word_of_a_closed_set_is_taken_in_either_case() -> None:
+    words = [
+        (declared, choice, text)
+        for declared in OPTIONS.values()
+        if declared.option.scope is not Scope.OPERATOR
+        for choice in declared.type.choices
+        for text in (choice, choice.lower(), choice.upper())
+    ]
+    assert len(words) > 400
+    wrong = []
+    for declared, choice, text in words:
+        value = getattr(from_text(f"{declared.key}={text}").options, declared.name)
+        if value != choice:
+            wrong.append((declared.name, text, value))
+    assert wrong == []
 
 
 def test_options_are_frozen_and_refuse_unknown_names() -> None:
@@ -56,23 +112,25 @@ def test_only_the_operator_decides_about_foreign_code_at_load() -> None:
     ]
 
 
-def test_aliases_find_their_option() -> None:
-    for spelling in ("option.enable_prefix_caching", "option.enable_block_reuse", "option.enable_kv_cache_reuse"):
-        declared = find(spelling)
-        assert declared is not None and declared.name == "enable_kv_cache_reuse"
+def test_only_option_keys_belong_to_option_variables() -> None:
+    servers = [declared for declared in OPTIONS.values() if declared.option.scope is Scope.SERVER]
+    assert len(servers) > 20
+    assert [spelling for declared in servers for spelling in declared.spellings if spelling.startswith("option.")] == []
 
 
-@pytest.mark.parametrize(
-    ("key", "suggestion"),
-    [
-        ("option.max_rolling_batch_sise", "option.max_rolling_batch_size"),
-        ("tensor_parallel_degree", "option.tensor_parallel_degree"),
-        ("option.job_queue_size", "job_queue_size"),
-        ("option.MODELNAME", "option.modelName"),
-        ("option.max-input-len", "option.max_input_len"),
-        ("zzz", None),
-        ("", None),
-    ],
-)
-def test_suggestions(key: str, suggestion: str | None) -> None:
-    assert suggest(key) == suggestion
+def test_what_early_engines_had_and_todays_have_not_is_retired() -> None:
+    assert {name for name, declared in OPTIONS.items() if declared.option.retired} >= {
+        "use_custom_all_reduce",
+        "enable_trt_overlap",
+        "baichuan_model_version",
+        "rotary_base",
+        "rotary_dim",
+        "rotary_scaling_type",
+        "rotary_scaling_factor",
+        "multi_query_mode",
+        "trtllm_checkpoint_path",
+        "num_checkpoint_workers",
+        "num_engine_workers",
+        "load_by_shard",
+        "auto_parallel",
+    }

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.config import (
@@ -158,7 +158,6 @@ _values = st.one_of(
 _settings = st.lists(st.tuples(_keys | st.text(max_size=12), _values), max_size=6)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(by_layer=st.dictionaries(st.sampled_from(list(Layer)), _settings))
 def test_resolve_raises_config_error_or_gives_every_value_an_origin(
     by_layer: dict[Layer, list[tuple[str, str]]],
@@ -181,7 +180,6 @@ def test_resolve_raises_config_error_or_gives_every_value_an_origin(
     assert resolve(sources) == config
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=12).map(lambda rest: f"OPTION_{rest}"), _values, max_size=5))
 def test_any_environment_resolves_or_is_refused(environ: dict[str, str]) -> None:
     try:

@@ -1,227 +1,131 @@
-"""One test per row of the table, by the name of the row."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from djl_trtllm.config import Config
 from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.rules import MODEL_RULES, OPTION_RULES, RULES, Severity, check_model
+from djl_trtllm.config.rules import MODEL_RULES, OPTION_RULES, RULES, Rule, Severity, check, check_model
+from djl_trtllm.config.subject import subject_of
 from djl_trtllm.errors import ConfigError
 
-from .helpers import from_text, problems_of
+from .helpers import from_text
 
-PLACE = "(serving.properties:1)"
-
-
-def with_model(text: str, model_type: str | None = None, *, is_engine: bool = False) -> Config:
-    return check_model(from_text(text), model_type, is_engine)
+# Options alone break a rule that warns and one that notes.
+NOTE = "option.max_tokens_in_paged_kv_cache=9 (serving.properties:2) and option.free_gpu_memory_fraction=0.5"
+TEXT = "option.smoothquant_alpha=0.5\noption.max_tokens_in_paged_kv_cache=9\noption.free_gpu_memory_fraction=0.5\n"
 
 
-def told(lines: tuple[str, ...], part: str) -> bool:
-    return any(part in line for line in lines)
+def begins(lines: tuple[str, ...], *beginnings: str) -> bool:
+    return len(lines) == len(beginnings) and all(map(str.startswith, lines, beginnings))
 
 
-def rotary_scaling_pair() -> None:
-    warning = f"option.rotary_scaling_type=linear {PLACE} needs option.rotary_scaling_factor beside it"
-    assert told(from_text("option.rotary_scaling_type=linear").warnings, warning)
-    assert told(from_text("option.rotary_scaling_factor=2").warnings, "write option.rotary_scaling_type=linear")
-    both = from_text("option.rotary_scaling_type=dynamic\noption.rotary_scaling_factor=2")
-    assert not told(both.warnings, "beside it")
-    assert not from_text("").warnings
+def test_every_rule_names_options_says_whether_it_is_lifted_and_where_it_stands() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES) > 15
+    assert [rule.name for rule in RULES for name in rule.options if name not in OPTIONS] == []
+    assert [rule.name for rule in RULES if not (rule.options and rule.document and rule.condition)] == []
+    lifted = {rule.name: rule.lifted.split(":")[0].split(";")[0] for rule in RULES}
+    assert {name: text for name, text in lifted.items() if text not in ("yes", "no", "in part")} == {}
 
 
-def rotary_scaling_words() -> None:
-    (problem,) = problems_of("option.rotary_scaling_type=yarn")
-    assert problem.startswith(f"option.rotary_scaling_type=yarn {PLACE}: expected one of linear, dynamic")
+def test_the_page_shows_the_rules_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    cells = [
+        (", ".join(f"`{OPTIONS[name].key}`" for name in rule.options), rule.condition, rule.severity.value, rule.lifted)
+        for rule in RULES
+    ]
+    assert [row for row in cells if f"| {' | '.join(row)} |" not in page] == []
 
 
-def rotary_scaling_range() -> None:
-    for factor in ("1", "1.0", "0.5", "-2"):
-        (problem,) = problems_of(f"option.rotary_scaling_factor={factor}")
-        assert "expected a number, greater than 1" in problem
-    assert from_text("option.rotary_scaling_factor=1.01").options.rotary_scaling_factor == 1.01
-
-
-def rotary_dim_family() -> None:
-    (note,) = with_model("option.rotary_dim=64", "llama").notes
-    assert note == f"option.rotary_dim=64 {PLACE} is documented for GPT-J only, and this model is llama"
-    assert with_model("option.rotary_dim=64", "gptj").notes == ()
-    assert with_model("", "llama").notes == ()
-    assert with_model("option.rotary_dim=64", None).notes == ()
-
-
-def rotary_base_family() -> None:
-    (note,) = with_model("option.rotary_base=10000", "falcon").notes
-    assert "is documented for Llama, InternLM and Qwen only, and this model is falcon" in note
-    for family in ("llama", "internlm", "internlm2", "qwen", "qwen2"):
-        assert with_model("option.rotary_base=10000", family).notes == ()
-
-
-def use_fused_mlp_family() -> None:
-    (note,) = with_model("option.use_fused_mlp=true", "mistral").notes
-    assert "is documented for Llama only" in note
-    assert with_model("option.use_fused_mlp=true", "llama").notes == ()
-    assert with_model("option.use_fused_mlp=false", "mistral").notes == ()
-
-
-def multi_block_mode_family() -> None:
-    (note,) = with_model("option.multi_block_mode=true", "qwen2").notes
-    assert "early engines did not have it for Qwen (this model is qwen2); today's kernels do" in note
-    assert with_model("option.multi_block_mode=true", "llama").notes == ()
-    assert with_model("option.multi_block_mode=false", "qwen2").notes == ()
-
-
-def smoothquant_family() -> None:
-    (warning,) = with_model("option.quantize=smoothquant", "qwen2").warnings
-    assert warning.startswith(
-        f"option.quantize=smoothquant {PLACE} is documented for Llama, Mistral, InternLM and Baic"
-    )
-    assert "option.quantize=fp8" in warning
-    for family in ("llama", "mistral", "internlm2", "baichuan"):
-        assert with_model("option.quantize=smoothquant", family).warnings == ()
-    assert with_model("option.quantize=int8", "qwen2").warnings == ()
-
-
-def smoothquant_parts() -> None:
-    (warning,) = from_text("option.smoothquant_alpha=0.5").warnings
-    assert warning == (
-        f"option.smoothquant_alpha=0.5 {PLACE} has no effect without option.quantize=smoothquant: add that, or leave "
-        "it out"
-    )
-    for name in ("smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode"):
-        assert told(from_text(f"option.{name}=true").warnings, "without option.quantize=smoothquant")
-        quantised = from_text(f"option.{name}=true\noption.quantize=smoothquant")
-        assert not told(quantised.warnings, "without option.quantize")
-    assert from_text("option.quantize=smoothquant\noption.smoothquant_alpha=0.5").warnings == ()
-
-
-def awq_family() -> None:
-    (note,) = with_model("option.quantize=awq", "qwen2").notes
-    assert "for Llama and Mistral only (this model is qwen2); today's compilers take it" in note
-    assert with_model("option.quantize=awq", "llama").notes == ()
-    assert with_model("option.quantize=awq", "mistral").notes == ()
-
-
-def awq_parts() -> None:
-    for line in ("option.awq_format=int4_awq", "option.awq_block_size=64", "option.awq_calib_size=8"):
-        assert told(from_text(line).warnings, f"{line} {PLACE} has no effect without option.quantize=awq")
-        assert from_text(f"{line}\noption.quantize=awq").warnings == ()
-    assert told(from_text("option.awq_calib_size=8\noption.quantize=fp8").warnings, "without option.quantize=awq")
-    assert from_text("option.calib_size=8\noption.quantize=fp8").warnings == ()
-    assert from_text("option.awq_block_size=64\noption.quant_algo=W4A16_AWQ").warnings == ()
-
-
-def quantize_compiled() -> None:
-    with pytest.raises(ConfigError) as caught:
-        with_model("option.quantize=awq", "llama", is_engine=True)
-    (problem,) = caught.value.problems
-    assert problem.startswith(f"option.quantize=awq {PLACE}: the model is a compiled engine")
-    assert "remove option.quantize, or serve the checkpoint" in problem
-    with pytest.raises(ConfigError, match=r"remove option\.quant_algo"):
-        with_model("option.quant_algo=FP8", "llama", is_engine=True)
-    with_model("option.quantize=none", "llama", is_engine=True)
-    with_model("option.quantize=awq", "llama", is_engine=False)
-    # An engine that says it was compiled so is what the option asks for.
-    check_model(from_text("option.quantize=awq"), "llama", True, compiled_as="awq")
-    with pytest.raises(ConfigError):
-        check_model(from_text("option.quantize=awq"), "llama", True, compiled_as="none")
-
-
-def chatglm_version() -> None:
-    (note,) = with_model("", "chatglm").notes
-    assert note.startswith(
-        "option.chatglm_model_version is not set and this model is chatglm: LMI containers require it"
-    )
-    assert with_model("option.chatglm_model_version=chatglm3_6b", "chatglm").notes == ()
-    assert with_model("", "llama").notes == ()
-
-
-def max_num_tokens_holds_a_prompt() -> None:
-    text = "option.max_num_tokens=512\noption.max_input_len=2048"
-    (warning,) = from_text(text).warnings
-    assert warning.startswith(
-        f"option.max_num_tokens=512 {PLACE} is below option.max_input_len=2048 (serving.properties:2): TensorRT-LLM "
-        "refuses prompts of more than 512 tokens"
-    )
-    assert "option.enable_chunked_prefill=true, or option.max_num_tokens=2048" in warning
-    assert from_text(f"{text}\noption.enable_chunked_prefill=true").warnings == ()
-    assert from_text(f"{text}\noption.backend=openvino").warnings == ()
-    assert from_text("option.max_num_tokens=512").warnings == ()
-
-
-def memory_fraction_range() -> None:
-    for fraction in ("0", "0.0", "1", "1.0", "1.5", "-0.1"):
-        (problem,) = problems_of(f"option.kv_cache_free_gpu_mem_fraction={fraction}")
-        assert "greater than 0 and less than 1; for example option.kv_cache_free_gpu_mem_fraction=0.9" in problem
-    assert from_text("option.free_gpu_memory_fraction=0.95").options.kv_cache_free_gpu_mem_fraction == 0.95
-
-
-def cap_and_fraction() -> None:
-    text = "option.max_tokens=10000\noption.free_gpu_memory_fraction=0.1"
-    (note,) = from_text(text).notes
-    assert note.startswith(f"option.max_tokens=10000 {PLACE} and option.free_gpu_memory_fraction=0.1")
-    assert "the smaller of 10000 tokens and what fits into 10 % of the memory" in note
-    assert from_text("option.max_tokens=10000").notes == ()
-
-
-def static_batch() -> None:
-    (warning,) = from_text("option.batch_scheduler_policy=STATIC_BATCH").warnings
-    assert "a legacy mode that is not for production; write max_utilization or guaranteed_no_evict" in warning
-    assert from_text("option.batch_scheduler_policy=guaranteed_no_evict").warnings == ()
-
-
-def attention_window() -> None:
-    (warning,) = from_text("option.max_attention_window=2048,512\noption.max_seq_len=2048").warnings
-    assert warning.startswith(
-        f"option.max_attention_window=2048,512 {PLACE} is below the longest sequence of 2048 tokens "
-        "(option.max_seq_len=2048 (serving.properties:2)): of longer sequences only the last 512 tokens"
-    )
-    (warning,) = from_text("option.max_attention_window_size=1000").warnings
-    assert "of 1536 tokens (option.max_input_len=1024 (default) plus option.max_output_len=512 (default))" in warning
-    assert from_text("option.max_attention_window=2048\noption.max_seq_len=2048").warnings == ()
-
-
-TESTS: tuple[Callable[[], None], ...] = (
-    rotary_scaling_pair,
-    rotary_scaling_words,
-    rotary_scaling_range,
-    rotary_dim_family,
-    rotary_base_family,
-    use_fused_mlp_family,
-    multi_block_mode_family,
-    smoothquant_family,
-    smoothquant_parts,
-    awq_family,
-    awq_parts,
-    quantize_compiled,
-    chatglm_version,
-    max_num_tokens_holds_a_prompt,
-    memory_fraction_range,
-    cap_and_fraction,
-    static_batch,
-    attention_window,
-)
-
-
-@pytest.mark.parametrize("row", TESTS, ids=lambda row: row.__name__)
-def test_the_rule(row: Callable[[], None]) -> None:
-    row()
-
-
-def test_every_row_has_its_test() -> None:
-    assert [rule.name for rule in RULES] == [row.__name__ for row in TESTS]
-
-
-def test_every_row_names_options_says_whether_it_is_lifted_and_where_it_stands() -> None:
-    for rule in RULES:
-        assert all(name in OPTIONS for name in rule.options)
-        assert rule.lifted.split(":")[0].split(";")[0] in ("yes", "no", "in part")
-        assert rule.document and rule.condition
-    assert len(OPTION_RULES) + len(MODEL_RULES) == sum(rule.broken is not None for rule in RULES)
+def test_what_is_refused_and_what_waits_for_the_model() -> None:
+    assert {rule.name for rule in RULES if rule.severity is Severity.ERROR} == {
+        "rotary_scaling_words",
+        "rotary_scaling_range",
+        "quantize_compiled",
+        "memory_fraction_range",
+    }
+    assert [rule.name for rule in MODEL_RULES] == [
+        "rotary_dim_family",
+        "rotary_base_family",
+        "use_fused_mlp_family",
+        "multi_block_mode_family",
+        "smoothquant_family",
+        "awq_family",
+        "quantize_compiled",
+        "chatglm_version",
+    ]
+    assert [rule.name for rule in OPTION_RULES] == [
+        "rotary_scaling_pair",
+        "smoothquant_parts",
+        "awq_parts",
+        "max_num_tokens_holds_a_prompt",
+        "cap_and_fraction",
+        "static_batch",
+        "attention_window",
+    ]
 
 
 def test_a_rule_that_is_lifted_refuses_nothing() -> None:
-    assert all(rule.severity is not Severity.ERROR for rule in RULES if rule.lifted.startswith("yes"))
+    lifted = [rule for rule in RULES if rule.lifted.startswith("yes")]
+    assert len(lifted) > 5
+    assert [rule.name for rule in lifted if rule.severity is Severity.ERROR] == []
+
+
+def test_a_rule_runs_once_with_the_options_or_with_the_model() -> None:
+    with_a_condition = [rule for rule in RULES if rule.broken is not None]
+    assert sorted(with_a_condition, key=id) == sorted((*OPTION_RULES, *MODEL_RULES), key=id)
+    assert [rule.name for rule in OPTION_RULES if rule.needs_model] == []
+    assert [rule.name for rule in MODEL_RULES if not rule.needs_model] == []
+    assert len(OPTION_RULES) > 5 and len(MODEL_RULES) > 5
+
+
+def test_a_broken_rule_is_told_by_its_severity() -> None:
+    subject = subject_of(from_text(""), None, None)
+
+    def rule(severity: Severity, message: str | None) -> Rule:
+        return Rule("name", (), "always", severity, "no", "document", lambda _: message)
+
+    found = check(
+        subject,
+        [
+            rule(Severity.ERROR, "an error"),
+            rule(Severity.WARNING, "a warning"),
+            rule(Severity.NOTE, "a note"),
+            rule(Severity.ERROR, None),
+            Rule("name", (), "held by its values", Severity.ERROR, "no", "document"),
+        ],
+    )
+    assert (found.problems, found.warnings, found.notes) == (["an error"], ["a warning"], ["a note"])
+
+
+def test_what_the_model_breaks_is_added_to_what_was_told_before() -> None:
+    config = from_text(TEXT + "option.quantize=smoothquant\noption.rotary_dim=3\noption.multi_query_mode=true")
+    assert len(config.warnings) == 2 and begins(config.notes, NOTE)
+    checked = check_model(config, "falcon", False)
+    assert checked.warnings[:2] == config.warnings and checked.notes[:1] == config.notes
+    assert begins(checked.warnings[2:], "option.quantize=smoothquant (serving.properties:4) is documented for")
+    assert begins(checked.notes[1:], "option.rotary_dim=3 (serving.properties:5) is documented for GPT-J only")
+    assert checked.options == config.options and checked.origins == config.origins
+
+
+def test_a_warning_or_a_note_of_the_model_alone_is_added_too() -> None:
+    assert len(check_model(from_text("option.quantize=smoothquant"), "falcon", False).warnings) == 1
+    assert len(check_model(from_text("option.quantize=awq"), "falcon", False).notes) == 1
+
+
+def test_a_model_that_breaks_nothing_leaves_the_configuration_as_it_is() -> None:
+    config = from_text(TEXT)
+    assert check_model(config, "llama", False) is config
+
+
+def test_a_refusal_tells_the_warnings_of_options_and_of_the_model_with_it() -> None:
+    config = from_text("option.awq_format=int4_awq\noption.quantize=smoothquant")
+    with pytest.raises(ConfigError) as caught:
+        check_model(config, "falcon", True)
+    quantize = "option.quantize=smoothquant (serving.properties:2)"
+    assert begins(caught.value.problems, f"{quantize}: the model is a compiled engine")
+    assert begins(
+        caught.value.warnings,
+        "option.awq_format=int4_awq (serving.properties:1) has no effect without option.quantize=awq",
+        f"{quantize} is documented for Llama, Mistral",
+    )

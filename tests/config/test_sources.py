@@ -4,7 +4,7 @@ from pathlib import Path
 
 import javaproperties
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.config import load, parse_properties, read_arguments, read_properties
@@ -18,7 +18,6 @@ def lines_by_hand(text: str) -> dict[str, int]:
     return {line.split("=")[0]: number for number, line in enumerate(text.split("\n"), start=1) if "=" in line}
 
 
-@settings(deadline=None)
 @given(_texts)
 def test_keys_and_values_are_those_of_the_library(text: str) -> None:
     source = parse_properties(text, "f")
@@ -31,7 +30,6 @@ def test_keys_and_values_are_those_of_the_library(text: str) -> None:
     assert not source.problems
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["", "# comment", "  ", "! more"]) | st.integers(0, 9).map(lambda n: f"k{n}=v{n}")))
 def test_every_key_has_its_line(lines: list[str]) -> None:
     for end in ("\n", "\r\n", "\r"):

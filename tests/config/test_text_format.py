@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.config.text_format import Field, TextFormatError, parse
@@ -77,7 +77,6 @@ _trees = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(_trees, st.booleans(), st.booleans(), st.booleans())
 def test_it_reads_what_the_library_writes(tree: dict[str, object], utf8: bool, angle: bool, one_line: bool) -> None:
     message = fill(M(), tree)
@@ -87,7 +86,6 @@ def test_it_reads_what_the_library_writes(tree: dict[str, object], utf8: bool, a
     assert without_lines(parse(text)) == fields_of(message)
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab:{}<>[],;\"'\\\n# 1-.${}x")) | st.text())
 def test_any_text_is_read_or_refused_with_its_line(text: str) -> None:
     try:

@@ -127,3 +127,23 @@ def test_quotes_around_a_text_stay_and_are_said() -> None:
     config = from_text('option.model_id="a/b"')
     assert config.options.model_id == '"a/b"'
     assert "write it without them" in config.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1,2", (1, 2)), ("[1, 2]", (1, 2)), ("7", (7,)), ("7,", (7,)), ("1 , 2 # both", (1, 2)), ("none", None)],
+)
+def test_lists_of_numbers(text: str, value: tuple[int, ...] | None) -> None:
+    assert from_text(f"option.max_attention_window={text}").options.max_attention_window == value
+
+
+@pytest.mark.parametrize("text", ["1,x", "0", "[", "[]", "{}", "[[1]]", "[true]", ",", "1;2", "[1.5]", "1,,2"])
+def test_what_is_no_list_of_numbers(text: str) -> None:
+    (problem,) = problems_of(f"option.max_attention_window={text}")
+    assert "whole numbers (tokens) with commas between them, each at least 1" in problem
+
+
+def test_lists_of_names() -> None:
+    assert from_text('option.exclude_modules=["lm_head", "a.b"]').options.exclude_modules == ("lm_head", "a.b")
+    assert from_text("option.lora_target_modules=attn_q,attn_v").options.lora_target_modules == ("attn_q", "attn_v")
+    assert from_text("option.clamp_val=[-1200.0,1200]").options.clamp_val == (-1200.0, 1200.0)

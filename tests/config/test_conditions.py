@@ -1,0 +1,186 @@
+"""One test per rule of the table, by the name of the rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from djl_trtllm.config import Config
+from djl_trtllm.config.rules import RULES, check_model
+from djl_trtllm.errors import ConfigError
+
+from .helpers import from_text, problems_of
+
+PLACE = "(serving.properties:1)"
+
+
+def with_model(text: str, model_type: str | None = None, *, is_engine: bool = False) -> Config:
+    return check_model(from_text(text), model_type, is_engine)
+
+
+def told(lines: tuple[str, ...], part: str) -> bool:
+    return any(part in line for line in lines)
+
+
+def test_rotary_scaling_pair() -> None:
+    warning = f"option.rotary_scaling_type=linear {PLACE} needs option.rotary_scaling_factor beside it"
+    assert told(from_text("option.rotary_scaling_type=linear").warnings, warning)
+    assert told(from_text("option.rotary_scaling_factor=2").warnings, "write option.rotary_scaling_type=linear")
+    both = from_text("option.rotary_scaling_type=dynamic\noption.rotary_scaling_factor=2")
+    assert not told(both.warnings, "beside it")
+    assert not from_text("").warnings
+
+
+def test_rotary_scaling_words() -> None:
+    (problem,) = problems_of("option.rotary_scaling_type=yarn")
+    assert problem.startswith(f"option.rotary_scaling_type=yarn {PLACE}: expected one of linear, dynamic")
+
+
+def test_rotary_scaling_range() -> None:
+    for factor in ("1", "1.0", "0.5", "-2"):
+        (problem,) = problems_of(f"option.rotary_scaling_factor={factor}")
+        assert "expected a number, greater than 1" in problem
+    assert from_text("option.rotary_scaling_factor=1.01").options.rotary_scaling_factor == 1.01
+
+
+def test_rotary_dim_family() -> None:
+    (note,) = with_model("option.rotary_dim=64", "llama").notes
+    assert note == f"option.rotary_dim=64 {PLACE} is documented for GPT-J only, and this model is llama"
+    assert with_model("option.rotary_dim=64", "gptj").notes == ()
+    assert with_model("", "llama").notes == ()
+    assert with_model("option.rotary_dim=64", None).notes == ()
+
+
+def test_rotary_base_family() -> None:
+    (note,) = with_model("option.rotary_base=10000", "falcon").notes
+    assert "is documented for Llama, InternLM and Qwen only, and this model is falcon" in note
+    for family in ("llama", "internlm", "internlm2", "qwen", "qwen2"):
+        assert with_model("option.rotary_base=10000", family).notes == ()
+
+
+def test_use_fused_mlp_family() -> None:
+    (note,) = with_model("option.use_fused_mlp=true", "mistral").notes
+    assert "is documented for Llama only" in note
+    assert with_model("option.use_fused_mlp=true", "llama").notes == ()
+    assert with_model("option.use_fused_mlp=false", "mistral").notes == ()
+
+
+def test_multi_block_mode_family() -> None:
+    (note,) = with_model("option.multi_block_mode=true", "qwen2").notes
+    assert "early engines did not have it for Qwen (this model is qwen2); today's kernels do" in note
+    assert with_model("option.multi_block_mode=true", "llama").notes == ()
+    assert with_model("option.multi_block_mode=false", "qwen2").notes == ()
+
+
+def test_smoothquant_family() -> None:
+    (warning,) = with_model("option.quantize=smoothquant", "qwen2").warnings
+    assert warning.startswith(
+        f"option.quantize=smoothquant {PLACE} is documented for Llama, Mistral, InternLM and Baic"
+    )
+    assert "option.quantize=fp8" in warning
+    for family in ("llama", "mistral", "internlm2", "baichuan"):
+        assert with_model("option.quantize=smoothquant", family).warnings == ()
+    assert with_model("option.quantize=int8", "qwen2").warnings == ()
+
+
+def test_smoothquant_parts() -> None:
+    (warning,) = from_text("option.smoothquant_alpha=0.5").warnings
+    assert warning == (
+        f"option.smoothquant_alpha=0.5 {PLACE} has no effect without option.quantize=smoothquant: add that, or leave "
+        "it out"
+    )
+    for name in ("smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode"):
+        assert told(from_text(f"option.{name}=true").warnings, "without option.quantize=smoothquant")
+        quantised = from_text(f"option.{name}=true\noption.quantize=smoothquant")
+        assert not told(quantised.warnings, "without option.quantize")
+    assert from_text("option.quantize=smoothquant\noption.smoothquant_alpha=0.5").warnings == ()
+
+
+def test_awq_family() -> None:
+    (note,) = with_model("option.quantize=awq", "qwen2").notes
+    assert "for Llama and Mistral only (this model is qwen2); today's compilers take it" in note
+    assert with_model("option.quantize=awq", "llama").notes == ()
+    assert with_model("option.quantize=awq", "mistral").notes == ()
+
+
+def test_awq_parts() -> None:
+    for line in ("option.awq_format=int4_awq", "option.awq_block_size=64", "option.awq_calib_size=8"):
+        assert told(from_text(line).warnings, f"{line} {PLACE} has no effect without option.quantize=awq")
+        assert from_text(f"{line}\noption.quantize=awq").warnings == ()
+    assert told(from_text("option.awq_calib_size=8\noption.quantize=fp8").warnings, "without option.quantize=awq")
+    assert from_text("option.calib_size=8\noption.quantize=fp8").warnings == ()
+    assert from_text("option.awq_block_size=64\noption.quant_algo=W4A16_AWQ").warnings == ()
+
+
+def test_quantize_compiled() -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_model("option.quantize=awq", "llama", is_engine=True)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"option.quantize=awq {PLACE}: the model is a compiled engine")
+    assert "remove option.quantize, or serve the checkpoint" in problem
+    with pytest.raises(ConfigError, match=r"remove option\.quant_algo"):
+        with_model("option.quant_algo=FP8", "llama", is_engine=True)
+    with_model("option.quantize=none", "llama", is_engine=True)
+    with_model("option.quantize=awq", "llama", is_engine=False)
+    # An engine that says it was compiled so is what the option asks for.
+    check_model(from_text("option.quantize=awq"), "llama", True, compiled_as="awq")
+    with pytest.raises(ConfigError):
+        check_model(from_text("option.quantize=awq"), "llama", True, compiled_as="none")
+
+
+def test_chatglm_version() -> None:
+    (note,) = with_model("", "chatglm").notes
+    assert note.startswith(
+        "option.chatglm_model_version is not set and this model is chatglm: LMI containers require it"
+    )
+    assert with_model("option.chatglm_model_version=chatglm3_6b", "chatglm").notes == ()
+    assert with_model("", "llama").notes == ()
+
+
+def test_max_num_tokens_holds_a_prompt() -> None:
+    text = "option.max_num_tokens=512\noption.max_input_len=2048"
+    (warning,) = from_text(text).warnings
+    assert warning.startswith(
+        f"option.max_num_tokens=512 {PLACE} is below option.max_input_len=2048 (serving.properties:2): TensorRT-LLM "
+        "refuses prompts of more than 512 tokens"
+    )
+    assert "option.enable_chunked_prefill=true, or option.max_num_tokens=2048" in warning
+    assert from_text(f"{text}\noption.enable_chunked_prefill=true").warnings == ()
+    assert from_text(f"{text}\noption.backend=openvino").warnings == ()
+    assert from_text("option.max_num_tokens=512").warnings == ()
+
+
+def test_memory_fraction_range() -> None:
+    for fraction in ("0", "0.0", "1", "1.0", "1.5", "-0.1"):
+        (problem,) = problems_of(f"option.kv_cache_free_gpu_mem_fraction={fraction}")
+        assert "greater than 0 and less than 1; for example option.kv_cache_free_gpu_mem_fraction=0.9" in problem
+    assert from_text("option.free_gpu_memory_fraction=0.95").options.kv_cache_free_gpu_mem_fraction == 0.95
+
+
+def test_cap_and_fraction() -> None:
+    text = "option.max_tokens=10000\noption.free_gpu_memory_fraction=0.1"
+    (note,) = from_text(text).notes
+    assert note.startswith(f"option.max_tokens=10000 {PLACE} and option.free_gpu_memory_fraction=0.1")
+    assert "the smaller of 10000 tokens and what fits into 10 % of the memory" in note
+    assert from_text("option.max_tokens=10000").notes == ()
+
+
+def test_static_batch() -> None:
+    (warning,) = from_text("option.batch_scheduler_policy=STATIC_BATCH").warnings
+    assert "a legacy mode that is not for production; write max_utilization or guaranteed_no_evict" in warning
+    assert from_text("option.batch_scheduler_policy=guaranteed_no_evict").warnings == ()
+
+
+def test_attention_window() -> None:
+    (warning,) = from_text("option.max_attention_window=2048,512\noption.max_seq_len=2048").warnings
+    assert warning.startswith(
+        f"option.max_attention_window=2048,512 {PLACE} is below the longest sequence of 2048 tokens "
+        "(option.max_seq_len=2048 (serving.properties:2)): of longer sequences only the last 512 tokens"
+    )
+    (warning,) = from_text("option.max_attention_window_size=1000").warnings
+    assert "of 1536 tokens (option.max_input_len=1024 (default) plus option.max_output_len=512 (default))" in warning
+    assert from_text("option.max_attention_window=2048\noption.max_seq_len=2048").warnings == ()
+
+
+def test_every_rule_has_its_test() -> None:
+    assert len(RULES) > 15
+    assert [rule.name for rule in RULES if f"test_{rule.name}" not in globals()] == []

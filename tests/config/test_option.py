@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from djl_trtllm.config import Backend
+from djl_trtllm.config.option import Option
+
+
+def test_bounds_include_or_exclude_their_number() -> None:
+    closed = Option("k", "d", at_least=1, at_most=3)
+    assert [number for number in (0.9, 1, 2, 3, 3.1) if closed.allows(number)] == [1, 2, 3]
+    open_ = Option("k", "d", above=1, below=3)
+    assert [number for number in (1, 1.1, 2.9, 3) if open_.allows(number)] == [1.1, 2.9]
+    assert Option("k", "d").allows(-1e9)
+    assert [number for number in (-1, 0, 5) if Option("k", "d", at_least=0).allows(number)] == [0, 5]
+    assert [number for number in (-1, 0, 5) if Option("k", "d", at_most=0).allows(number)] == [-1, 0]
+
+
+def test_bounds_are_told_in_words() -> None:
+    assert Option("k", "d", at_least=1, at_most=65535).range_text == "at least 1 and at most 65535"
+    assert Option("k", "d", above=0, below=1).range_text == "greater than 0 and less than 1"
+    assert Option("k", "d", at_least=0.5).range_text == "at least 0.5"
+    assert Option("k", "d").range_text == ""
+
+
+def test_an_effect_is_that_of_the_backend() -> None:
+    option = Option("k", "d", tensorrt="T", pytorch="P", openvino="O")
+    assert {backend: option.effect_on(backend) for backend in Backend} == {
+        Backend.AUTO: "tensorrt: T; pytorch: P; openvino: O",
+        Backend.TENSORRT: "T",
+        Backend.PYTORCH: "P",
+        Backend.AUTODEPLOY: "P",
+        Backend.OPENVINO: "O",
+        Backend.SCRIPTED: "at most a limit at admission: the scripted executor has no engine",
+    }
+
+
+def test_an_effect_for_all_is_that_of_every_backend() -> None:
+    assert {Option("k", "d", effect="E").effect_on(backend) for backend in Backend} == {"E"}
+
+
+def test_a_retired_option_says_what_replaces_it() -> None:
+    option = Option("k", "d", effect="E", retired="use another")
+    assert {option.effect_on(backend) for backend in Backend} == {"no effect any more: use another"}
