@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from djl_trtllm.cli import app
 from djl_trtllm.config import Layer, load, names_configuration, read_source
 from djl_trtllm.config.detect import read_model
 from djl_trtllm.errors import ConfigError
@@ -89,15 +86,6 @@ def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path, name: str)
     path.write_bytes(b"model_metadata: \xff\xfe")
     with pytest.raises(ConfigError, match="save it as UTF-8"):
         load(path, {})
-
-
-@pytest.mark.parametrize("source", [TRITON, TRITON / "tensorrt_llm" / "config.pbtxt", TRUSS, TRUSS / "config.yaml"])
-def test_the_command_shows_each(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DJL_CACHE_DIR", "/nonexistent")
-    result = CliRunner().invoke(app, ["config", str(source), "--json"])
-    assert result.exit_code == 0, result.output
-    options = json.loads(result.stdout)["options"]
-    assert options["max_rolling_batch_size"]["value"] == 256
 
 
 PBTXT = """

@@ -1,24 +1,13 @@
 from __future__ import annotations
 
 import io
-import json
-from pathlib import Path
 
-import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from djl_trtllm.cli import app
 from djl_trtllm.config.diff import diff_as_json, differences, render_diff
 from djl_trtllm.config.masking import MASK
 
 from .helpers import from_text
-
-
-def model(path: Path, text: str) -> Path:
-    path.mkdir()
-    (path / "serving.properties").write_text(text)
-    return path
 
 
 def test_only_values_that_differ_are_shown() -> None:
@@ -51,23 +40,3 @@ def test_a_secret_is_masked_and_its_place_is_not() -> None:
     console.print(render_diff(one, other, ("a", "b")))
     text = console.export_text()
     assert "hunter2" not in text and "1000000" in text
-
-
-def test_the_command_prints_a_table_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    one = model(tmp_path / "a", "option.max_input_len=8\n")
-    other = model(tmp_path / "b", "option.max_input_len=9\n")
-    shown = CliRunner().invoke(app, ["config", "--diff", str(one), str(other)])
-    assert shown.exit_code == 0, shown.output
-    assert "option.max_input_len" in shown.output and "8 tokens" in shown.output and "9 tokens" in shown.output
-    result = CliRunner().invoke(app, ["config", "--json", "--diff", str(one), str(other)])
-    data = json.loads(result.output)
-    assert data["sources"] == [str(one), str(other)]
-    assert [side["value"] for side in data["differences"]["max_input_len"]["sides"]] == [8, 9]
-
-
-def test_a_broken_side_is_an_error_for_the_reader(tmp_path: Path) -> None:
-    one = model(tmp_path / "a", "option.max_input_len=x\n")
-    result = CliRunner().invoke(app, ["config", "--diff", str(one), str(one)])
-    assert result.exit_code == 1
-    assert "Traceback" not in result.output

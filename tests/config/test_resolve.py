@@ -86,52 +86,46 @@ def test_the_precedence_table_in_the_docstring_is_the_function() -> None:
         assert cells == [words[layer] for layer in precedence(scope)]
 
 
-def test_two_names_of_one_option_contradict_each_other_in_one_place() -> None:
-    text = "option.enable_kv_cache_reuse=true\noption.enable_prefix_caching=false\n"
-    (problem,) = problems_of(text)
-    assert "serving.properties:1" in problem and "serving.properties:2" in problem
-    assert from_text(text.replace("false", "true")).options.enable_kv_cache_reuse is True
+def test_the_environment_a_command_line_a_directory_and_the_servers_file_are_read(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "serving.properties").write_text("option.max_input_len=1\n")
+    server = tmp_path / "config.properties"
+    server.write_text("inference_address=http://127.0.0.1:81\njob_queue_size=4\n")
+    config = load(model, {"OPTION_MAX_OUTPUT_LEN": "2"}, arguments=["max_seq_len=3"], server_properties=server)
+    options = config.options
+    assert (options.max_input_len, options.max_output_len, options.max_seq_len) == (1, 2, 3)
+    assert (options.job_queue_size, options.port) == (4, 81)
+    assert str(config.origin("job_queue_size")) == f"{server}:2"
+    assert config.model_dir == model
 
 
-def test_hf_model_id_names_the_only_model_that_is_served() -> None:
-    config = from_text("option.model_id=a\noption.max_input_len=9", {"HF_MODEL_ID": "b", "OPTION_MODEL_ID": "c"})
-    assert (config.options.model_id, config.options.max_input_len) == ("b", 9)
-    assert [warning.split(" does not count")[0] for warning in config.warnings] == [
-        "option.model_id=a (serving.properties:1)",
-        "OPTION_MODEL_ID=c (environment)",
-    ]
+def test_nothing_at_all_is_the_defaults() -> None:
+    config = load(None, {})
+    assert config == resolve([])
+    assert config.model_dir is None and config.user_set == frozenset()
+    assert {origin.kind for origin in config.origins.values()} == {OriginKind.DEFAULT}
 
 
-def test_the_revision_of_another_model_does_not_become_that_of_hf_model_id() -> None:
-    text = "option.model_id=a\noption.revision=v1"
-    config = from_text(text, {"HF_MODEL_ID": "b"})
-    assert config.options.revision is None and not config.is_set("revision")
-    assert any("option.revision=v1 (serving.properties:2) does not count" in warning for warning in config.warnings)
-    assert from_text(text, {"HF_MODEL_ID": "b", "HF_REVISION": "v2"}).options.revision == "v2"
-    assert from_text(text, {"HF_MODEL_ID": "a"}).options.revision == "v1"
-    assert from_text("option.revision=v1", {"HF_MODEL_ID": "b"}).options.revision == "v1"
-    assert from_text(text, {"HF_REVISION": "v2"}).options.revision == "v1"
+def test_a_configuration_file_stands_for_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.max_input_len=1\n")
+    assert load(tmp_path / "serving.properties", {}) == load(tmp_path, {})
 
 
-def test_an_unknown_key_warns_with_a_suggestion() -> None:
-    config = from_text("option.max_rolling_batchsize=8", {"OPTION_MAX_IMPUT_LEN": "1"})
-    warnings = "\n".join(config.warnings)
-    assert "did you mean option.max_rolling_batch_size?" in warnings
-    assert "did you mean OPTION_MAX_INPUT_LEN?" in warnings
-
-
-def test_a_key_without_its_prefix_is_recognised() -> None:
-    (warning,) = from_text("max_num_tokens=8").warnings
-    assert "did you mean option.max_num_tokens?" in warning
-
-
-def test_strict_makes_unknown_keys_errors() -> None:
-    assert "option.nonsense" in problems_of("option.strict=true\noption.nonsense=1")[0]
-
-
-def test_the_value_of_an_unknown_key_is_not_shown() -> None:
-    config = from_text("option.hub_tokne=hunter2")
-    assert "hunter2" not in "\n".join(config.warnings)
+def test_the_repository_that_model_id_names_counts_last_of_its_layer(tmp_path: Path) -> None:
+    for name, length in (("here", 1), ("there", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(f"name: 'tensorrt_llm' max_batch_size: {length}\n")
+    (tmp_path / "there" / "serving.properties").write_text("option.max_input_len=3\n")
+    config = load(tmp_path / "here", {"OPTION_MODEL_ID": "../there"})
+    assert config.model_dir == tmp_path / "here"
+    assert config.options.max_rolling_batch_size == 1
+    assert config.options.max_input_len == 1024
+    (tmp_path / "here" / "config.pbtxt").unlink()
+    config = load(tmp_path / "here", {"OPTION_MODEL_ID": "../there"})
+    assert config.model_dir == tmp_path / "here"
+    assert config.options.max_rolling_batch_size == 2
+    assert load(None, {"OPTION_MODEL_ID": str(tmp_path / "there")}).options.max_rolling_batch_size == 2
 
 
 @pytest.mark.parametrize("key", ["install_requirements", "option.install_requirements"])

@@ -5,13 +5,10 @@ import re
 import pytest
 
 from djl_trtllm.config import (
-    Backend,
-    OriginKind,
     Quantization,
     RollingBatch,
     SchedulerPolicy,
 )
-from djl_trtllm.config.registry import OPTIONS
 
 from .helpers import from_text, problems_of
 
@@ -27,12 +24,6 @@ def test_the_lmi_documents_block_resolves() -> None:
     assert [re.findall(r"serving\.properties:\d", warning) for warning in config.warnings] == [
         [f"serving.properties:{line}"] for line in (3, 4, 5)
     ]
-
-
-def test_a_hash_in_a_text_value_stays_and_is_said() -> None:
-    config = from_text("option.model_id=a/b # the model")
-    assert config.options.model_id == "a/b # the model"
-    assert "part of the value" in config.warnings[0]
 
 
 @pytest.mark.parametrize("text", ["true", "TRUE", "1", "yes", "On"])
@@ -79,10 +70,6 @@ def test_a_wrong_variable_is_named() -> None:
     assert problem.startswith("OPTION_MAX_INPUT_LEN=x (environment): expected a whole number")
 
 
-def test_all_problems_are_told_at_once() -> None:
-    assert len(problems_of("option.max_input_len=x\noption.dtype=y", {"OPTION_BACKEND": "z"})) == 3
-
-
 @pytest.mark.parametrize("text", ["MAX_UTILIZATION", "max_utilization"])
 def test_words_in_either_case(text: str) -> None:
     config = from_text(f"option.batch_scheduler_policy={text}")
@@ -105,28 +92,6 @@ def test_quantize_by_any_of_its_names(word: str, meaning: Quantization | None) -
 def test_old_rolling_batch_names_are_accepted() -> None:
     for word in ("auto", "trtllm", "disable", "vllm", "lmi-dist", "scheduler"):
         assert from_text(f"option.rolling_batch={word}").options.rolling_batch is RollingBatch(word)
-
-
-def test_an_empty_value_counts_as_not_set_and_is_said() -> None:
-    config = from_text("option.max_input_len=\n", {"OPTION_MAX_OUTPUT_LEN": ""})
-    assert config.options.max_input_len == 1024
-    assert not config.is_set("max_input_len")
-    assert len(config.warnings) == 1
-    assert "serving.properties:1" in config.warnings[0]
-
-
-def test_defaults_are_defaults() -> None:
-    config = from_text("")
-    assert config.options.backend is Backend.AUTO
-    assert all(config.origin(name).kind is OriginKind.DEFAULT for name in OPTIONS)
-    assert not any(config.is_set(name) for name in OPTIONS)
-    assert config.warnings == ()
-
-
-def test_quotes_around_a_text_stay_and_are_said() -> None:
-    config = from_text('option.model_id="a/b"')
-    assert config.options.model_id == '"a/b"'
-    assert "write it without them" in config.warnings[0]
 
 
 @pytest.mark.parametrize(
