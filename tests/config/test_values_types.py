@@ -123,7 +123,7 @@ def test_a_text_means_a_value(kind: type | ValueType, text: str, value: object) 
         (int, "0x10"),
         (int, "none"),
         (int, "9" * 19),
-        (int, "１"),
+        (int, "\uff11"),
         (float, "."),
         (float, "inf"),
         (float, "nan"),
