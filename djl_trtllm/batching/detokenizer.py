@@ -19,12 +19,9 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._context = list(prompt_ids[-_CONTEXT:])
-        self._stream = DecodeStream(ids=self._context, skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._emitted = 0
         self.pending = False
         """Whether the last token ended inside a character."""
+        self._begin(list(prompt_ids[-_CONTEXT:]))
 
     def step(self, token_id: int) -> str:
         """The text that `token_id` completes: "" while a character is unfinished."""
@@ -32,31 +29,37 @@ class Detokenizer:
         try:
             text: str | None = self._stream.step(self._tokenizer, token_id)
         except Exception:  # the Rust library raises bare Exception
-            text = self._restart()
+            self.pending = False
+            return self._restart()
+        self.pending = text is None
         if text is None:
-            self.pending = True
             return ""
-        self.pending = False
-        self._emitted += len(text) if self._ids else 0
+        self._emitted += len(text)
         return text
 
     def flush(self) -> str:
         """The text held back at the end of the sequence: replacement characters for unfinished ones."""
         if not self.pending:
             return ""
-        decode = self._tokenizer.decode
-        before = len(decode(self._context, skip_special_tokens=True))
-        whole: str = decode(self._context + self._ids, skip_special_tokens=True)
         self.pending = False
-        return whole[before + self._emitted :]
+        before, whole = self._decode(self._context), self._decode(self._context + self._ids)
+        return whole[len(before) + self._emitted :]
+
+    def _begin(self, context: list[int]) -> None:
+        """Decode what follows `context`."""
+        self._context = context
+        self._ids: list[int] = []
+        self._emitted = 0
+        self._stream = DecodeStream(ids=context, skip_special_tokens=True)
 
     def _restart(self) -> str:
         """The decoder took back text that has been handed out, as byte-fallback decoders do when a byte turns out to
         be invalid. Go on from here: the last token's text as it follows its predecessor."""
         last_two = (self._context + self._ids)[-2:]
-        decode = self._tokenizer.decode
-        before: str = decode(last_two[:-1], skip_special_tokens=True)
-        text: str = decode(last_two, skip_special_tokens=True)[len(before) :]
-        self._context, self._ids, self._emitted = last_two[-1:], [], 0
-        self._stream = DecodeStream(ids=self._context, skip_special_tokens=True)
+        before, text = self._decode(last_two[:1]), self._decode(last_two)
+        self._begin(last_two[1:])
+        return text[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids)  # without special tokens
         return text

@@ -29,13 +29,18 @@ class Generation:
     )
 
     def __init__(
-        self, sampling: SamplingParameters, prompt_tokens: int, sequences: list[Sequence], consumer: Consumer
+        self,
+        sampling: SamplingParameters,
+        prompt_tokens: int,
+        sequences: list[Sequence],
+        consumer: Consumer,
+        arrived: float,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.sequences = sequences
         self.ids: list[int] = []
         """The executor's ids of the sequences."""
-        self.arrived = 0.0
+        self.arrived = arrived
         """Seconds on the rolling batch's clock, like the next two."""
         self.started: float | None = None
         self.last_token_at: float | None = None
@@ -83,8 +88,8 @@ class Generation:
 
 def _rank(sequence: Sequence) -> tuple[bool, float]:
     """Cut short, a sequence has the better log-probability, and is still worth less than a whole one."""
-    whole = sequence.finished is not None and sequence.finished.reason not in _CUT_SHORT
-    return whole, sequence.cumulative_logprob
+    assert sequence.finished is not None
+    return sequence.finished.reason not in _CUT_SHORT, sequence.cumulative_logprob
 
 
 def _ignore(update: Update) -> None:

@@ -155,8 +155,7 @@ class RollingBatch:
             self.withdraw(count)
             raise
         sequences = self._translator.sequences(request, prompt_ids)
-        generation = Generation(request.sampling, len(prompt_ids), sequences, consumer)
-        generation.arrived = self._clock()
+        generation = Generation(request.sampling, len(prompt_ids), sequences, consumer, self._clock())
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
         for sequence in sequences:
             if sequence.index % beams == 0:

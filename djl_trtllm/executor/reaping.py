@@ -60,8 +60,6 @@ class HostEnvironment:
 
 def _marked(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or another user's
             if process.environ().get(_VARIABLE) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
-        except (psutil.Error, OSError):
-            continue  # gone meanwhile, or another user's

@@ -34,10 +34,10 @@ class Workers:
 
 def _is_rank(process: psutil.Process) -> bool:
     try:
-        command = " ".join(process.cmdline())
+        command = process.cmdline()
     except psutil.Error:
         return False
-    return any(mark in command for mark in _MARKS)
+    return any(mark in word for word in command for mark in _MARKS)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -28,20 +28,24 @@ def sentencepiece_like() -> RawTokenizer:
     return raw
 
 
+def piece_ids(raw: RawTokenizer, *pieces: str | int) -> list[int]:
+    """Ids of pieces; numbers are bytes."""
+    names = (f"<0x{piece:02X}>" if isinstance(piece, int) else piece for piece in pieces)
+    return [raw.token_to_id(name) for name in names]
+
+
 def detokenize(raw: RawTokenizer, prompt: list[int], ids: list[int]) -> str:
     detokenizer = Detokenizer(raw, prompt)
     return "".join([detokenizer.step(token_id) for token_id in ids]) + detokenizer.flush()
 
 
 @given(any_text, any_text)
-@settings(max_examples=300)
 def test_steps_join_to_the_whole_text(tokenizer: Tokenizer, prompt: str, text: str) -> None:
     ids = tokenizer.encode(text, False)
     assert detokenize(tokenizer.raw, tokenizer.encode(prompt), ids) == text
 
 
 @given(st.data())
-@settings(max_examples=300)
 def test_any_ids_join_to_their_decoding(tokenizer: Tokenizer, data: st.DataObject) -> None:
     plain = st.integers(0, tokenizer.vocab_size - 1).filter(lambda token_id: token_id not in tokenizer.special_ids)
     ids = data.draw(st.lists(plain, max_size=30))
@@ -49,21 +53,19 @@ def test_any_ids_join_to_their_decoding(tokenizer: Tokenizer, data: st.DataObjec
 
 
 @given(any_text.map(lambda text: text.replace("▁", "")))
-@settings(max_examples=300)
 def test_steps_of_a_byte_fallback_tokenizer_join_to_the_whole_text(sentencepiece_like: RawTokenizer, text: str) -> None:
-    prompt = [1, sentencepiece_like.token_to_id("▁the")]
+    prompt = [1, *piece_ids(sentencepiece_like, "▁the")]
     ids = sentencepiece_like.encode(text, add_special_tokens=False).ids
     whole = sentencepiece_like.decode(prompt + ids)
     assert detokenize(sentencepiece_like, prompt, ids) == whole[len("the") :]
 
 
 @given(st.data())
-@settings(max_examples=300)
 def test_invalid_bytes_are_replaced_and_do_no_harm_to_what_follows(
     sentencepiece_like: RawTokenizer, data: st.DataObject
 ) -> None:
     invalid = data.draw(st.lists(st.integers(3, 258), max_size=12))
-    after = [sentencepiece_like.token_to_id(piece) for piece in ("a", "▁wolf", "b")]
+    after = piece_ids(sentencepiece_like, "a", "▁wolf", "b")
     assert detokenize(sentencepiece_like, [1], invalid + after).endswith("a wolfb")
 
 
@@ -73,9 +75,51 @@ def test_a_character_is_never_split(tokenizer: Tokenizer) -> None:
     assert [step for step in steps if step] == ["😀", "é"]
 
 
+def test_only_an_unfinished_character_is_pending(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("😀x", False)
+    detokenizer = Detokenizer(tokenizer.raw, [1])
+    pending = [detokenizer.pending]
+    for token_id in ids:
+        detokenizer.step(token_id)
+        pending.append(detokenizer.pending)
+    assert pending == [False] + [True] * (len(ids) - 2) + [False, False]
+    assert detokenizer.flush() == ""
+
+
+def test_what_is_flushed_is_pending_no_more(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer.raw, [1])
+    detokenizer.step(tokenizer.encode("😀", False)[0])
+    assert (detokenizer.flush(), detokenizer.pending, detokenizer.flush()) == ("�", False, "")
+
+
 def test_the_first_token_keeps_its_space_after_a_prompt(sentencepiece_like: RawTokenizer) -> None:
-    the, wolf = (sentencepiece_like.token_to_id(piece) for piece in ("▁the", "▁wolf"))
+    the, wolf = piece_ids(sentencepiece_like, "▁the", "▁wolf")
     assert detokenize(sentencepiece_like, [1, the], [wolf]) == " wolf"
+
+
+def test_special_tokens_of_the_prompt_have_no_text(sentencepiece_like: RawTokenizer) -> None:
+    """After them a text begins, so the first space goes."""
+    the, broken = piece_ids(sentencepiece_like, "▁the", 0xE2)
+    assert detokenize(sentencepiece_like, [1], [the]) == "the"
+    assert detokenize(sentencepiece_like, [1], [the, broken]) == "the�"
+
+
+def test_text_that_the_decoder_takes_back_stays_and_the_rest_follows_it(sentencepiece_like: RawTokenizer) -> None:
+    detokenizer = Detokenizer(sentencepiece_like, [1, *piece_ids(sentencepiece_like, "▁the")])
+    # 0xFF makes the two bytes of the "é" invalid as well.
+    ids = piece_ids(sentencepiece_like, 0xC3, 0xA9, 0xFF, "a", "▁wolf", 0xE2)
+    steps, pending = [], []
+    for token_id in ids:
+        steps.append(detokenizer.step(token_id))
+        pending.append(detokenizer.pending)
+    assert steps == ["", "é", "", "a", " wolf", ""]
+    assert pending == [True, False, True, False, False, True]
+    assert detokenizer.flush() == "�"
+
+
+def test_an_unfinished_character_after_a_restart_is_flushed_whole(sentencepiece_like: RawTokenizer) -> None:
+    ids = piece_ids(sentencepiece_like, 0xC3, 0xA9, 0xFF, "▁wolf", 0xE2)
+    assert detokenize(sentencepiece_like, [1, *piece_ids(sentencepiece_like, "▁the")], ids) == "é wolf�"
 
 
 def test_an_unfinished_character_ends_as_a_replacement_character(tokenizer: Tokenizer) -> None:

@@ -2,74 +2,84 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from djl_trtllm.batching import GenerationRequest, SamplingParameters
 from djl_trtllm.batching.features import gives_logprobs, require
 from djl_trtllm.errors import UnsupportedParameterError
-from djl_trtllm.executor.protocol import Adapter, Feature, Guide, GuideKind
-from djl_trtllm.model import Tokenizer
+from djl_trtllm.executor.protocol import Feature, Guide, GuideKind
 
-from .helpers import Bench
+ON_TENSORRT_LLM = (
+    "this engine cannot hold its output to a form; on TensorRT-LLM set option.guided_decoding_backend=xgrammar"
+)
+
+
+def asking(prompt: str = "a", **sampling: object) -> GenerationRequest:
+    return GenerationRequest(prompt=prompt, sampling=SamplingParameters(**sampling))  # type: ignore[arg-type]
+
 
 ASKING = {
-    Feature.BEAM_SEARCH: GenerationRequest(prompt="a", sampling=SamplingParameters(beam_width=2)),
-    Feature.MIN_P: GenerationRequest(prompt="a", sampling=SamplingParameters(min_p=0.1)),
-    Feature.NO_REPEAT_NGRAM: GenerationRequest(prompt="a", sampling=SamplingParameters(no_repeat_ngram_size=2)),
-    Feature.BAD_WORDS: GenerationRequest(prompt="a", bad=("x",)),
-    Feature.JSON: GenerationRequest(prompt="a", guide=Guide(GuideKind.JSON_OBJECT)),
-    Feature.REGEX: GenerationRequest(prompt="a", guide=Guide(GuideKind.REGEX, "a+")),
-    Feature.GRAMMAR: GenerationRequest(prompt="a", guide=Guide(GuideKind.GRAMMAR, "root")),
-    Feature.ADAPTERS: GenerationRequest(prompt="a", adapter="french"),
-    Feature.LOGPROBS: GenerationRequest(prompt="a", logprobs=True, needs_logprobs=True),
+    Feature.BEAM_SEARCH: [asking(beam_width=2)],
+    Feature.MIN_P: [asking(min_p=0.1)],
+    Feature.NO_REPEAT_NGRAM: [asking(no_repeat_ngram_size=1)],
+    Feature.BAD_WORDS: [GenerationRequest(prompt="a", bad=("x",))],
+    Feature.JSON: [
+        GenerationRequest(prompt="a", guide=Guide(GuideKind.JSON_OBJECT)),
+        GenerationRequest(prompt="a", guide=Guide(GuideKind.JSON_SCHEMA, "{}")),
+    ],
+    Feature.REGEX: [GenerationRequest(prompt="a", guide=Guide(GuideKind.REGEX, "a+"))],
+    Feature.GRAMMAR: [GenerationRequest(prompt="a", guide=Guide(GuideKind.GRAMMAR, "root"))],
+    Feature.ADAPTERS: [GenerationRequest(prompt="a", adapter="french")],
+    Feature.LOGPROBS: [GenerationRequest(prompt="a", logprobs=True, needs_logprobs=True)],
+}
+REFUSALS = {
+    Feature.BEAM_SEARCH: "'num_beams' ('beam_width'): this engine has no beam search; use 'n' and 'best_of' with "
+    "sampling, or TensorRT-LLM with option.max_beam_width",
+    Feature.MIN_P: "'min_p': use 'top_p'",
+    Feature.NO_REPEAT_NGRAM: "'no_repeat_ngram_size': use 'repetition_penalty'",
+    Feature.BAD_WORDS: "'bad_words' ('bad_sequences'): this engine cannot keep words out",
+    Feature.JSON: f"a JSON guide: {ON_TENSORRT_LLM}",
+    Feature.REGEX: f"a regular expression: {ON_TENSORRT_LLM}",
+    Feature.GRAMMAR: f"a grammar: {ON_TENSORRT_LLM}",
+    Feature.ADAPTERS: "'adapters': this model is served without LoRA adapters; on TensorRT-LLM set "
+    "option.enable_lora=true",
+    Feature.LOGPROBS: "'logprobs' or 'best_of': this engine gives no log-probabilities; on a compiled TensorRT engine "
+    "set option.gather_generation_logits=true",
 }
 
 
 def test_every_feature_can_be_asked_for() -> None:
-    assert set(ASKING) == set(Feature) - {Feature.FREE_LOGPROBS}
-
-
-def test_log_probabilities_that_cost_something_come_to_those_who_ask() -> None:
-    shown, asked = (GenerationRequest(prompt="a", logprobs=True, asks_logprobs=asks) for asks in (False, True))
-    assert not gives_logprobs(shown, {Feature.LOGPROBS})
-    assert gives_logprobs(asked, {Feature.LOGPROBS})
-    assert gives_logprobs(shown, {Feature.LOGPROBS, Feature.FREE_LOGPROBS})
-    assert not gives_logprobs(asked, set())
+    assert set(ASKING) == set(REFUSALS) == set(Feature) - {Feature.FREE_LOGPROBS}
 
 
 @pytest.mark.parametrize("feature", ASKING)
 def test_a_request_needs_the_features_it_asks_for_and_no_other(feature: Feature) -> None:
-    require(ASKING[feature], {feature})
-    with pytest.raises(UnsupportedParameterError, match=r"not supported by this backend: .+: .+"):
-        require(ASKING[feature], set(Feature) - {feature})
+    for request in ASKING[feature]:
+        require(request, {feature})
+        with pytest.raises(UnsupportedParameterError) as caught:
+            require(request, set(Feature) - {feature})
+        assert str(caught.value) == f"not supported by this backend: {REFUSALS[feature]}"
 
 
-def test_all_that_is_missing_is_told_at_once() -> None:
+def test_all_that_is_missing_is_in_one_message() -> None:
     request = GenerationRequest(prompt="a", bad=("x",), sampling=SamplingParameters(min_p=0.1))
-    with pytest.raises(UnsupportedParameterError, match=r"'min_p'.*'bad_words'"):
+    with pytest.raises(UnsupportedParameterError) as caught:
         require(request, set())
+    missing = f"{REFUSALS[Feature.MIN_P]}; {REFUSALS[Feature.BAD_WORDS]}"
+    assert str(caught.value) == f"not supported by this backend: {missing}"
 
 
 def test_a_plain_request_needs_nothing() -> None:
     require(GenerationRequest(prompt="a", logprobs=True, stop=("x",)), set())
 
 
-def test_the_executor_is_told_all_of_it(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer)
-    guide, adapter = Guide(GuideKind.REGEX, "a+"), Adapter("french", 3, "adapters/french")
-    bench.submit(guide=guide, adapter=adapter, bad=("x",), min_p=0.25, no_repeat_ngram_size=2)
-    (message,) = bench.executor.submitted
-    assert (message.guide, message.adapter, message.bad) == (guide, adapter, ["x"])
-    assert (message.sampling.min_p, message.sampling.no_repeat_ngram_size) == (0.25, 2)
-
-
-def test_a_stop_string_goes_to_the_engine_where_its_tokens_mean_exactly_it(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer)
-    exact = "wolf"
-    changed = "wolf\N{REPLACEMENT CHARACTER}\ud7ff\U0010ffff"
-    assert tokenizer.decode(tokenizer.encode(exact, False), False) == exact
-    bench.submit(stop=(exact,))
-    assert bench.executor.submitted[0].stop == [exact]
-    if tokenizer.decode(tokenizer.encode(changed, False), False) != changed:
-        bench.submit(stop=(exact, changed))
-        assert bench.executor.submitted[1].stop == [exact]
+@pytest.mark.parametrize(("asks", "needs", "free"), list(product((False, True), repeat=3)))
+def test_log_probabilities_go_to_those_who_want_them_or_where_they_are_free(
+    asks: bool, needs: bool, free: bool
+) -> None:
+    request = GenerationRequest(prompt="a", logprobs=True, asks_logprobs=asks, needs_logprobs=needs)
+    features = {Feature.FREE_LOGPROBS} if free else set()
+    assert gives_logprobs(request, features | {Feature.LOGPROBS}) is (asks or needs or free)
+    assert not gives_logprobs(request, features)

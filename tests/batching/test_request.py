@@ -1,0 +1,58 @@
+"""What a request asks for where it says nothing: the defaults of the LMI schema."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from djl_trtllm.batching import FinishReason, GenerationRequest, SamplingParameters
+
+
+def test_the_defaults_of_sampling_are_those_of_the_lmi_schema() -> None:
+    assert msgspec.structs.asdict(SamplingParameters()) == {
+        "max_new_tokens": 30,
+        "min_new_tokens": 0,
+        "do_sample": False,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": None,
+        "ignore_eos": False,
+        "n": 1,
+        "best_of": None,
+        "min_p": 0.0,
+        "no_repeat_ngram_size": 0,
+        "beam_width": 1,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+        "beam_search_diversity_rate": 0.0,
+    }
+
+
+def test_a_request_asks_for_nothing_by_itself() -> None:
+    fields = msgspec.structs.asdict(GenerationRequest())
+    assert fields.pop("sampling") == SamplingParameters()
+    assert not any(fields.values())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sequences"),
+    [
+        (SamplingParameters(), 1),
+        (SamplingParameters(n=3), 3),
+        (SamplingParameters(n=2, best_of=5), 5),
+        (SamplingParameters(n=1, beam_width=2), 2),
+        (SamplingParameters(n=3, beam_width=4), 4),
+    ],
+)
+def test_as_many_sequences_are_generated_as_are_ranked_or_delivered(
+    sampling: SamplingParameters, sequences: int
+) -> None:
+    assert sampling.sequences == sequences
+
+
+def test_finish_reasons_are_the_words_of_the_lmi_schema() -> None:
+    assert [reason.value for reason in FinishReason] == ["eos_token", "stop_sequence", "length", "cancelled", "error"]
