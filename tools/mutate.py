@@ -8,7 +8,8 @@ The own tests of `djl_trtllm/x/y.py` are `tests/x/test_y.py` and `tests/x/test_y
 mutant is killed when they fail or take too long. What survives is printed: a test is missing there, or the line is not
 needed, or the mutant is equivalent. Equivalent mutants stand in `equivalent_mutants.yaml`, each with its reason.
 
-The tests run in a copy of the repository, each mutant in a process forked from one that has the libraries loaded.
+The tests run in a copy of the repository and in a process namespace of their own (Linux, with util-linux), each mutant
+in a process forked from one that has the libraries loaded.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ CORE = (
 )
 """Where a wrong line does the most harm; patterns below the package."""
 
+_NAMESPACE = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
+"""What the tests run in: a mutant of what ends processes must find no others than its own."""
+
 _COPIED = (PACKAGE, "tests", "serving", "docker", "docs", "benchmarks", "tools", "scripts")
 _PATIENCE = 4.0
 """A mutant may take this many times as long as the tests of the unchanged module, and `_GRACE_SECONDS` more."""
@@ -104,7 +108,7 @@ class Sandbox:
         # Only the mutated module is to be compiled each time.
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         return subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("mutation_runner.py"))],
+            [*_NAMESPACE, sys.executable, str(Path(__file__).with_name("mutation_runner.py"))],
             cwd=self.directory,
             env=environ,
             stdin=subprocess.PIPE,
@@ -237,6 +241,8 @@ def main() -> None:
             for mutant in mutants_of((ROOT / PACKAGE / name).read_text()):
                 console.print(f"{name}:{mutant.line} [{mutant.name}]", markup=False, soft_wrap=True)
         return
+    if shutil.which(_NAMESPACE[0]) is None or subprocess.run([*_NAMESPACE, "true"], check=False).returncode:
+        raise SystemExit("mutants may end any process, and unshare can make no namespace for them here")
     with sandboxes(arguments.jobs) as pool:
         scores = [
             score(name, None if arguments.all else arguments.sample, pool, arguments.jobs, console) for name in names
