@@ -168,7 +168,7 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
 
 
 def _choose(declared: DeclaredOption, found: Sequence[Candidate], draft: Draft) -> tuple[Setting, list[Setting]]:
-    """The setting that counts, and those it beats, the strongest first."""
+    """The setting that counts, and those of users that it beats, the strongest first."""
     order = precedence(declared.option.scope)
     ranked = sorted(found, key=lambda candidate: order.index(candidate[0]))
     layer, winner = ranked[0]
@@ -236,7 +236,7 @@ def _warn_of_beaten(draft: Draft, overridden: Mapping[str, Sequence[Setting]]) -
     for name, beaten in overridden.items():
         winner = draft.chosen[name]
         for setting in beaten:
-            if name != "model_id" and setting.origin.is_user and setting.value.strip() != winner.value.strip():
+            if name != "model_id" and setting.value.strip() != winner.value.strip():
                 draft.warnings.append(f"{setting.shown} does not count: {winner.cited} is stronger")
 
 

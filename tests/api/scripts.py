@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+from typing import Any
+
 from djl_trtllm.api import Framer, Prompt
+from djl_trtllm.api.lmi import FORMATTERS
+from djl_trtllm.api.presentation import Presentation
 from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
 from djl_trtllm.errors import GenerationError
+
+GOLDEN = Path(__file__).parent / "golden"
 
 PROMPT = Prompt(
     "The wolf",
@@ -61,3 +70,22 @@ def answer(framer: Framer, updates: list[Update]) -> bytes:
     """The answer's whole body."""
     framer.begin(PROMPT)
     return b"".join([framer.frame(update) for update in updates])
+
+
+def make(name: str, **view: Any) -> Framer:
+    """A framer by the name of its formatter, with an id and a time that never change."""
+    return FORMATTERS[name](Presentation(inputs=PROMPT.text, id="0123", created=1700000000, **view))
+
+
+def check_golden(name: str, body: bytes) -> None:
+    """Compares with the stored answer; UPDATE_GOLDEN=1 stores it."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_bytes(body)
+    assert body.decode() == path.read_bytes().decode()
+
+
+def parse_lines(body: bytes) -> list[dict[str, Any]]:
+    """The objects of a stream, its lines cut as httpx does it: at every character that Unicode calls a line end."""
+    lines = [line.removeprefix("data: ") for line in body.decode().splitlines()]
+    return [json.loads(line) for line in lines if line and line != "[DONE]"]

@@ -1,36 +1,18 @@
+"""The LMI schema's answers: json, jsonlines, sse and none."""
+
 from __future__ import annotations
 
 import itertools
 import json
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.api import Framer
-from djl_trtllm.api.lmi import FORMATTERS
-from djl_trtllm.api.presentation import Presentation
 from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
-from djl_trtllm.errors import GenerationError
+from djl_trtllm.errors import GenerationError, RequestTimeoutError
 
-from .scripts import EOS, FAILED, PROMPT, STOP, TEXT, TOKENS, answer, several
-
-GOLDEN = Path(__file__).parent / "golden"
-
-
-def make(name: str, **view: object) -> Framer:
-    presentation = Presentation(inputs=PROMPT.text, id="0123", created=1700000000, **view)  # type: ignore[arg-type]
-    return FORMATTERS[name](presentation)
-
-
-def check_golden(name: str, body: bytes) -> None:
-    """Compares with the stored answer; UPDATE_GOLDEN=1 stores it."""
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_bytes(body)
-    assert body.decode() == path.read_bytes().decode()
+from .scripts import EOS, FAILED, FAILURE, PROMPT, STOP, TEXT, TOKENS, answer, check_golden, make, parse_lines, several
 
 
 def combinations(*names: str) -> list[tuple[str, ...]]:
@@ -45,27 +27,16 @@ def test_answer_is_as_stored(name: str, view: tuple[str, ...]) -> None:
     check_golden("-".join((name, *view)), body)
 
 
-@pytest.mark.parametrize(
-    ("name", "view"),
-    [
-        ("json_chat", {}),
-        ("json_chat", {"logprobs": True}),
-        ("jsonlines_chat", {}),
-        ("jsonlines_chat", {"logprobs": True}),
-        ("sse_chat", {"include_usage": True}),
-        ("3p", {"return_full_text": True}),
-        ("3p_stream", {}),
-        ("none", {"stream": True}),
-        ("json", {"details": True, "prefill": True}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_other_answer_is_as_stored(name: str, view: dict[str, bool]) -> None:
-    check_golden("-".join((name, *view)), answer(make(name, **view), EOS))
+def test_plain_text_is_as_stored() -> None:
+    check_golden("none-stream", answer(make("none", stream=True), EOS))
+
+
+def test_the_prompts_tokens_are_as_stored() -> None:
+    check_golden("json-details-prefill", answer(make("json", details=True, prefill=True), EOS))
 
 
 @pytest.mark.parametrize("tgi_compat", [False, True])
-@pytest.mark.parametrize("name", ["jsonlines", "sse", "jsonlines_chat", "sse_chat", "3p_stream"])
+@pytest.mark.parametrize("name", ["jsonlines", "sse"])
 @pytest.mark.parametrize("ending", ["stop", "error"])
 def test_end_without_a_token_is_as_stored(name: str, ending: str, tgi_compat: bool) -> None:
     body = answer(make(name, details=True, tgi_compat=tgi_compat), STOP if ending == "stop" else FAILED)
@@ -76,52 +47,91 @@ def test_end_without_a_token_is_as_stored(name: str, ending: str, tgi_compat: bo
 def test_several_sequences_are_as_stored(tgi_compat: bool) -> None:
     body = answer(make("json", n=3, details=True, tgi_compat=tgi_compat), several(3))
     check_golden("json-n" + ("-tgi_compat" if tgi_compat else ""), body)
-    check_golden("json_chat-n", answer(make("json_chat", n=2), several(2)))
-    check_golden("sse_chat-n", answer(make("sse_chat", n=2, stream=True), several(2)))
+    assert body == answer(make("json", n=3, tgi_compat=tgi_compat), several(3))
 
 
-def parse_lines(body: bytes) -> list[dict[str, object]]:
-    # As httpx cuts lines: at every character that Unicode calls a line end.
-    lines = [line.removeprefix("data: ") for line in body.decode().splitlines()]
-    return [json.loads(line) for line in lines if line and line != "[DONE]"]
-
-
-@pytest.mark.parametrize("name", ["jsonlines", "sse", "jsonlines_chat", "sse_chat", "3p_stream"])
-def test_no_text_cuts_a_line(name: str) -> None:
-    text = "".join(map(chr, (*range(0x20), 0x7F, 0x85, 0x2028, 0x2029, 0xFEFF)))
-    lines = parse_lines(answer(make(name), [Update(0, [Token(1, text, 0.0, False)], None), STOP[-1]]))
-    assert len(lines) == 2
+def test_a_stream_shows_the_prompts_tokens_in_its_details() -> None:
+    *_, last = parse_lines(answer(make("jsonlines", details=True, prefill=True), EOS))
+    assert last["details"]["prefill"] == [
+        {"id": 1, "text": "", "log_prob": None, "special_token": True},
+        {"id": 450, "text": "The", "log_prob": None},
+        {"id": 281, "text": " wolf", "log_prob": None},
+    ]
+    *_, last = parse_lines(answer(make("sse", details=True, prefill=True, tgi_compat=True), EOS))
+    assert last["details"]["prefill"][0] == {"id": 1, "text": "", "logprob": None, "special": True}
 
 
 def test_whole_answers_come_in_one_piece_at_the_end() -> None:
-    for name in ("json", "json_chat", "3p", "none"):
+    for name in ("json", "none"):
         framer = make(name)
         assert not framer.stream
         assert [bool(framer.frame(update)) for update in EOS] == [False, False, False, True]
 
 
 def test_every_token_is_sent_with_its_update() -> None:
-    for name in ("jsonlines", "sse", "jsonlines_chat", "sse_chat", "3p_stream"):
+    for name in ("jsonlines", "sse"):
         framer = make(name)
         assert framer.stream
-        assert [len(parse_lines(framer.frame(update))) for update in EOS[:3]] == [1, 2, 1]
+        assert [len(parse_lines(framer.frame(update))) for update in EOS] == [1, 2, 1, 1]
+    framer = make("none", stream=True)
+    assert framer.stream
+    assert [framer.frame(update).decode() for update in EOS] == [TOKENS[0].text, TOKENS[2].text, TOKENS[3].text, ""]
+
+
+def test_media_types() -> None:
+    names = ("json", "jsonlines", "sse", "none")
+    assert [make(name).content_type for name in names] == [
+        "application/json",
+        "application/jsonlines",
+        "text/event-stream",
+        "text/plain",
+    ]
+
+
+def test_the_prompts_tokens_are_wanted_where_they_are_shown() -> None:
+    for name in ("json", "jsonlines", "sse"):
+        assert make(name, prefill=True).wants_prompt_tokens and not make(name).wants_prompt_tokens
+    assert not make("none", prefill=True).wants_prompt_tokens
 
 
 def test_an_update_without_news_adds_nothing() -> None:
-    for name in FORMATTERS:
-        assert make(name).frame(Update(0, [], None)) == b""
+    for name in ("json", "jsonlines", "sse", "none"):
+        for tgi_compat in (False, True):
+            assert make(name, tgi_compat=tgi_compat).frame(Update(0, [], None)) == b""
 
 
-def test_a_lone_end_repeats_the_last_id_without_text() -> None:
-    *_, last = parse_lines(answer(make("jsonlines"), STOP))
-    assert last["token"] == {"id": TOKENS[-1].id, "text": "", "log_prob": 0.0, "special_token": True}
+def test_several_tokens_may_end_together() -> None:
+    finished = Finished(FinishReason.LENGTH, 2, None, None)
+    framer = make("jsonlines", details=True)
+    framer.begin(PROMPT)
+    first, last = parse_lines(framer.frame(Update(0, TOKENS[:2], finished)))
+    assert (first["token"]["id"], last["token"]["id"]) == (TOKENS[0].id, TOKENS[1].id)
+    assert last["generated_text"] == TOKENS[0].text + TOKENS[1].text
+    assert last["details"] == {"finish_reason": "length", "generated_tokens": 2, "inputs": PROMPT.text}
+
+
+def test_a_special_token_in_mid_stream_is_marked() -> None:
+    (line,) = parse_lines(make("jsonlines").frame(Update(0, [Token(7, "", -1.0, True)], None)))
+    assert line["token"] == {"id": 7, "text": "", "log_prob": -1.0, "special_token": True}
+    (line,) = parse_lines(make("jsonlines", tgi_compat=True).frame(Update(0, [Token(7, "", -1.0, True)], None)))
+    assert line["token"] == {"id": 7, "text": "", "logprob": -1.0, "special": True}
+
+
+@pytest.mark.parametrize("tgi_compat", [False, True])
+def test_a_lone_end_repeats_the_last_id_without_text(tgi_compat: bool) -> None:
+    *_, last = parse_lines(answer(make("jsonlines", tgi_compat=tgi_compat), STOP))
+    assert (last["token"]["id"], last["token"]["text"]) == (TOKENS[-1].id, "")
+    assert last["token"]["special" if tgi_compat else "special_token"] is True
+    assert last["token"]["logprob" if tgi_compat else "log_prob"] == 0.0
     assert last["generated_text"] == TEXT
 
 
 def test_an_end_without_any_token_has_id_minus_one() -> None:
     (line,) = parse_lines(make("jsonlines").frame(Update(0, [], Finished(FinishReason.CANCELLED, 0, None, None))))
-    assert line["token"]["id"] == -1  # type: ignore[index]
-    assert line["generated_text"] == ""
+    assert line == {
+        "token": {"id": -1, "text": "", "log_prob": 0.0, "special_token": True},
+        "generated_text": "",
+    }
 
 
 def test_a_logprob_that_is_no_number_is_null() -> None:
@@ -129,16 +139,66 @@ def test_a_logprob_that_is_no_number_is_null() -> None:
     assert line["token"] == {"id": 1, "text": "a", "log_prob": None}
 
 
+def test_an_error_is_the_last_line_with_what_came_before_it() -> None:
+    first, second, last = parse_lines(answer(make("jsonlines"), FAILED))
+    assert (first["token"]["id"], second["token"]["id"]) == (TOKENS[0].id, TOKENS[1].id)
+    assert last == {
+        "token": {"id": -1, "text": "", "log_prob": -1.0, "special_token": True, "error_msg": str(FAILURE)},
+        "generated_text": TOKENS[0].text,
+        "details": {"finish_reason": "error"},
+    }
+
+
+def test_an_error_in_details_counts_the_tokens() -> None:
+    framer = make("jsonlines", details=True, tgi_compat=True)
+    framer.begin(PROMPT)
+    framer.frame(EOS[0])
+    framer.frame(EOS[1])
+    (last,) = parse_lines(framer.error(RequestTimeoutError("too late")))
+    assert last["details"] == {
+        "finish_reason": "error",
+        "generated_tokens": 3,
+        "inputs": PROMPT.text,
+        "seed": None,
+        "input_length": PROMPT.length,
+    }
+    assert (last["error"], last["error_type"]) == ("too late", "incomplete_generation")
+
+
 def test_an_error_before_anything_was_generated_is_framed() -> None:
-    for name in ("jsonlines", "sse", "jsonlines_chat", "sse_chat", "3p_stream"):
-        *_, last = parse_lines(make(name).error(GenerationError("broken")))
-        assert "broken" in json.dumps(last)
+    for name in ("jsonlines", "sse"):
+        (last,) = parse_lines(make(name).error(GenerationError("broken")))
+        assert last["token"]["error_msg"] == "broken" and "error" not in last
 
 
-def test_after_an_error_other_choices_are_silent() -> None:
-    framer = make("sse_chat", n=2)
-    assert framer.error(GenerationError("broken")).endswith(b"data: [DONE]\n\n")
-    assert framer.frame(several(2)[1]) == b""
+def test_whole_answers_and_plain_text_cannot_tell_an_error() -> None:
+    for name in ("json", "none"):
+        framer = make(name)
+        assert b"".join([framer.frame(update) for update in FAILED]) == b""
+        assert framer.error(FAILURE) == b""
+    framer = make("none", stream=True)
+    assert [framer.frame(update).decode() for update in FAILED] == [TOKENS[0].text, TOKENS[1].text]
+
+
+def test_plain_text_has_the_prompt_before_it_once_where_that_is_asked_for() -> None:
+    for stream in (False, True):
+        assert answer(make("none", stream=stream, return_full_text=True), EOS).decode() == PROMPT.text + TEXT
+
+
+def test_of_several_sequences_plain_text_is_the_best_and_whole() -> None:
+    framer = make("none", n=2, stream=True)
+    assert not framer.stream
+    assert answer(framer, several(2)) == b"00 01"
+
+
+@pytest.mark.parametrize("name", ["jsonlines", "sse"])
+def test_no_text_cuts_a_line(name: str) -> None:
+    text = "".join(map(chr, (*range(0x20), 0x7F, 0x85, 0x2028, 0x2029, 0xFEFF)))
+    lines = parse_lines(answer(make(name), [Update(0, [Token(1, text, 0.0, False)], None), STOP[-1]]))
+    assert [line["token"]["text"] for line in lines] == [text, ""]
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
 
 
 def test_huggingface_client_reads_streams() -> None:
@@ -161,12 +221,7 @@ def test_huggingface_client_raises_errors_in_streams() -> None:
         list(common._stream_text_generation_response(body.split("\n"), details=False))
 
 
-def test_huggingface_client_reads_chat_streams() -> None:
-    common = pytest.importorskip("huggingface_hub.inference._common")
-    outputs = list(common._stream_chat_completion_response(answer(make("sse_chat"), EOS).decode().split("\n")))
-    assert "".join(output.choices[0].delta.content for output in outputs) == TEXT
-    assert outputs[-1].choices[0].finish_reason == "stop"
-
+# -- any text ----------------------------------------------------------------------------------------------------------
 
 texts = st.lists(
     st.text(st.characters(codec="utf-8") | st.sampled_from('\n\r"\\\x85\u2028\u2029'), max_size=8),
@@ -202,14 +257,14 @@ def test_every_answer_parses_and_joins_to_the_same_text(pieces: list[str], data:
         assert answer(make("none", stream=stream), updates).decode() == text
     for name in ("jsonlines", "sse"):
         lines = parse_lines(answer(make(name, **view), updates))
-        assert "".join(line["token"]["text"] for line in lines) == text  # type: ignore[index]
+        assert "".join(line["token"]["text"] for line in lines) == text
         assert lines[-1]["generated_text"] == text
         assert not any("generated_text" in line for line in lines[:-1])
     for name in ("jsonlines_chat", "sse_chat"):
         lines = parse_lines(answer(make(name, **view), updates))
-        choices = [line["choices"][0] for line in lines]  # type: ignore[index]
+        choices = [line["choices"][0] for line in lines]
         assert "".join(choice["delta"]["content"] for choice in choices) == text
         assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
         assert ["role" in choice["delta"] for choice in choices] == [True] + [False] * (len(choices) - 1)
     lines = parse_lines(answer(make("3p_stream"), updates))
-    assert "".join(line["body"]["generation"] for line in lines) == text  # type: ignore[index]
+    assert "".join(line["body"]["generation"] for line in lines) == text

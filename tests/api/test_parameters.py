@@ -1,236 +1,308 @@
+"""Kinds of values, and tables of parameters by which requests are read."""
+
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from djl_trtllm.api import Call, lmi
-from djl_trtllm.api.lmi_parameters import CHAT_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.parameters import (
+    BOOLEAN,
+    IGNORED,
+    OBJECT,
+    STRINGS,
+    STRINGS_OR_NONE,
+    TEXT,
+    TOKEN_IDS,
+    Kind,
+    Parameter,
+    Problems,
+    Table,
+    integer,
+    number,
+    show,
+)
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
-from djl_trtllm.executor.protocol import Guide, GuideKind
+
+TABLE = Table(
+    (
+        Parameter(("top_k", "k"), integer(0), "top_k"),
+        Parameter(("stop", "stop_sequences"), STRINGS, "stop", union=True),
+    ),
+    (
+        Parameter(("model",), target=IGNORED),
+        Parameter(("watermark",), neutral=(False,)),
+        Parameter(("tool_choice",), neutral=("none", 0), advice="there are no tools"),
+        Parameter(("cached",)),
+    ),
+    elsewhere={"stream": "beside 'parameters'"},
+)
 
 
-def parse(**parameters: Any) -> Call:
-    return lmi.parse(json.dumps({"inputs": "The wolf", "parameters": parameters}).encode())
+def read(**given: Any) -> tuple[dict[str, Any], Problems]:
+    problems = Problems()
+    return TABLE.read(given, problems, "parameter"), problems
 
 
-SCHEMA = Guide(GuideKind.JSON_SCHEMA, '{"type":"object"}')
-
-HONOURED: list[tuple[str, Any, str, Any]] = [
-    ("max_new_tokens", 7, "max_new_tokens", 7),
-    ("min_new_tokens", 7, "min_new_tokens", 7),
-    ("min_length", 7, "min_new_tokens", 7),
-    ("min_tokens", 7, "min_new_tokens", 7),
-    ("do_sample", True, "do_sample", True),
-    ("temperature", 0.5, "temperature", 0.5),
-    ("temperature", 2, "temperature", 2.0),
-    ("top_k", 7, "top_k", 7),
-    ("top_k", -1, "top_k", 0),
-    ("top_p", 0.5, "top_p", 0.5),
-    ("top_p", 1, "top_p", 1.0),
-    ("repetition_penalty", 1.5, "repetition_penalty", 1.5),
-    ("presence_penalty", -2, "presence_penalty", -2.0),
-    ("frequency_penalty", 2, "frequency_penalty", 2.0),
-    ("seed", 2**64 - 1, "seed", 2**64 - 1),
-    ("n", 2, "n", 2),
-    ("best_of", 2, "best_of", 2),
-    ("ignore_eos_token", True, "ignore_eos", True),
-    ("ignore_eos", True, "ignore_eos", True),
-    ("stop", "a", "stop", ("a",)),
-    ("stop", ["a", "b", "a"], "stop", ("a", "b")),
-    ("stop_sequences", ["a"], "stop", ("a",)),
-    ("stop_sequences", [], "stop", ()),
-    ("stop_token_ids", [3, 4], "stop_token_ids", (3, 4)),
-    ("truncate", 7, "truncate", 7),
-    ("min_p", 0.1, "min_p", 0.1),
-    ("no_repeat_ngram_size", 3, "no_repeat_ngram_size", 3),
-    ("bad_words", ["a", "b"], "bad", ("a", "b")),
-    ("bad_words", "", "bad", ()),
-    ("bad_sequences", [], "bad", ()),
-    ("num_beams", 4, "beam_width", 4),
-    ("beam_width", 2, "beam_width", 2),
-    ("length_penalty", 0.5, "length_penalty", 0.5),
-    ("early_stopping", True, "early_stopping", True),
-    ("beam_search_diversity_rate", 0.5, "beam_search_diversity_rate", 0.5),
-    ("adapters", "french", "adapter", "french"),
-    ("adapters", ["french"], "adapter", "french"),
-    ("adapters", [], "adapter", None),
-    ("adapter_id", "", "adapter", None),
-    ("grammar", {"type": "json", "value": {"type": "object"}}, "guide", SCHEMA),
-    ("grammar", {"type": "regex", "value": "a+"}, "guide", Guide(GuideKind.REGEX, "a+")),
-    ("guided_json", {"type": "object"}, "guide", SCHEMA),
-    ("guided_json", '{"type": "object"}', "guide", SCHEMA),
-    ("guided_regex", "a+", "guide", Guide(GuideKind.REGEX, "a+")),
-    ("guided_choice", ["a.", "b"], "guide", Guide(GuideKind.REGEX, r"(a\.|b)")),
-    ("guided_grammar", 'root ::= "a"', "guide", Guide(GuideKind.GRAMMAR, 'root ::= "a"')),
-    ("response_format", {"type": "text"}, "guide", None),
-    ("response_format", {"type": "json_object"}, "guide", Guide(GuideKind.JSON_OBJECT)),
-    ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "guide", SCHEMA),
-    ("response_format", {"type": "json", "value": {"type": "object"}}, "guide", SCHEMA),
-    ("guided_decoding", {"json": {"type": "object"}}, "guide", SCHEMA),
-    ("guided_decoding", {"json_object": True, "regex": None}, "guide", Guide(GuideKind.JSON_OBJECT)),
-]
+def values(**given: Any) -> dict[str, Any]:
+    found, problems = read(**given)
+    assert problems == Problems()
+    return found
 
 
-@pytest.mark.parametrize(("name", "value", "field", "becomes"), HONOURED)
-def test_honoured(name: str, value: Any, field: str, becomes: Any) -> None:
-    request = parse(**{name: value}).request
-    holder = request if hasattr(request, field) else request.sampling
-    assert getattr(holder, field) == becomes
+def invalid(**given: Any) -> list[str]:
+    _, problems = read(**given)
+    assert problems.unsupported == []
+    return problems.invalid
 
 
-WRONG: list[tuple[str, Any]] = [
-    ("max_new_tokens", 0),
-    ("max_new_tokens", 2.0),
-    ("max_new_tokens", "3"),
-    ("max_new_tokens", True),
-    ("max_new_tokens", 2**31),
-    ("min_new_tokens", -1),
-    ("do_sample", 1),
-    ("do_sample", "true"),
-    ("temperature", -0.1),
-    ("temperature", True),
-    ("temperature", "1"),
-    ("top_k", -2),
-    ("top_p", 0),
-    ("top_p", 1.1),
-    ("repetition_penalty", 0),
-    ("presence_penalty", 2.1),
-    ("frequency_penalty", -2.1),
-    ("seed", -1),
-    ("seed", 2**64),
-    ("n", 0),
-    ("best_of", 0),
-    ("ignore_eos", 0),
-    ("stop", True),
-    ("stop", [""]),
-    ("stop_sequences", [1]),
-    ("stop_sequences", [str(i) for i in range(65)]),
-    ("stop_token_ids", [-1]),
-    ("stop_token_ids", [True]),
-    ("truncate", 0),
-    ("min_p", 1.5),
-    ("no_repeat_ngram_size", -1),
-    ("bad_words", [""]),
-    ("num_beams", 0),
-    ("num_beams", 65),
-    ("early_stopping", 1),
-    ("adapters", ["a", "b"]),
-    ("adapters", [3]),
-    ("grammar", {"type": "ebnf", "value": "x"}),
-    ("grammar", "a+"),
-    ("guided_json", "not json"),
-    ("guided_json", []),
-    ("guided_json", {"description": "x" * 70_000}),
-    ("guided_regex", ""),
-    ("guided_choice", []),
-    ("guided_choice", [""]),
-    ("guided_grammar", 3),
-    ("response_format", {"type": "yaml"}),
-    ("response_format", "json"),
-    ("guided_decoding", {}),
-    ("guided_decoding", {"regex": "a", "json_object": True}),
-    ("details", "false"),
-    ("return_full_text", 1),
-    ("decoder_input_details", 0),
-    ("output_formatter", 3),
-]
+def unsupported(**given: Any) -> list[str]:
+    _, problems = read(**given)
+    assert problems.invalid == []
+    return problems.unsupported
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_wrong(name: str, value: Any) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        parse(**{name: value})
-    assert not isinstance(caught.value, UnsupportedParameterError)
-    message = str(caught.value)
-    assert f"'{name}' is " in message
-    assert ": expected " in message
+# -- kinds -------------------------------------------------------------------------------------------------------------
 
-
-UNSUPPORTED: list[tuple[str, list[Any], Any]] = [
-    ("top_n_tokens", [0], 1),
-    ("prompt_logprobs", [0, False], 1),
-    ("typical_p", [1, 1.0], 0.9),
-    ("watermark", [False], True),
-    ("logit_bias", [{}], {"1": 5}),
-    ("cached_prompt", [], "x"),
-    ("include_stop_str_in_output", [False], True),
-    ("skip_special_tokens", [True], False),
-    ("spaces_between_special_tokens", [True], False),
-    ("logprobs", [0, 1, True, False], 5),
-]
-
-
-@pytest.mark.parametrize(("name", "neutral", "value"), UNSUPPORTED)
-def test_unsupported_unless_neutral(name: str, neutral: list[Any], value: Any) -> None:
-    for harmless in (None, *neutral):
-        assert parse(**{name: harmless}).request.prompt == "The wolf"
-    with pytest.raises(UnsupportedParameterError, match=f"'{name}' is .* not supported"):
-        parse(**{name: value})
-
-
-def test_a_request_has_one_guide() -> None:
-    with pytest.raises(InvalidRequestError, match="give one"):
-        parse(guided_regex="a+", guided_json={"type": "object"})
-
-
-def test_beams_are_ranked_by_the_engine_and_not_sampled() -> None:
-    sampling = parse(num_beams=3, n=2, temperature=0.7).request.sampling
-    assert (sampling.sequences, sampling.n, sampling.best_of, sampling.do_sample) == (3, 2, None, False)
-    for wrong in ({"num_beams": 2, "n": 3}, {"num_beams": 2, "best_of": 4}, {"num_beams": 17}):
-        with pytest.raises(InvalidRequestError, match=r"beams|best_of"):
-            parse(**wrong)
-
-
-def test_log_probabilities_are_needed_where_they_rank_and_wanted_where_they_are_shown() -> None:
-    assert not parse(details=True).request.needs_logprobs
-    assert parse(details=True).request.logprobs
-    assert parse(best_of=2).request.needs_logprobs
-
-
-def test_every_row_is_tested_here() -> None:
-    tested = {name for name, *_ in (*HONOURED, *UNSUPPORTED)}
-    shown = {"details", "return_full_text", "decoder_input_details", "output_formatter"}
-    assert set(INPUTS_PARAMETERS.rows) == tested | shown
+SIXTY_FOUR = [str(i) for i in range(64)]
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("tools", [{}]), ("tool_choice", "required"), ("top_logprobs", 2), ("logit_bias", {"1": 1})]
+    ("kind", "given", "value"),
+    [
+        (integer(1), 1, 1),
+        (integer(1), 2**70, 2**70),
+        (integer(0, 3), 0, 0),
+        (integer(0, 3), 3, 3),
+        (number(0), 0, 0.0),
+        (number(0), 0.0, 0.0),
+        (number(-2, 2), -2, -2.0),
+        (number(-2, 2), 2.0, 2.0),
+        (number(0, 1, above=True), 1, 1.0),
+        (number(0, above=True), 1e308, 1e308),
+        (BOOLEAN, True, True),
+        (BOOLEAN, False, False),
+        (TEXT, "", ""),
+        (STRINGS, "a", ("a",)),
+        (STRINGS, [], ()),
+        (STRINGS, ["a", "b", "a"], ("a", "b")),
+        (STRINGS, SIXTY_FOUR, tuple(SIXTY_FOUR)),
+        (STRINGS_OR_NONE, "", ()),
+        (STRINGS_OR_NONE, [], ()),
+        (STRINGS_OR_NONE, ["a"], ("a",)),
+        (TOKEN_IDS, [3, 0, 2**31 - 1, 3], (3, 0, 2**31 - 1)),
+        (TOKEN_IDS, list(range(1024)), tuple(range(1024))),
+        (TOKEN_IDS, [], ()),
+        (OBJECT, {"a": 1}, {"a": 1}),
+    ],
 )
-def test_unsupported_in_chat(name: str, value: Any) -> None:
-    with pytest.raises(UnsupportedParameterError, match=name):
-        lmi.parse(json.dumps({"messages": [{"role": "user", "content": "a"}], name: value}).encode())
+def test_a_kind_takes_its_values(kind: Kind, given: object, value: object) -> None:
+    found = kind.read(given)
+    assert found == value and type(found) is type(value)
 
 
-def test_every_sampling_parameter_is_known_in_chat() -> None:
-    shown = {"details", "return_full_text", "decoder_input_details"}
-    assert set(INPUTS_PARAMETERS.rows) - shown <= set(CHAT_FIELDS.rows)
+NO_HINT = [
+    (integer(1, 3), 0),
+    (integer(1, 3), 4),
+    (integer(1), True),
+    (integer(1), 1.5),
+    (integer(1), 2.0**53),
+    (integer(1), float("inf")),
+    (integer(1), float("nan")),
+    (integer(1), [1]),
+    (integer(1), "one"),
+    (number(0, 1), -0.001),
+    (number(0, 1), 1.001),
+    (number(0, 1, above=True), 0),
+    (number(0, above=True), 0.0),
+    (number(0), float("inf")),
+    (number(-1), float("-inf")),
+    (number(0), float("nan")),
+    (number(0, 1), True),
+    (number(0, 1), [0]),
+    (BOOLEAN, 1),
+    (BOOLEAN, "maybe"),
+    (BOOLEAN, '"'),
+    (BOOLEAN, "[1]"),
+    (TEXT, 3),
+    (STRINGS, ""),
+    (STRINGS, [""]),
+    (STRINGS, [1]),
+    (STRINGS, {"a": 1}),
+    (STRINGS, [*SIXTY_FOUR, "x"]),
+    (STRINGS_OR_NONE, [""]),
+    (STRINGS_OR_NONE, 0),
+    (TOKEN_IDS, 3),
+    (TOKEN_IDS, [-1]),
+    (TOKEN_IDS, [2**31]),
+    (TOKEN_IDS, [True]),
+    (TOKEN_IDS, [1.0]),
+    (TOKEN_IDS, ["1"]),
+    (TOKEN_IDS, list(range(1025))),
+    (OBJECT, []),
+]
 
 
-def test_null_is_not_given() -> None:
-    assert parse(**dict.fromkeys(INPUTS_PARAMETERS.rows)).request == parse().request
+@pytest.mark.parametrize(("kind", "given"), NO_HINT)
+def test_a_kind_refuses_other_values(kind: Kind, given: object) -> None:
+    with pytest.raises(ValueError) as caught:
+        kind.read(given)
+    assert str(caught.value) == ""
 
 
-def test_both_kinds_of_stop_strings_are_joined() -> None:
-    assert parse(stop=["a", "b"], stop_sequences=["b", "c"]).request.stop == ("a", "b", "c")
+@pytest.mark.parametrize(
+    ("kind", "given", "hint"),
+    [
+        (integer(1), 5.0, " (written without a decimal point: 5)"),
+        (integer(1), -3.0, " (written without a decimal point: -3)"),
+        (integer(1), 2.0**53 - 1, f" (written without a decimal point: {2**53 - 1})"),
+        (integer(1), "5", " (written without quotation marks)"),
+        (number(0), "0.5", " (written without quotation marks)"),
+        (BOOLEAN, "True", " (written without quotation marks)"),
+        (BOOLEAN, "false", " (written without quotation marks)"),
+    ],
+)
+def test_a_value_of_another_json_type_gets_a_hint(kind: Kind, given: object, hint: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        kind.read(given)
+    assert str(caught.value) == hint
+
+
+def test_a_kind_says_what_it_expects() -> None:
+    assert integer(1).expected == "an integer of at least 1"
+    assert integer(1, 3).expected == "an integer from 1 to 3"
+    assert number(0.5).expected == "a number of at least 0.5"
+    assert number(0, above=True).expected == "a number greater than 0"
+    assert number(-2, 2).expected == "a number from -2 to 2"
+    assert number(0, 1, above=True).expected == "a number greater than 0 and at most 1"
+    assert BOOLEAN.expected == "true or false"
+    assert TEXT.expected == "a string"
+    assert STRINGS.expected == "a string or a list of up to 64 strings, none of them empty"
+    assert STRINGS_OR_NONE.expected == "a string or a list of up to 64 strings"
+    assert TOKEN_IDS.expected == "a list of up to 1024 token ids"
+    assert OBJECT.expected == "an object"
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_read_by_target_under_any_name() -> None:
+    assert values(top_k=3) == values(k=3) == {"top_k": 3}
+    assert values() == values(top_k=None, watermark=None, nonsense=None) == {}
+
+
+def test_an_ignored_parameter_may_have_any_value() -> None:
+    assert values(model=[1, 2]) == {}
 
 
 def test_two_names_of_one_parameter_must_agree() -> None:
-    assert parse(min_length=2, min_tokens=2).request.sampling.min_new_tokens == 2
-    with pytest.raises(InvalidRequestError, match="mean the same"):
-        parse(min_length=2, min_tokens=3)
+    assert values(top_k=3, k=3) == {"top_k": 3}
+    assert invalid(top_k=3, k=4) == ["'k' and 'top_k' mean the same and have different values: give one"]
+    assert invalid(k=4, top_k=3) == ["'top_k' and 'k' mean the same and have different values: give one"]
 
 
-def test_json_types_are_explained() -> None:
-    with pytest.raises(InvalidRequestError, match=r"'top_k' is 5\.0: .*written without a decimal point: 5"):
-        parse(top_k=5.0)
-    with pytest.raises(InvalidRequestError, match=r"'do_sample' is \"True\": .*without quotation marks"):
-        parse(do_sample="True")
+def test_lists_under_two_names_are_joined() -> None:
+    assert values(stop=["a", "b"], stop_sequences=["b", "c"]) == {"stop": ("a", "b", "c")}
 
 
-def test_unknown_parameters_are_refused_with_a_suggestion() -> None:
-    with pytest.raises(InvalidRequestError, match=r"unknown parameter \"temprature\", did you mean 'temperature'"):
-        parse(temprature=1)
-    with pytest.raises(InvalidRequestError, match=r'unknown parameter "qqqq"$'):
-        parse(qqqq=1)
+def test_a_wrong_value_is_told_with_what_is_expected_and_the_others_are_read() -> None:
+    found, problems = read(k=-1, stop="a")
+    assert problems.invalid == ["'k' is -1: expected an integer of at least 0"]
+    assert found == {"stop": ("a",)}
+    assert invalid(k=5.0) == ["'k' is 5.0: expected an integer of at least 0 (written without a decimal point: 5)"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("watermark", False), ("tool_choice", "none"), ("tool_choice", 0)])
+def test_a_parameter_that_cannot_be_honoured_is_taken_where_it_changes_nothing(name: str, value: object) -> None:
+    assert values(**{name: value}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("watermark", True, "'watermark' is true, and values other than false are not supported by this backend"),
+        ("watermark", 1, "'watermark' is 1, and values other than false are not supported by this backend"),
+        (
+            "tool_choice",
+            False,
+            "'tool_choice' is false, and values other than \"none\" or 0 are not supported by this backend: "
+            "there are no tools",
+        ),
+        ("cached", "x", "'cached' is \"x\", and values are not supported by this backend"),
+    ],
+)
+def test_it_is_refused_by_name_where_it_would_change_something(name: str, value: object, told: str) -> None:
+    assert unsupported(**{name: value}) == [told]
+
+
+def test_an_equal_number_of_another_type_is_neutral_too() -> None:
+    assert values(tool_choice=0.0) == {}
+
+
+def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
+    assert invalid(top_q=1) == ["unknown parameter \"top_q\", did you mean 'top_k'?"]
+    assert invalid(qqqq=1) == ['unknown parameter "qqqq"']
+    assert invalid(stream=True) == ["'stream' belongs beside 'parameters'"]
+    (told,) = invalid(**{"b" * 100_000: 1})
+    assert len(told) < 120
+
+
+def test_a_table_without_names_of_other_places_knows_none() -> None:
+    problems = Problems()
+    assert Table((Parameter(("a",), TEXT, "a"),)).read({"stream": 1}, problems, "field") == {}
+    assert problems.invalid == ['unknown field "stream"']
+
+
+# -- problems ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_problems_raise_nothing() -> None:
+    Problems().raise_any("prefix")
+
+
+def test_all_problems_are_one_error() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Problems(["a", "b"], ["c"]).raise_any("Wrong: ")
+    assert str(caught.value) == "Wrong: a; b; c"
+    assert type(caught.value) is InvalidRequestError
+
+
+def test_an_error_is_of_what_is_not_supported_where_nothing_is_wrong() -> None:
+    with pytest.raises(UnsupportedParameterError) as caught:
+        Problems([], ["c"]).raise_any()
+    assert str(caught.value) == "c"
+
+
+def test_ten_problems_are_told_and_the_others_counted() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Problems([str(i) for i in range(10)]).raise_any()
+    assert str(caught.value) == "0; 1; 2; 3; 4; 5; 6; 7; 8; 9"
+    with pytest.raises(InvalidRequestError) as caught:
+        Problems([str(i) for i in range(9)], ["x", "y", "z"]).raise_any()
+    assert str(caught.value) == "0; 1; 2; 3; 4; 5; 6; 7; 8; x; and 2 more"
+
+
+# -- values in messages ------------------------------------------------------------------------------------------------
+
+
+def test_a_value_is_shown_as_json() -> None:
+    assert [show(value) for value in (None, True, 1.5, "a\n", ["é"], {"a": 1})] == [
+        "null",
+        "true",
+        "1.5",
+        '"a\\n"',
+        '["é"]',
+        '{"a":1}',
+    ]
+
+
+def test_eighty_characters_of_a_value_are_shown() -> None:
+    assert show("x" * 78) == '"' + "x" * 78 + '"'
+    assert show("x" * 79) == '"' + "x" * 79 + "…"
+    assert show("x" * 10**7) == '"' + "x" * 79 + "…"
+    assert show([1] * 100) == "[" + "1," * 39 + "1…"
+
+
+def test_what_is_no_json_is_shown_as_python_has_it() -> None:
+    assert show({1, 2}) == "{1, 2}"
+    assert show("\ud800") == "'\\ud800'"

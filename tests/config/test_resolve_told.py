@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from djl_trtllm.config import Layer, OriginKind, Setting, Source, load, parse_properties, read_arguments, resolve
 from djl_trtllm.config.origin import Origin
 from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.rules import Rule, Severity
 from djl_trtllm.errors import ConfigError
 
 from .helpers import from_text, problems_of
@@ -180,6 +182,19 @@ def test_what_reading_told_is_told_again() -> None:
     with pytest.raises(ConfigError) as caught:
         resolve([Source(Layer.FILE, problems=("a problem",)), source])
     assert caught.value.problems == ("a problem",)
+
+
+def test_a_preset_is_not_set_by_the_user() -> None:
+    preset = Setting("option.max_input_len", "9", Origin.derived("the presets of Truss"), "option.max_input_len")
+    config = resolve([Source(Layer.PRESET, (preset,))])
+    assert config.options.max_input_len == 9 and not config.is_set("max_input_len")
+    assert str(config.origin("max_input_len")) == "derived from the presets of Truss"
+
+
+def test_a_rule_between_options_can_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = Rule("r", ("port",), "never", Severity.ERROR, "no", "d", lambda subject: subject.cited("port"))
+    monkeypatch.setattr(import_module("djl_trtllm.config.resolve"), "OPTION_RULES", (rule,))
+    assert problems_of("inference_port=1") == (f"inference_port=1 {PLACE}",)
 
 
 def test_rules_are_told_by_their_severity() -> None:
