@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
 from djl_trtllm.api import Framer, Prompt
 from djl_trtllm.api.lmi import FORMATTERS
 from djl_trtllm.api.presentation import Presentation
@@ -89,3 +91,8 @@ def parse_lines(body: bytes) -> list[dict[str, Any]]:
     """The objects of a stream, its lines cut as httpx does it: at every character that Unicode calls a line end."""
     lines = [line.removeprefix("data: ") for line in body.decode().splitlines()]
     return [json.loads(line) for line in lines if line and line != "[DONE]"]
+
+
+def client_lines(body: bytes) -> list[str] | list[bytes]:
+    """The lines of a stream as the Hugging Face client gets them: text since 1.0."""
+    return body.split(b"\n") if huggingface_hub.__version__.startswith("0.") else body.decode().split("\n")

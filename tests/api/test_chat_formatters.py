@@ -10,7 +10,21 @@ import pytest
 from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
 from djl_trtllm.errors import RequestTimeoutError
 
-from .scripts import EOS, FAILED, FAILURE, PROMPT, STOP, TEXT, TOKENS, answer, check_golden, make, parse_lines, several
+from .scripts import (
+    EOS,
+    FAILED,
+    FAILURE,
+    PROMPT,
+    STOP,
+    TEXT,
+    TOKENS,
+    answer,
+    check_golden,
+    client_lines,
+    make,
+    parse_lines,
+    several,
+)
 
 STREAMS = ("jsonlines_chat", "sse_chat")
 
@@ -163,6 +177,6 @@ def test_no_text_cuts_a_line(name: str) -> None:
 
 def test_huggingface_client_reads_chat_streams() -> None:
     common = pytest.importorskip("huggingface_hub.inference._common")
-    outputs = list(common._stream_chat_completion_response(answer(make("sse_chat"), EOS).decode().split("\n")))
+    outputs = list(common._stream_chat_completion_response(client_lines(answer(make("sse_chat"), EOS))))
     assert "".join(output.choices[0].delta.content for output in outputs) == TEXT
     assert outputs[-1].choices[0].finish_reason == "stop"

@@ -12,7 +12,21 @@ from hypothesis import strategies as st
 from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
 from djl_trtllm.errors import GenerationError, RequestTimeoutError
 
-from .scripts import EOS, FAILED, FAILURE, PROMPT, STOP, TEXT, TOKENS, answer, check_golden, make, parse_lines, several
+from .scripts import (
+    EOS,
+    FAILED,
+    FAILURE,
+    PROMPT,
+    STOP,
+    TEXT,
+    TOKENS,
+    answer,
+    check_golden,
+    client_lines,
+    make,
+    parse_lines,
+    several,
+)
 
 
 def combinations(*names: str) -> list[tuple[str, ...]]:
@@ -203,8 +217,8 @@ def test_no_text_cuts_a_line(name: str) -> None:
 
 def test_huggingface_client_reads_streams() -> None:
     common = pytest.importorskip("huggingface_hub.inference._common")
-    body = answer(make("sse", tgi_compat=True, details=True), EOS).decode()
-    outputs = list(common._stream_text_generation_response(body.split("\n"), details=True))
+    body = answer(make("sse", tgi_compat=True, details=True), EOS)
+    outputs = list(common._stream_text_generation_response(client_lines(body), details=True))
     assert "".join(output.token.text for output in outputs) == TEXT
     assert outputs[-1].generated_text == TEXT
     assert outputs[-1].details.finish_reason == "eos_token"
@@ -216,9 +230,9 @@ def test_huggingface_client_reads_streams() -> None:
 def test_huggingface_client_raises_errors_in_streams() -> None:
     common = pytest.importorskip("huggingface_hub.inference._common")
     errors = pytest.importorskip("huggingface_hub.errors")
-    body = answer(make("sse", tgi_compat=True), FAILED).decode()
+    body = answer(make("sse", tgi_compat=True), FAILED)
     with pytest.raises(errors.GenerationError, match="died"):
-        list(common._stream_text_generation_response(body.split("\n"), details=False))
+        list(common._stream_text_generation_response(client_lines(body), details=False))
 
 
 # -- any text ----------------------------------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ class PartialFile:
         self._crcs: dict[int, int] = {}
         if not self.complete:
             self._resume()
+            if not size:
+                # No part makes it.
+                self._open()
 
     @property
     def complete(self) -> bool:
@@ -98,8 +101,6 @@ class PartialFile:
 
     def finish(self) -> None:
         """Give the file its name. All parts must be here."""
-        if not self.size:
-            self._open()
         self.close()
         self.arriving.rename(self.path)
         self._journal.unlink(missing_ok=True)

@@ -179,6 +179,11 @@ def test_without_an_s3_checksum_the_etag_is_compared(store: Store, tmp_path: Pat
         fetch(tmp_path)
 
 
+def test_an_empty_object_without_an_s3_checksum_arrives(store: Store, tmp_path: Path) -> None:
+    store.put("team/story/empty.txt", b"", checksum=False)
+    assert contents(fetch(tmp_path)) == CONTENT
+
+
 def test_an_object_shorter_than_listed_is_an_error(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,28 +296,31 @@ def test_a_key_that_leads_out_is_refused(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_killed_download_is_gone_on_with(store: Store, tmp_path: Path) -> None:
-    store.bytes_per_second = 16_000
+    big = "team/story/model-00001-of-00002.safetensors"
+    parts = range(0, len(CONTENT["model-00001-of-00002.safetensors"]), PART)
+    # The last part does not come, so that the download is never complete.
+    store.fault = lambda request: 0 if (request.key, request.start) == (big, parts[-1]) else None
     program = (
         "from tests.model.remote.test_s3_download import *; s3_download._PART_BYTES = PART; "
-        f"download(ADDRESS, Path({str(tmp_path / 'downloads')!r}), print)"
+        f"s3_download._FAILURES = 1000; download(ADDRESS, Path({str(tmp_path / 'downloads')!r}), print)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], env=dict(os.environ))
-    big = "team/story/model-00001-of-00002.safetensors"
     deadline = time.monotonic() + 60
-    while not list((tmp_path / "downloads").rglob("*.parts")) and time.monotonic() < deadline:
+
+    def noted_parts() -> int:
+        journals = (tmp_path / "downloads").rglob("model-00001-of-00002.safetensors.parts")
+        return sum(journal.read_bytes().count(b"\n") - 1 for journal in journals)
+
+    while noted_parts() < len(parts) - 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(1.0)
+    assert process.poll() is None
     process.kill()
     process.wait()
     assert no_complete_directory(tmp_path)
-    store.bytes_per_second = 0
+    store.fault = None
     store.requests.clear()
     assert contents(fetch(tmp_path)) == CONTENT
-    assert (
-        0
-        < len([request for request in store.gets() if request.key == big])
-        <= len(range(0, len(CONTENT["model-00001-of-00002.safetensors"]), PART))
-    )
+    assert [request.start for request in store.gets() if request.key == big] == [parts[-1]]
 
 
 def test_a_cancelled_download_ends_soon(store: Store, tmp_path: Path) -> None:
