@@ -56,10 +56,12 @@ class SequenceLimits:
                 f"{self._max_seq_len} (max_seq_len): {max(room, 0)} are left for the output"
             )
         wanted = wanted or min(room, batch.max_output_len)
-        blocks, available = self.blocks(length, wanted), self._engine.kv_blocks
+        beams, available = request.sampling.beam_width, self._engine.kv_blocks
+        blocks = self.blocks(length, wanted) * beams
         if available and blocks > available:
+            each = "" if beams == 1 else f" in {beams} beams"
             raise PromptTooLongError(
-                f"{length} prompt tokens and {wanted} new tokens need {blocks} KV cache blocks, the engine has "
+                f"{length} prompt tokens and {wanted} new tokens{each} need {blocks} KV cache blocks, the engine has "
                 f"{available}: shorten the request, or give the KV cache more memory "
                 "(option.max_tokens_in_paged_kv_cache, option.kv_cache_free_gpu_mem_fraction)"
             )

@@ -117,6 +117,5 @@ class Sequence:
         return False
 
     def _end(self, reason: FinishReason, stop: str | None, error: RequestError | None) -> None:
-        self._held.clear()
         logprob = self.cumulative_logprob if self._logprobs else None
         self.finished = Finished(reason, self.generated_tokens, logprob, self.seed, stop, error)

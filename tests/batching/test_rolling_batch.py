@@ -1,19 +1,22 @@
+"""Who runs, and what comes of it."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
-from djl_trtllm.batching import FinishReason, Update
+from djl_trtllm.batching import FinishReason
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
     OverloadedError,
     PromptTooLongError,
-    RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Delta, Finish, Stats, Step
+from djl_trtllm.executor.protocol import Adapter, Delta, Finish, Stats, Step
 from djl_trtllm.model import Tokenizer
 
-from .helpers import Bench, Recorder
+from .helpers import Bench
 
 LENGTH, END, CANCELLED, ERROR = Finish.LENGTH, Finish.END, Finish.CANCELLED, Finish.ERROR
 
@@ -31,19 +34,35 @@ def test_admission_is_refused_with_the_numbers_before_there_are_tokens(bench: Be
     with pytest.raises(OverloadedError, match="8 waiting, job_queue_size is 4") as caught:
         bench.batch.admit(1)
     assert (caught.value.queue_depth, caught.value.capacity, caught.value.retry_after) == (8, 4, 2)
+    bench.batch.withdraw(3)
+    bench.batch.admit(3)
     bench.batch.withdraw(8)
     assert bench.batch.idle
     bench.batch.admit(8)
 
 
-def test_retry_after_follows_how_long_requests_take(bench: Bench) -> None:
-    generation, _ = bench.submit()
-    bench.now += 6
-    bench.step(Delta(*generation.ids, [5], finish=LENGTH))
+def test_what_runs_is_no_queue(bench: Bench) -> None:
+    bench.submit(n=3, do_sample=True)
+    bench.batch.admit(5)
+    with pytest.raises(OverloadedError, match="5 waiting"):
+        bench.batch.admit(1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [((), 2), ((6,), 12), ((2, 6), 8), ((0.25, 0.35), 1), ((15,), 30), ((14.6,), 30), ((16,), 30)],
+)
+def test_retry_after_is_what_the_queue_takes_within_bounds(
+    bench: Bench, seconds: tuple[float, ...], expected: int
+) -> None:
+    for taken in seconds:
+        generation, _ = bench.submit()
+        bench.now += taken
+        bench.step(Delta(generation.ids[0], [5], finish=LENGTH))
     bench.batch.admit(8)
     with pytest.raises(OverloadedError) as caught:
         bench.batch.admit(1)
-    assert caught.value.retry_after == 12
+    assert caught.value.retry_after == expected
 
 
 def test_more_sequences_than_there_ever_is_room_for_are_invalid(bench: Bench) -> None:
@@ -53,49 +72,37 @@ def test_more_sequences_than_there_ever_is_room_for_are_invalid(bench: Bench) ->
 
 
 @pytest.mark.parametrize(
-    ("prompt", "tokens", "numbers"),
+    ("prompt", "fields", "error"),
     [
-        (51, 5, ("51 tokens", "max_input_len is 50")),
-        (45, 16, ("45 tokens", "max_new_tokens is 16", "60", "15 are left")),
+        ([5] * 51, {}, PromptTooLongError),
+        ([], {}, InvalidRequestError),
+        ([5] * 30, {"max_new_tokens": 10}, PromptTooLongError),
+        ([5] * 51, {"n": 3, "do_sample": True}, PromptTooLongError),
+        ([5], {"beam_width": 5}, InvalidRequestError),
     ],
+    ids=["prompt", "empty", "blocks", "several", "beams"],
 )
-def test_a_prompt_that_is_too_long_is_refused_with_the_numbers(
-    bench: Bench, prompt: int, tokens: int, numbers: tuple[str, ...]
+def test_a_request_that_can_never_run_is_refused_and_its_room_given_back(
+    tokenizer: Tokenizer, prompt: list[int], fields: dict[str, Any], error: type[Exception]
 ) -> None:
-    with pytest.raises(PromptTooLongError) as caught:
-        bench.submit([5] * prompt, max_new_tokens=tokens)
-    assert all(number in str(caught.value) for number in numbers)
-    assert bench.batch.idle
-
-
-def test_a_request_that_never_fits_the_kv_cache_is_refused(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer, kv_blocks=4)
-    with pytest.raises(PromptTooLongError, match="need 5 KV cache blocks, the engine has 4"):
-        bench.submit([5] * 30, max_new_tokens=10)
+    with pytest.raises(error):
+        bench.submit(prompt, **fields)
     assert bench.batch.idle
+    assert (bench.executor.submitted, bench.statistics.requests) == ([], 0)
 
 
-def test_an_empty_prompt_is_refused(bench: Bench) -> None:
-    with pytest.raises(InvalidRequestError, match="empty"):
-        bench.submit([])
-    assert bench.batch.idle
-
-
-def test_truncation_keeps_the_end_of_the_prompt(bench: Bench) -> None:
-    bench.submit(range(10, 80), truncate=3)
+def test_what_was_cut_off_the_prompt_counts_nowhere(bench: Bench) -> None:
+    generation, _ = bench.submit(range(10, 80), truncate=3)
     assert bench.executor.submitted[0].prompt_ids == [77, 78, 79]
+    assert (generation.prompt_tokens, bench.statistics.prompt_tokens) == (3, 3)
 
 
-def test_no_length_means_what_fits_up_to_max_output_len(bench: Bench) -> None:
-    bench.submit([5] * 3, max_new_tokens=0)
-    bench.submit([5] * 45, max_new_tokens=0)
-    assert [request.sampling.max_new_tokens for request in bench.executor.submitted] == [20, 15]
-
-
-def test_end_ids_are_stop_ids_unless_they_are_ignored(bench: Bench) -> None:
-    bench.submit(stop_token_ids=(9,))
-    bench.submit(stop_token_ids=(9,), ignore_eos=True)
-    assert [set(request.stop_token_ids) for request in bench.executor.submitted] == [{2, 9}, {9}]
+def test_a_request_reaches_the_executor_with_its_adapter_and_the_length_that_fits(bench: Bench) -> None:
+    adapter = Adapter("french", 3, "adapters/french")
+    bench.submit([5] * 45, max_new_tokens=0, adapter=adapter)
+    (message,) = bench.executor.submitted
+    assert (message.sampling.max_new_tokens, message.adapter, message.stop_token_ids) == (15, adapter, [2])
 
 
 # -- who runs ----------------------------------------------------------------------------------------------------------
@@ -126,11 +133,32 @@ def test_kv_blocks_are_counted_to_the_end_of_each_sequence_in_order(tokenizer: T
     assert bench.executor.ids == [0, 1, 2]
 
 
-def test_an_executor_may_look_ahead(tokenizer: Tokenizer) -> None:
+def test_the_last_block_may_be_used_and_no_more(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, kv_blocks=10)
+    for _ in range(3):
+        bench.submit([5] * 30, max_new_tokens=10)  # 5 blocks each
+    assert bench.executor.ids == [0, 1]
+
+
+def test_blocks_come_back_with_the_terminal_delta_and_with_the_end_of_the_executor(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, kv_blocks=5)
+    for number in range(3):
+        generation, _ = bench.submit([5] * 30, max_new_tokens=10)
+        assert bench.executor.ids == list(range(number + 1))
+        bench.batch.cancel(generation)
+        bench.step(Delta(number, [], finish=CANCELLED))
+    bench.submit([5] * 30, max_new_tokens=10)
+    bench.batch.fail(GenerationError("gone"))
+    bench.submit([5] * 30, max_new_tokens=10)
+    assert bench.executor.ids == [0, 1, 2, 3, 4]
+
+
+def test_an_executor_may_look_ahead_and_what_it_has_ahead_of_time_waits(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer, max_batch_size=2, lookahead=1)
     for _ in range(4):
         bench.submit()
     assert bench.executor.ids == [0, 1, 2]
+    assert (bench.batch.running, bench.batch.waiting) == (2, 2)
 
 
 # -- what comes of it --------------------------------------------------------------------------------------------------
@@ -151,7 +179,9 @@ def test_merged_iterations_are_one_update_per_sequence(bench: Bench) -> None:
     ("delta", "reason"),
     [
         (Delta(0, [2], finish=END), FinishReason.EOS_TOKEN),
+        (Delta(0, [5, 9, 2], finish=END), FinishReason.EOS_TOKEN),
         (Delta(0, [9], finish=END), FinishReason.STOP_SEQUENCE),
+        (Delta(0, [], finish=END), FinishReason.STOP_SEQUENCE),
         (Delta(0, [5], finish=LENGTH), FinishReason.LENGTH),
         (Delta(0, [], finish=CANCELLED), FinishReason.CANCELLED),
         (Delta(0, [], finish=ERROR, error="bad"), FinishReason.ERROR),
@@ -167,6 +197,8 @@ def test_each_end_has_its_reason(bench: Bench, delta: Delta, reason: FinishReaso
     if reason is FinishReason.ERROR:
         assert isinstance(finished.error, GenerationError)
         assert str(finished.error) == "bad"
+    else:
+        assert finished.error is None
 
 
 def test_a_stop_string_ends_the_sequence_and_what_comes_after_is_thrown_away(bench: Bench) -> None:
@@ -195,84 +227,14 @@ def test_deltas_of_unknown_requests_are_ignored(bench: Bench) -> None:
     assert bench.batch.idle
 
 
-# -- cancelling --------------------------------------------------------------------------------------------------------
-
-
-def test_a_waiting_request_is_cancelled_at_once(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, max_batch_size=1)
-    bench.submit()
-    waiting, consumer = bench.submit()
-    bench.batch.cancel(waiting)
-    assert consumer.finished().reason is FinishReason.CANCELLED
-    assert (bench.batch.waiting, bench.batch.running, bench.executor.cancelled) == (0, 1, [])
-
-
-def test_a_cancelled_head_of_the_queue_lets_the_next_in(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, kv_blocks=10)
-    bench.submit([5] * 40, max_new_tokens=10)
-    large, _ = bench.submit([5] * 40, max_new_tokens=10)
-    bench.submit([5], max_new_tokens=1)
-    assert bench.executor.ids == [0]
-    bench.batch.cancel(large)
-    assert bench.executor.ids == [0, 2]
-
-
-def test_cancelling_twice_and_after_the_end_does_nothing(bench: Bench) -> None:
-    generation, consumer = bench.submit()
-    bench.step(Delta(0, [5]))
-    bench.batch.cancel(generation)
-    bench.batch.cancel(generation)
-    bench.step(Delta(0, [6]), Delta(0, [], finish=CANCELLED))
-    bench.batch.cancel(generation)
-    assert bench.executor.cancelled == [0]
-    assert consumer.finished().reason is FinishReason.CANCELLED
-    assert consumer.ids() == [5]
-    assert bench.statistics.finished == {"cancelled": 1}
-    assert bench.batch.idle
-
-
-def test_a_request_that_ends_while_its_cancel_is_under_way_is_cancelled_once(bench: Bench) -> None:
-    generation, consumer = bench.submit()
-    bench.batch.cancel(generation)
-    bench.step(Delta(0, [5], finish=LENGTH))
-    assert consumer.finished().reason is FinishReason.CANCELLED
-    assert bench.batch.idle
-
-
-def test_late_requests_expire_and_others_do_not(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, max_batch_size=1)
-    _, running = bench.submit()
-    _, waiting = bench.submit()
-    bench.now += 8
-    _, young = bench.submit()
-    bench.now += 3
-    bench.batch.expire(10)
-    for consumer in (running, waiting):
-        assert consumer.finished().reason is FinishReason.ERROR
-        assert isinstance(consumer.finished().error, RequestTimeoutError)
-    assert young.updates == []
-    assert bench.executor.cancelled == [0]
-    bench.batch.expire(10)
-    bench.step(Delta(0, [], finish=CANCELLED))
-    assert bench.executor.ids == [0, 2]
-
-
-def test_a_failed_executor_ends_every_request_once(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, max_batch_size=3)
-    consumers = [bench.submit(n=2, do_sample=True)[1] for _ in range(3)]
-    gone, cancelled = bench.submit()
-    bench.batch.cancel(gone)
-    bench.step(Delta(0, [5]), Delta(1, [5], finish=LENGTH))
-    error = GenerationError("gone")
-    bench.batch.fail(error)
-    assert bench.batch.idle
-    ends = [consumer.finished(index) for consumer in consumers for index in range(2)]
-    assert [end.reason for end in ends] == [FinishReason.ERROR, FinishReason.LENGTH, *[FinishReason.ERROR] * 4]
-    assert all(end.error is error for end in ends if end.reason is FinishReason.ERROR)
-    assert cancelled.finished().reason is FinishReason.CANCELLED
-    bench.batch.fail(error)
-    bench.step(Delta(0, [5], finish=LENGTH))
-    assert sum(bench.statistics.finished.values()) == 7
+def test_the_engines_state_is_that_of_its_last_iteration(bench: Bench) -> None:
+    assert bench.batch.engine_stats == Stats()
+    bench.batch.process([Step([], Stats(running=number)) for number in (1, 2, 3)])
+    assert bench.batch.engine_stats == Stats(running=3)
+    bench.batch.process([])
+    assert bench.batch.engine_stats == Stats(running=3)
+    bench.batch.fail(GenerationError("gone"))
+    assert bench.batch.engine_stats == Stats()
 
 
 # -- several sequences -------------------------------------------------------------------------------------------------
@@ -282,26 +244,12 @@ def test_n_sequences_have_their_own_indices_and_ends(bench: Bench) -> None:
     generation, consumer = bench.submit(n=3, do_sample=True)
     assert len(generation.ids) == 3
     bench.step(Delta(2, [7], finish=LENGTH), Delta(0, [5], finish=END))
-    assert not generation.done
+    done = [generation.done]
     bench.step(Delta(1, [6], finish=LENGTH))
-    assert generation.done
+    done.append(generation.done)
+    assert done == [False, True]
     assert [consumer.ids(index) for index in range(3)] == [[5], [6], [7]]
     assert consumer.finished(0).reason is FinishReason.STOP_SEQUENCE
-
-
-def test_seeds_count_up_from_the_given_one(bench: Bench) -> None:
-    bench.submit(n=3, do_sample=True, seed=2**64 - 2)
-    assert [request.sampling.seed for request in bench.executor.submitted] == [2**64 - 2, 2**64 - 1, 0]
-
-
-def test_unseeded_requests_differ_and_greedy_ones_have_no_seed(bench: Bench) -> None:
-    bench.submit(do_sample=True)
-    bench.submit(do_sample=True)
-    _, greedy = bench.submit(seed=7)
-    seeds = [request.sampling.seed for request in bench.executor.submitted]
-    assert seeds[0] != seeds[1]
-    bench.step(Delta(2, [5], finish=LENGTH))
-    assert greedy.finished().seed is None
 
 
 def test_best_of_delivers_the_best_in_order_at_the_end(bench: Bench) -> None:
@@ -327,56 +275,3 @@ def test_a_cancelled_best_of_still_ends_each_answer_once(bench: Bench) -> None:
     bench.batch.cancel(generation)
     assert consumer.finished(0).reason is FinishReason.LENGTH
     assert consumer.finished(1).reason is FinishReason.CANCELLED
-
-
-# -- a consumer that raises --------------------------------------------------------------------------------------------
-
-
-class Broken(Recorder):
-    def __call__(self, update: Update) -> None:
-        super().__call__(update)
-        raise ZeroDivisionError
-
-
-@pytest.mark.parametrize("finish", [0, LENGTH])
-def test_a_consumer_that_raises_is_cancelled_and_disturbs_nobody(bench: Bench, finish: int) -> None:
-    generation, broken = bench.submit(n=2, do_sample=True, consumer=Broken())
-    _, other = bench.submit()
-    bench.step(Delta(0, [5], finish=finish), Delta(1, [6]), Delta(2, [7]))
-    assert len(broken.updates) == 1
-    assert generation.done
-    assert other.ids() == [7]
-    assert bench.executor.cancelled == ([1] if finish else [0, 1])
-    bench.step(Delta(1, [], finish=CANCELLED), Delta(2, [8], finish=LENGTH))
-    if not finish:
-        bench.step(Delta(0, [], finish=CANCELLED))
-    assert other.finished().reason is FinishReason.LENGTH
-    assert bench.batch.idle
-
-
-def test_consumers_that_raise_do_not_stop_a_failure_from_reaching_the_others(bench: Bench) -> None:
-    bench.submit(n=2, do_sample=True, consumer=Broken())
-    _, other = bench.submit()
-    bench.batch.fail(GenerationError("gone"))
-    assert other.finished().reason is FinishReason.ERROR
-    assert bench.batch.idle
-
-
-# -- statistics --------------------------------------------------------------------------------------------------------
-
-
-def test_times_are_measured_on_the_clock(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, max_batch_size=1)
-    bench.submit()
-    bench.submit()
-    bench.now += 2
-    bench.step(Delta(0, [5]))
-    bench.now += 3
-    bench.step(Delta(0, [6, 7, 8], finish=LENGTH, cached_tokens=2))
-    statistics = bench.statistics
-    assert (statistics.requests, statistics.prompt_tokens, statistics.generated_tokens) == (2, 6, 4)
-    assert statistics.reused_prompt_tokens == 2
-    assert statistics.time_to_first_token.sum == 2
-    assert (statistics.inter_token_latency.sum, sum(statistics.inter_token_latency.counts)) == (3, 3)
-    assert (statistics.queue_time.sum, sum(statistics.queue_time.counts)) == (5, 2)
-    assert (statistics.request_time.sum, sum(statistics.request_time.counts)) == (5, 1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from djl_trtllm.batching.generation import Generation
-from djl_trtllm.errors import GenerationError, OverloadedError
+from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
 from djl_trtllm.executor.protocol import Delta, Finish, Stats, Step, Submit
 from djl_trtllm.model import load_tokenizer
 
@@ -17,45 +19,111 @@ from .helpers import Bench, Recorder
 
 TOKENIZER = load_tokenizer(Path(__file__).parents[2] / "serving" / "models" / "tiny-stories")
 WORDS = [TOKENIZER.encode(text, False)[-1] for text in (" wolf", " the", "!", " wood", "a", "b")] + [2]
+BLOCK_SIZE = 10
+TIMEOUT = 10
+
+
+class Case(NamedTuple):
+    """A request that was submitted."""
+
+    generation: Generation
+    consumer: Recorder
+    n: int
+    beams: int
+    blocks: int
+    """KV cache blocks of each sequence, counted here and not by the batch."""
+    arrived: float
 
 
 class RollingBatchMachine(RuleBasedStateMachine):
-    """The executor's side is played by the rules; what a consumer sees is checked after each."""
+    """The executor's side is played by the rules; what a consumer sees, who runs and who waits is checked each time."""
 
-    @initialize(batch=st.integers(1, 4), queue=st.integers(1, 4), blocks=st.sampled_from([0, 6, 12]))
-    def begin(self, batch: int, queue: int, blocks: int) -> None:
-        self.bench = Bench(TOKENIZER, max_batch_size=batch, max_queue_size=queue, kv_blocks=blocks)
+    @initialize(
+        batch=st.integers(1, 4),
+        queue=st.integers(1, 4),
+        blocks=st.sampled_from([0, 6, 12]),
+        lookahead=st.integers(0, 2),
+    )
+    def begin(self, batch: int, queue: int, blocks: int, lookahead: int) -> None:
+        self.bench = Bench(
+            TOKENIZER,
+            max_batch_size=batch,
+            max_queue_size=queue,
+            kv_blocks=blocks,
+            block_size=BLOCK_SIZE,
+            lookahead=lookahead,
+        )
         self.blocks = blocks
+        self.places = batch + lookahead
         self.live: dict[int, Submit] = {}
-        """What the executor runs, and has not ended."""
+        """The sequences that the executor runs, and has not ended."""
+        self.started: list[int] = []
+        """The ids of all sequences that ever ran, in the order in which the executor got them."""
         self.emitted: dict[int, int] = {}
-        self.all: list[tuple[Generation, Recorder, int]] = []
+        self.all: list[Case] = []
 
     def sync(self) -> None:
-        executor = self.bench.executor
-        self.live |= {request.request_id: request for request in executor.submitted}
-        executor.submitted.clear()
+        """Take what was submitted since the last time."""
+        for request in self.bench.executor.submitted:
+            for sequence_id in range(request.request_id, request.request_id + request.sampling.beam_width):
+                self.live[sequence_id] = request
+                self.started.append(sequence_id)
+        self.bench.executor.submitted.clear()
+
+    def cases(self, sequence_ids: Iterable[int]) -> list[Case]:
+        """The request of each sequence."""
+        by_id = {sequence_id: case for case in self.all for sequence_id in case.generation.ids}
+        return [by_id[sequence_id] for sequence_id in sequence_ids]
+
+    @property
+    def waiting(self) -> list[int]:
+        """Sequences that the executor has not got, and whose request goes on."""
+        started = set(self.started)
+        return [
+            sequence_id
+            for case in self.all
+            for sequence_id, sequence in zip(case.generation.ids, case.generation.sequences, strict=True)
+            if sequence_id not in started and not case.generation.done
+        ]
+
+    # -- what may happen -------------------------------------------------------------------------------------------
 
     @rule(
         prompt=st.integers(1, 20),
         tokens=st.integers(1, 10),
         n=st.integers(1, 3),
-        ranked=st.booleans(),
+        kind=st.sampled_from(["plain", "ranked", "beams"]),
         stop=st.sampled_from([(), (" wolf",), (" wood!", "ab")]),
     )
-    def submit(self, prompt: int, tokens: int, n: int, ranked: bool, stop: tuple[str, ...]) -> None:
-        best_of = n + 1 if ranked else None
-        count = best_of or n
-        if count > self.bench.batch.limits.max_batch_size + self.bench.batch.limits.max_queue_size:
-            return
+    def submit(self, prompt: int, tokens: int, n: int, kind: str, stop: tuple[str, ...]) -> None:
+        best_of = n + 1 if kind == "ranked" else None
+        beams = max(n, 2) if kind == "beams" else 1
+        blocks = -(-(prompt + tokens) // BLOCK_SIZE) + 1
+        limits = self.bench.batch.limits
+        never = (
+            (beams if beams > 1 else best_of or n) > limits.max_batch_size + limits.max_queue_size
+            or beams > self.places
+            or 0 < self.blocks < blocks * beams
+        )
         try:
             generation, consumer = self.bench.submit(
-                [5] * prompt, max_new_tokens=tokens, n=n, best_of=best_of, do_sample=True, stop=stop, logprobs=True
+                [5] * prompt,
+                max_new_tokens=tokens,
+                n=n,
+                best_of=best_of,
+                beam_width=beams,
+                do_sample=beams == 1,
+                stop=stop,
+                logprobs=True,
             )
         except OverloadedError as error:
             assert error.queue_depth == self.bench.batch.waiting
             return
-        self.all.append((generation, consumer, n))
+        except InvalidRequestError:
+            assert never
+            return
+        assert not never
+        self.all.append(Case(generation, consumer, n, beams, blocks, self.bench.now))
 
     @rule(data=st.data(), iterations=st.integers(1, 3))
     def step(self, data: st.DataObject, iterations: int) -> None:
@@ -63,37 +131,43 @@ class RollingBatchMachine(RuleBasedStateMachine):
         steps = []
         for _ in range(iterations):
             deltas = []
-            for request_id, request in list(self.live.items()):
+            for sequence_id, request in list(self.live.items()):
                 if data.draw(st.booleans(), label="silent"):
                     continue
-                delta = self.advance(request_id, request, data)
+                delta = self.advance(sequence_id, request, data)
                 deltas.append(delta)
                 if delta.finish:
-                    del self.live[request_id]
+                    del self.live[sequence_id]
             steps.append(Step(deltas, Stats()))
         self.bench.batch.process(steps)
 
-    def advance(self, request_id: int, request: Submit, data: st.DataObject) -> Delta:
-        if request_id in self.bench.executor.cancelled and data.draw(st.booleans(), label="cancel takes effect"):
-            return Delta(request_id, [], finish=Finish.CANCELLED)
+    def advance(self, sequence_id: int, request: Submit, data: st.DataObject) -> Delta:
+        if request.request_id in self.bench.executor.cancelled and data.draw(
+            st.booleans(), label="cancel takes effect"
+        ):
+            return Delta(sequence_id, [], finish=Finish.CANCELLED)
         token = data.draw(st.sampled_from(WORDS), label="token")
-        self.emitted[request_id] = self.emitted.get(request_id, 0) + 1
+        self.emitted[sequence_id] = self.emitted.get(sequence_id, 0) + 1
         finish = 0
         if token == 2:
             finish = Finish.END
-        elif self.emitted[request_id] == request.sampling.max_new_tokens:
+        elif self.emitted[sequence_id] == request.sampling.max_new_tokens:
             finish = Finish.LENGTH
-        return Delta(request_id, [token], [-0.5], finish)
+        return Delta(sequence_id, [token], [-0.5], finish)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         if self.all:
-            self.bench.batch.cancel(data.draw(st.sampled_from(self.all), label="cancelled")[0])
+            self.bench.batch.cancel(data.draw(st.sampled_from(self.all), label="cancelled").generation)
 
     @rule(seconds=st.integers(0, 6))
     def expire(self, seconds: int) -> None:
         self.bench.now += seconds
-        self.bench.batch.expire(10)
+        young = [case for case in self.all if self.bench.now - case.arrived <= TIMEOUT]
+        done = [case.generation.done for case in young]
+        self.bench.batch.expire(TIMEOUT)
+        assert [case.generation.done for case in young] == done
+        assert all(case.generation.done for case in self.all if case not in young)
 
     @rule()
     def fail(self) -> None:
@@ -101,7 +175,9 @@ class RollingBatchMachine(RuleBasedStateMachine):
         self.bench.executor.submitted.clear()
         self.live.clear()
         assert self.bench.batch.idle
-        assert all(generation.done for generation, _, _ in self.all)
+        assert all(case.generation.done for case in self.all)
+
+    # -- what holds all the time -----------------------------------------------------------------------------------
 
     @invariant()
     def what_runs_fits(self) -> None:
@@ -109,42 +185,59 @@ class RollingBatchMachine(RuleBasedStateMachine):
             return
         self.sync()
         batch = self.bench.batch
-        assert batch.running == len(self.live) <= batch.limits.max_batch_size
-        assert 0 <= batch.waiting <= batch.limits.max_batch_size + batch.limits.max_queue_size
+        assert len(self.live) <= self.places
+        assert batch.running == min(len(self.live), batch.limits.max_batch_size)
+        assert batch.waiting == len(self.live) + len(self.waiting) - batch.running
+        assert batch.waiting <= batch.limits.max_batch_size + batch.limits.max_queue_size
         if self.blocks:
-            used = sum(
-                -(-(len(request.prompt_ids) + request.sampling.max_new_tokens) // 10) + 1
-                for request in self.live.values()
-            )
-            assert used <= self.blocks
+            assert sum(case.blocks for case in self.cases(self.live)) <= self.blocks
+
+    @invariant()
+    def nothing_waits_while_it_fits(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        self.sync()
+        if not self.waiting:
+            return
+        (first,) = self.cases(self.waiting[:1])
+        used = sum(case.blocks for case in self.cases(self.live))
+        no_place = len(self.live) + first.beams > self.places
+        no_blocks = 0 < self.blocks < used + first.blocks * first.beams
+        assert no_place or no_blocks
+
+    @invariant()
+    def first_come_is_first_served(self) -> None:
+        started = getattr(self, "started", [])
+        assert started == sorted(set(started))
 
     @invariant()
     def every_sequence_ends_once(self) -> None:
-        for generation, consumer, n in getattr(self, "all", []):
-            if generation.done:
-                for index in range(n):
-                    finished = consumer.finished(index)
-                    ids = [token for token in consumer.ids(index) if token != 2]
+        for case in getattr(self, "all", []):
+            if case.generation.done:
+                for index in range(case.n):
+                    finished = case.consumer.finished(index)
+                    ids = [token for token in case.consumer.ids(index) if token != 2]
                     text = TOKENIZER.decode(ids)
                     if finished.stop_sequence is None:
-                        assert consumer.text(index) == text
+                        assert case.consumer.text(index) == text
                     else:
-                        assert consumer.text(index) == text[: text.index(finished.stop_sequence)]
-                assert {update.index for update in consumer.updates} == set(range(n))
+                        assert case.consumer.text(index) == text[: text.index(finished.stop_sequence)]
+                assert {update.index for update in case.consumer.updates} == set(range(case.n))
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
             return
-        for generation, _, _ in self.all:
-            self.bench.batch.cancel(generation)
+        for case in self.all:
+            self.bench.batch.cancel(case.generation)
         self.sync()
-        self.bench.step(*(Delta(request_id, [], finish=Finish.CANCELLED) for request_id in self.live))
+        self.bench.step(*(Delta(sequence_id, [], finish=Finish.CANCELLED) for sequence_id in self.live))
         assert self.bench.batch.idle
         assert (self.bench.batch.waiting, self.bench.batch.running) == (0, 0)
         self.live.clear()
         self.every_sequence_ends_once()
-        assert sum(self.bench.statistics.finished.values()) == sum(len(g.sequences) for g, _, _ in self.all)
+        sequences = sum(len(case.generation.sequences) for case in self.all)
+        assert sum(self.bench.statistics.finished.values()) == sequences
 
 
-RollingBatchMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+RollingBatchMachine.TestCase.settings = settings(stateful_step_count=30)
 TestRollingBatch = RollingBatchMachine.TestCase

@@ -28,6 +28,13 @@ def texts(update: Update) -> list[str]:
     return [token.text for token in update.tokens]
 
 
+def test_a_new_sequence_has_nothing_to_show(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer, seed=4)
+    assert (one.index, one.seed, one.generated_tokens, one.cumulative_logprob) == (0, 4, 0, 0.0)
+    assert (one.finished, one.closed) == (None, False)
+    assert one.drain() == Update(0, [], None)
+
+
 def test_tokens_are_there_as_soon_as_they_are_taken(tokenizer: Tokenizer) -> None:
     one = sequence(tokenizer)
     ids = tokenizer.encode("the wolf", False)
@@ -48,22 +55,38 @@ def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
     assert update.finished.generated_tokens == len(update.tokens)
 
 
-def test_tokens_of_an_unfinished_character_are_held_back(tokenizer: Tokenizer) -> None:
-    one = sequence(tokenizer)
+@pytest.mark.parametrize("stop", [(), ("wolf",)])
+def test_tokens_of_an_unfinished_character_are_held_back(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    one = sequence(tokenizer, *stop)
     ids = tokenizer.encode("😀", False)
     assert len(ids) > 1
     one.take(ids[:-1], None)
     assert one.drain().tokens == []
     one.take(ids[-1:], None)
-    assert "".join(texts(one.drain())) == "😀"
+    assert texts(one.drain()) == [""] * (len(ids) - 1) + ["😀"]
 
 
-def test_an_unfinished_character_is_let_go_at_the_end(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("stop", [(), ("wolf",)])
+def test_tokens_keep_their_order_around_a_character_of_several(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    """What follows the character may not overtake the tokens that were held back for it."""
+    ids = tokenizer.encode("the 😀 big 😀 wood", False)
+    for portion in (1, len(ids)):
+        one, seen = sequence(tokenizer, *stop), []
+        for start in range(0, len(ids), portion):
+            one.take(ids[start : start + portion], None)
+            seen += [token.id for token in one.drain().tokens]
+        assert seen == ids
+
+
+def test_an_unfinished_character_is_let_go_with_the_last_token_that_has_text(tokenizer: Tokenizer) -> None:
     one = sequence(tokenizer)
-    one.take([*tokenizer.encode("😀", False)[:-1], 2], None)
+    ids = [*tokenizer.encode("the", False), *tokenizer.encode("😀", False)[:2], 2]
+    one.take(ids, None)
     one.finish(FinishReason.EOS_TOKEN)
     update = one.drain()
-    assert "".join(texts(update)) == "�"
+    assert [token.id for token in update.tokens] == ids
+    assert texts(update)[-3:] == ["", "�", ""]
+    assert "".join(texts(update)) == "the�"
     assert update.tokens[-1].special
 
 
@@ -95,6 +118,12 @@ def test_a_stop_cuts_the_text_and_keeps_the_tokens(tokenizer: Tokenizer) -> None
     assert update.finished is not None
     assert (update.finished.reason, update.finished.stop_sequence) == (FinishReason.STOP_SEQUENCE, "olf")
     assert update.finished.generated_tokens == upto
+
+
+def test_a_token_that_lies_wholly_inside_a_stop_has_no_text(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer, "a wolf")
+    assert not one.take(tokenizer.encode("saw a wolf", False), None)
+    assert texts(one.drain()) == ["s", "a", "w", " ", ""]
 
 
 def test_log_probabilities_add_up_and_are_told_only_when_asked_for(tokenizer: Tokenizer) -> None:
@@ -137,7 +166,7 @@ def test_any_tokens_in_any_portions_join_to_the_text_before_the_stop(
         updates.append(one.drain())
     text = "".join(text for update in updates for text in texts(update))
     assert one.finished is not None
-    assert sum(len(update.tokens) for update in updates) == one.finished.generated_tokens
+    assert [token.id for update in updates for token in update.tokens] == ids[: one.finished.generated_tokens]
     plain = [token_id for token_id in ids if token_id not in tokenizer.special_ids | tokenizer.end_ids]
     before = tokenizer.decode([5, 6])
     whole = tokenizer.decode([5, 6, *plain])[len(before) :]

@@ -40,6 +40,22 @@ def test_of_two_stops_at_one_place_the_longest_wins() -> None:
     assert feed(["ab", "abc"], ["xabc"]) == ("x", StopMatch("abc", 1))
 
 
+def test_nothing_is_safe_before_there_is_text() -> None:
+    assert StopMatcher(["END"]).safe == 0
+
+
+def test_what_may_become_any_of_the_stops_is_held_back() -> None:
+    matcher = StopMatcher(["END", "###"])
+    assert matcher.feed("the EN") is None
+    assert matcher.safe == 4
+
+
+def test_the_longest_stop_decides_how_much_is_held_back() -> None:
+    matcher = StopMatcher(["zz", "abcdef"])
+    assert matcher.feed("xabcde") is None
+    assert matcher.safe == 1
+
+
 @given(
     st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, max_size=3), st.lists(short_text, max_size=8)
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from djl_trtllm.batching import FinishReason
-from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.errors import InvalidRequestError, PromptTooLongError
 from djl_trtllm.executor.protocol import Delta, Finish
 from djl_trtllm.model import Tokenizer
 
@@ -52,11 +52,33 @@ def test_beams_wait_until_there_is_room_for_all_of_them(tokenizer: Tokenizer) ->
     assert bench.executor.ids == [0, 1, 2]
 
 
+def test_all_beams_have_kv_blocks_of_their_own(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_batch_size=8, kv_blocks=10)
+    bench.submit([5], beam_width=2, max_new_tokens=9)  # 2 blocks each
+    bench.submit([5], beam_width=4, max_new_tokens=9)  # does not fit
+    assert bench.executor.ids == [0]
+    bench.step(ended(0, 1), ended(1, 2))
+    assert bench.executor.ids == [0, 2]
+    bench.submit([5], max_new_tokens=9)  # the last 2
+    bench.submit([5], max_new_tokens=9)
+    assert bench.executor.ids == [0, 2, 6]
+
+
+def test_beams_that_together_never_fit_the_kv_cache_are_refused(tokenizer: Tokenizer) -> None:
+    """They would wait for ever, and all behind them."""
+    bench = Bench(tokenizer, kv_blocks=10)
+    with pytest.raises(PromptTooLongError, match="need 12 KV cache blocks, the engine has 10"):
+        bench.submit([5], beam_width=4, max_new_tokens=10)
+    assert bench.batch.idle
+
+
 def test_more_beams_than_ever_run_together_are_refused(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer, max_batch_size=2)
-    with pytest.raises(InvalidRequestError, match="beams"):
+    with pytest.raises(InvalidRequestError, match="asks for 3 beams, and 2 sequences run together"):
         bench.submit(beam_width=3)
     assert bench.batch.idle
+    bench.submit(beam_width=2)
+    assert bench.batch.running == 2
 
 
 def test_cancelling_ends_all_beams(tokenizer: Tokenizer) -> None:
