@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from djl_trtllm import cli
 from djl_trtllm.engine.cache import EngineCache
-from tests.engine.test_cache_room import build
+from tests.engine.cache_entries import build
 from tests.support.moto_server import client, moto_server
 from tests.support.s3_server import variables
 

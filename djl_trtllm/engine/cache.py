@@ -172,7 +172,6 @@ class EngineCache:
         told = -_TELL_EVERY_SECONDS
         while True:
             try:
-                self.root.mkdir(parents=True, exist_ok=True)
                 lock.acquire(timeout=_POLL_SECONDS)
                 return lock
             except Timeout:

@@ -127,7 +127,6 @@ def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
             "expected a model directory, or a .tar.gz, .tgz or .tar of one, like `tar czvf model.tar.gz model/` makes"
         )
     into = workdir / _content_key(archive)
-    workdir.mkdir(parents=True, exist_ok=True)
     try:
         with filelock.FileLock(workdir / f".{into.name}.lock", timeout=_LOCK_TIMEOUT):
             for abandoned in workdir.glob(f".{into.name}.partial-*"):
@@ -156,7 +155,7 @@ class _Extraction:
         self.current = "(its first member)"
 
     def run(self) -> None:
-        self._check_disk(0)
+        self._check_disk(self.packed_bytes)
         try:
             with self.archive.open("rb") as file, _decompressed(file) as self._stream:
                 # Reading as a stream: every member once, in order; no header can point elsewhere.
@@ -212,7 +211,7 @@ class _Extraction:
         source = tar.extractfile(member)
         assert source is not None  # it is a regular file
         with source, target.open("xb") as sink:
-            self._copy(source, sink, member.size)
+            shutil.copyfileobj(source, sink, _CHUNK)
         target.chmod(0o755 if member.mode & 0o100 else 0o644)
 
     def _parts(self, member: tarfile.TarInfo) -> tuple[str, ...] | None:
@@ -232,18 +231,8 @@ class _Extraction:
         except (FileExistsError, NotADirectoryError) as error:
             raise self._error("a file and a directory have the same name", "make the archive again") from error
 
-    def _copy(self, source: IO[bytes], sink: IO[bytes], size: int) -> None:
-        remaining = size
-        while remaining > 0:
-            chunk = source.read(min(_CHUNK, remaining))
-            if not chunk:
-                raise self._error(f"it ends {remaining:,} bytes early", "make or download it again")
-            remaining -= len(chunk)
-            sink.write(chunk)
-
-    def _check_disk(self, size: int) -> None:
+    def _check_disk(self, needed: int) -> None:
         free = shutil.disk_usage(self.root).free
-        needed = size or self.packed_bytes
         if needed + self.bounds.spare_bytes > free:
             raise ArchiveError(
                 f"cannot extract {self.archive}: {_size(needed)} more are needed in {self.root.parent} and "

@@ -1,4 +1,4 @@
-"""One of several processes on one cache: `cache_process.py race|half|half-in-place ROOT`."""
+"""One of several processes on one cache: `cache_process.py race|half|half-in-place|use ROOT`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from djl_trtllm.engine.cache import EngineCache
 from djl_trtllm.engine.manifest import Manifest
 from djl_trtllm.engine.staging import staged
-
-KEY = "openvino-0123456789abcdef"
+from tests.engine.cache_entries import KEY, seal
 
 
 def race(root: Path) -> None:
@@ -23,9 +22,7 @@ def race(root: Path) -> None:
             (partial / "model.bin").write_bytes(b"half")
             time.sleep(0.5)
             (partial / "model.bin").write_bytes(b"the whole engine")
-            Manifest.of(partial, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64").write(
-                partial
-            )
+            seal(partial)
 
     (root / f"ready-{os.getpid()}").touch()
     while not (root / "go").exists():
@@ -55,9 +52,18 @@ def half(root: Path, *, in_place: bool) -> None:
     EngineCache(root / "cache").get_or_build(KEY, build)
 
 
+def use(root: Path) -> None:
+    """Use the engine and wait to be killed."""
+    assert EngineCache(root / "cache").lookup(KEY) is not None
+    (root / "using").touch()
+    time.sleep(600)
+
+
 if __name__ == "__main__":
     what, path = sys.argv[1], Path(sys.argv[2])
     if what == "race":
         race(path)
+    elif what == "use":
+        use(path)
     else:
         half(path, in_place=what == "half-in-place")

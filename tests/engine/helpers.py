@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import numpy as np
-from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from typing import Any
 
 from djl_trtllm.config import Config, load
 from djl_trtllm.engine import Gpu, Hardware
@@ -19,6 +17,14 @@ CPU_ONLY = Hardware(gpus=(), tensorrt_llm=None, available_memory=8 * 10**9)
 H200 = Gpu("NVIDIA H200", (9, 0), 143_771 * 2**20)
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
+    """Look until it holds; AssertionError when that takes too long for any machine."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def gpu_machine(tensorrt_llm: str | None = "1.2.1", gpus: int = 1, *, gpu: Gpu = H200) -> Hardware:
     """A machine with GPUs of one kind and a TensorRT-LLM."""
     return Hardware(gpus=(gpu,) * gpus, tensorrt_llm=tensorrt_llm, available_memory=8 * 10**9, driver="580.95.05")
@@ -26,6 +32,8 @@ def gpu_machine(tensorrt_llm: str | None = "1.2.1", gpus: int = 1, *, gpu: Gpu =
 
 def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
     """A random Llama in float16 with a byte-level BPE tokenizer."""
+    from safetensors.numpy import save_file
+
     path.mkdir(parents=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -51,7 +59,9 @@ def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
     return path
 
 
-def _weights(seed: int) -> dict[str, np.ndarray]:
+def _weights(seed: int) -> dict[str, Any]:
+    import numpy as np
+
     random = np.random.default_rng(seed)
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens": (VOCABULARY, HIDDEN),
@@ -79,6 +89,8 @@ def _weights(seed: int) -> dict[str, np.ndarray]:
 
 
 def _write_tokenizer(path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -141,6 +153,6 @@ def write_tensorrt_engine(path: Path, *, ranks: int = 1, version: str = "1.2.1",
     return path
 
 
-def configured(environ: Mapping[str, str] | None = None, **options: object) -> Config:
+def configured(environ: Mapping[str, str] | None = None, /, **options: object) -> Config:
     """A configuration from `OPTION_*` variables: `configured(quantize="int8")`."""
     return load(None, {**(environ or {}), **{f"OPTION_{name.upper()}": str(value) for name, value in options.items()}})

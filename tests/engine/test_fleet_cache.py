@@ -22,7 +22,7 @@ from tests.support.moto_server import BUCKET, client, keys, moto_server
 from tests.support.s3_server import variables
 
 from .fleet_process import ADDRESS, KEY
-from .test_cache import wait_until
+from .helpers import wait_until
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_second_machine_fetches_what_the_first_compiled(aws: str, tmp_path: 
 
 def test_eight_machines_compile_once(aws: str, tmp_path: Path) -> None:
     processes = [start("race", tmp_path, f"machine-{number}") for number in range(8)]
-    assert wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 8)
+    wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 8)
     (tmp_path / "go").touch()
     assert [process.wait(120) for process in processes] == [0] * 8
     assert len(list(tmp_path.glob("built-by-*"))) == 1
@@ -88,9 +88,9 @@ def test_eight_machines_compile_once(aws: str, tmp_path: Path) -> None:
 def test_a_killed_builder_is_succeeded_and_leaves_no_entry(aws: str, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     killed = start("half", tmp_path, "killed", 3.0)
-    assert wait_until(lambda: (tmp_path / "built-by-killed").exists())
+    wait_until(lambda: (tmp_path / "built-by-killed").exists())
     others = [start("race", tmp_path, f"machine-{number}", 3.0) for number in range(7)]
-    assert wait_until(lambda: len(list(tmp_path.glob("ready-machine-*"))) == 7)
+    wait_until(lambda: len(list(tmp_path.glob("ready-machine-*"))) == 7)
     killed.kill()
     killed.wait()
     assert f"engines/{KEY}.json" not in keys(aws)
