@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Write `manifest.json`; the last file of a directory, because its presence says the rest is whole."""
         path = directory / MANIFEST_FILE
         temporary = path.with_name(f".{MANIFEST_FILE}.partial")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
         temporary.replace(path)
 
     def verify(self, directory: Path, *, contents: bool = True) -> list[str]:
@@ -191,10 +192,8 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Installed versions of packages; those not installed are left out."""
     versions = {}
     for package in packages:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,15 @@ from .helpers import configured, write_checkpoint
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint; tests that change it copy it first."""
     return write_checkpoint(tmp_path_factory.mktemp("model") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def roomy(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint with a context of 8192 tokens."""
+    path = Path(shutil.copytree(checkpoint, tmp_path_factory.mktemp("long") / "model"))
+    config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 8192}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
 
 
 @pytest.fixture(scope="session")

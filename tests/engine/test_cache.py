@@ -63,9 +63,10 @@ def test_a_builder_that_fails_frees_the_cache_for_the_next(tmp_path: Path) -> No
     def fail(out: Path) -> None:
         raise RuntimeError("no")
 
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(RuntimeError, match="no") as caught:
         EngineCache(tmp_path).get_or_build(KEY, fail)
     assert is_free(tmp_path / f"{KEY}.lock")
+    assert caught.tb is not None  # the failed call's own variables are still there
 
 
 def test_only_the_builder_keeps_others_out_and_only_while_it_builds(tmp_path: Path) -> None:
@@ -75,6 +76,14 @@ def test_only_the_builder_keeps_others_out_and_only_while_it_builds(tmp_path: Pa
 
     EngineCache(tmp_path).get_or_build(KEY, check)
     assert is_free(tmp_path / f"{KEY}.lock")
+
+
+def test_what_was_built_or_looked_up_is_in_use_from_then_on(tmp_path: Path) -> None:
+    EngineCache(tmp_path).get_or_build(KEY, build)
+    build(tmp_path / "openvino-other")
+    EngineCache(tmp_path).lookup("openvino-other")
+    for key in (KEY, "openvino-other"):
+        assert not is_free(tmp_path / f"{key}.use"), key
 
 
 def test_a_builder_that_leaves_no_whole_engine_is_an_error(tmp_path: Path) -> None:

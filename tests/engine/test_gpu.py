@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -34,7 +35,7 @@ def install(
     def text(value: str) -> str | bytes:
         return value.encode() if encoded else value
 
-    functions = {
+    functions: dict[str, Callable[..., object]] = {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
         "nvmlSystemGetDriverVersion": lambda: text("580.95.05"),
@@ -61,7 +62,7 @@ def install(
     return calls
 
 
-def _raise() -> None:
+def _raise() -> NoReturn:
     raise NVMLError("not supported")
 
 

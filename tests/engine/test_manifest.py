@@ -220,5 +220,7 @@ def test_only_an_older_runtime_differs(directory: Path, installed: str, differs:
     manifest = described(directory)
     manifest.versions["openvino"] = "2026.4.1-1-abc"
     lines = manifest.differences(versions={"openvino": installed, "something-else": "1.0"})
+    manifest.versions["openvino"] = "2026.4.1"
+    assert bool(manifest.differences(versions={"openvino": installed})) is differs
     expected = f"openvino: engine was made with 2026.4.1-1-abc, installed is the older {installed}"
     assert lines == ([expected] if differs else [])

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from djl_trtllm.engine import EngineDir, EnginePlan, build_engine, plan_engine, prepare
+from djl_trtllm.engine import EngineDir, build_engine, plan_engine, prepare
 from djl_trtllm.engine.openvino import compress
+from djl_trtllm.engine.openvino_plan import OpenVinoPlan
 from djl_trtllm.model import inspect
 
 from .helpers import CPU_ONLY, VOCABULARY, configured
@@ -26,8 +27,10 @@ NEAR_TIE = 2e-3
 """Difference of two logits (their spread is 0.6) below which rounding to f16 may decide between them."""
 
 
-def plan_of(checkpoint: Path, **options: object) -> EnginePlan:
-    return plan_engine(configured(max_rolling_batch_size=8, **options), inspect(checkpoint), CPU_ONLY)
+def plan_of(checkpoint: Path, **options: object) -> OpenVinoPlan:
+    plan = plan_engine(configured(max_rolling_batch_size=8, **options), inspect(checkpoint), CPU_ONLY)
+    assert isinstance(plan, OpenVinoPlan)
+    return plan
 
 
 def open_pipeline(options: dict[str, Any]) -> Any:
@@ -79,6 +82,8 @@ def reference(checkpoint: Path) -> Reference:
     """Random weights now and then put two tokens first; prompts that lead there say nothing and are left out."""
     import torch
     from transformers import LlamaForCausalLM
+
+    torch.set_num_threads(1)  # several are slower: the model is tiny
 
     model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     random = np.random.default_rng(1)

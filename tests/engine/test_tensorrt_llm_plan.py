@@ -17,13 +17,13 @@ from djl_trtllm.model import inspect
 from .helpers import CONTEXT, configured, gpu_machine, write_tensorrt_engine
 
 
-def planned(path: Path, hardware: Hardware | None = None, **options: object) -> TensorRtLlmPlan:
+def planned(path: Path, hardware: Hardware | None = None, /, **options: object) -> TensorRtLlmPlan:
     plan = plan_engine(configured(**options), inspect(path), hardware or gpu_machine())
     assert isinstance(plan, TensorRtLlmPlan)
     return plan
 
 
-def engine_plan(path: Path, hardware: Hardware | None = None, **options: object) -> TensorRtEnginePlan:
+def engine_plan(path: Path, hardware: Hardware | None = None, /, **options: object) -> TensorRtEnginePlan:
     plan = planned(path, hardware, **options)
     assert isinstance(plan, TensorRtEnginePlan)
     return plan

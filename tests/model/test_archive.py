@@ -51,8 +51,8 @@ def test_a_model_repository_keeps_its_own_folders(tmp_path: Path) -> None:
         (member("null", kind=tarfile.CHRTYPE), "it is a device;"),
         (member("config.json"), "taken by an earlier member"),
         (member("config.json/inside"), "a file and a directory have the same name"),
-        (member("d/" * 32 + "file"), "too long"),
-        (member("d/" + "f" * 256), "too long"),
+        (member("d/" * 32 + "file"), "its path is too long;"),
+        (member("d/" + "f" * 256), "its path is too long;"),
         (with_records("nul", path="a\0b"), "leads out"),
     ],
 )

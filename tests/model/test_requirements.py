@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,13 +29,13 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         seen.append(command)
         return subprocess.CompletedProcess(command, 0, stdout="")
 
-    monkeypatch.setattr(requirements.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     return seen
 
 
 def installers(monkeypatch: pytest.MonkeyPatch, *, pip: bool, uv: str | None) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if pip else None)
-    monkeypatch.setattr(requirements.shutil, "which", lambda _: uv)
+    monkeypatch.setattr(shutil, "which", lambda _: uv)
 
 
 def test_nothing_is_installed_unless_allowed_and_the_switch_is_named_once(

@@ -235,8 +235,8 @@ def test_ids_and_chats_equal_those_of_transformers(
     kind: str, make_model: MakeModel, tmp_path: Path, sentencepiece_file: Callable[..., Path]
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": CHATML}
-    config |= {"clean_up_tokenization_spaces": False}
+    config: dict[str, object] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config |= {"chat_template": CHATML, "clean_up_tokenization_spaces": False}
     if kind == "byte-level":
         path = make_model(**{"tokenizer_config.json": {**config, "tokenizer_class": "PreTrainedTokenizerFast"}})
         theirs = transformers.AutoTokenizer.from_pretrained(path)

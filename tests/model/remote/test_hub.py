@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,12 @@ def fetch(
     revision: str = "",
     told: list[str] | None = None,
     before: str = "",
-    **variables: str,
+    *,
+    variables: Mapping[str, str] = {},
 ) -> tuple[str, str]:
     """What `fetch` did in a process of its own, after the line `before`: ("path" or "error", which)."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1"} | variables
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1"} | dict(variables)
     environment |= {"no_proxy": "127.0.0.1", "HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "3"}
     done = subprocess.run(
         [sys.executable, "-c", before + PROGRAM, text, str(tmp_path), revision],
@@ -86,8 +88,8 @@ def test_what_is_here_is_not_fetched_again(tmp_path: Path) -> None:
 def test_offline_takes_what_is_here_and_says_when_it_is_not(tmp_path: Path) -> None:
     with hub_server(Hub({"acme/story": FILES})) as endpoint:
         first = fetch(tmp_path, endpoint, "acme/story")
-    assert fetch(tmp_path, endpoint, "acme/story", HF_HUB_OFFLINE="1") == first
-    what, message = fetch(tmp_path / "empty", endpoint, "acme/story", HF_HUB_OFFLINE="1")
+    assert fetch(tmp_path, endpoint, "acme/story", variables={"HF_HUB_OFFLINE": "1"}) == first
+    what, message = fetch(tmp_path / "empty", endpoint, "acme/story", variables={"HF_HUB_OFFLINE": "1"})
     assert what == "error" and "not whole in the hub's cache" in message
 
 
@@ -188,11 +190,12 @@ def test_room_is_wanted_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("token", ["", "hf_wrong"])
 def test_a_private_model_says_that_it_wants_a_token(tmp_path: Path, token: str) -> None:
     with hub_server(Hub({"acme/secret": FILES}, private=frozenset({"acme/secret"}))) as endpoint:
-        what, message = fetch(tmp_path, endpoint, "acme/secret", **({"HF_TOKEN": token} if token else {}))
+        environ: dict[str, str] = {"HF_TOKEN": token} if token else {}
+        what, message = fetch(tmp_path, endpoint, "acme/secret", variables=environ)
         assert what == "error"
         assert "acme/secret" in message and "HF_TOKEN" in message
         assert not token or token not in message
-        assert fetch(tmp_path, endpoint, "acme/secret", HF_TOKEN="hf_right")[0] == "path"
+        assert fetch(tmp_path, endpoint, "acme/secret", variables={"HF_TOKEN": "hf_right"})[0] == "path"
 
 
 def test_a_gated_model_says_what_to_do(tmp_path: Path) -> None:

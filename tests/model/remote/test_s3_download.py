@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(s3_download.shutil, "disk_usage", lambda path: usage._replace(free=300 * 1024))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=300 * 1024))
     with pytest.raises(DownloadError, match=r"needs 563.2 kB more on the disk of .*are free"):
         fetch(tmp_path)
     assert not store.gets()
