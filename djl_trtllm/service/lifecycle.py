@@ -119,8 +119,9 @@ class ModelService:
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait until the present ones have ended, at most `timeout` seconds."""
         self.refuse_new()
-        deadline = time.monotonic() + timeout
-        while self._batch is not None and not self._batch.idle and time.monotonic() < deadline:  # noqa: ASYNC110
+        now = asyncio.get_running_loop().time
+        deadline = now() + timeout
+        while self._batch is not None and not self._batch.idle and now() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
@@ -282,7 +283,7 @@ class ModelService:
         model = self.model
         threshold = model.config.options.retry_threshold
         while True:
-            now = time.monotonic()
+            now = asyncio.get_running_loop().time()
             self._deaths = [death for death in self._deaths if now - death < _FORGIVEN_AFTER_SECONDS] + [now]
             if len(self._deaths) > threshold:
                 self.fail(error)

@@ -1,0 +1,174 @@
+"""A model whose executor host dies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from djl_trtllm.batching import FinishReason
+from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, GenerationError, NotReadyError
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.service import ModelService, State
+from tests.support.in_process import Hosts, ask, played_model, state_of
+from tests.support.virtual_time import in_virtual_time
+
+LONG_ENOUGH = 60.0
+"""Seconds after which any replacement has started."""
+
+
+async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
+    service = ModelService("story")
+    await service.load(played_model(tokenizer, **options))
+    return service
+
+
+async def sleep_until(when: float) -> None:
+    await asyncio.sleep(when - asyncio.get_running_loop().time())
+
+
+@in_virtual_time
+async def test_a_lost_host_is_replaced_and_every_request_answered(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer, max_rolling_batch_size=1)
+    asked = [await ask(service) for _ in range(3)]
+    hosts.last.step()
+    hosts.last.die("it was killed by SIGKILL\nits last output:\n  | secrets")
+    for one in asked:
+        assert one.reason is FinishReason.ERROR
+        assert isinstance(one.error, GenerationError)
+        assert str(one.error).endswith("it was killed by SIGKILL); the request may be repeated")
+    assert (state_of(service), service.batch, service.pid) == (State.RECOVERING, None, None)
+    with pytest.raises(NotReadyError, match="model story is recovering from a failure of its engine") as refused:
+        await ask(service)
+    assert refused.value.retry_after == 5
+    await asyncio.sleep(LONG_ENOUGH)
+    assert (state_of(service), service.restarts, len(hosts.made)) == (State.READY, 1, 2)
+    again = await ask(service, tokens=1)
+    hosts.last.step()
+    assert again.reason is FinishReason.LENGTH
+    await service.close()
+
+
+@in_virtual_time
+async def test_news_of_a_lost_host_are_dropped(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer)
+    asked = await ask(service)
+    hosts.last.die()
+    hosts.last.step()
+    assert asked.text == ""
+    await service.close()
+
+
+@in_virtual_time
+async def test_replacements_come_later_and_later(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer, retry_threshold=10)
+    hosts.failures = [ExecutorStartError(f"start {number}") for number in range(1, 10)]
+    hosts.last.die()
+    await asyncio.sleep(LONG_ENOUGH)
+    starts = [host.started_at for host in hosts.made]
+    waits = [round(later - sooner, 6) for sooner, later in itertools.pairwise(starts)]
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10]
+    assert (state_of(service), service.restarts) == (State.READY, 1)
+    await service.close()
+
+
+@in_virtual_time
+async def test_a_host_that_dies_too_often_fails_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    told: list[DjlTrtllmError] = []
+    service = ModelService("story", on_failed=told.append)
+    await service.load(played_model(tokenizer, retry_threshold=2))
+    for state in (State.READY, State.READY, State.FAILED):
+        hosts.last.die("it was killed by SIGKILL")
+        await asyncio.sleep(LONG_ENOUGH)
+        assert state_of(service) is state
+    assert told == [service.failure]
+    assert "SIGKILL" in str(service.failure)
+    assert len(hosts.made) == 3
+    with pytest.raises(NotReadyError, match="model story has failed; the server's log says why") as refused:
+        await ask(service)
+    assert refused.value.retry_after is None
+    await service.close()
+    assert state_of(service) is State.FAILED
+
+
+@in_virtual_time
+async def test_a_replacement_that_does_not_start_counts_and_its_error_is_told(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    service = await loaded(tokenizer, retry_threshold=2)
+    hosts.failures = [ExecutorStartError("first"), last := ExecutorStartError("second")]
+    hosts.last.die()
+    await asyncio.sleep(LONG_ENOUGH)
+    assert (state_of(service), service.failure, service.restarts) == (State.FAILED, last, 0)
+    await service.close()
+
+
+@pytest.mark.parametrize(("when", "state"), [(599.9, State.FAILED), (600.0, State.READY), (700.0, State.READY)])
+@in_virtual_time
+async def test_deaths_are_forgiven_after_ten_minutes(
+    hosts: Hosts, tokenizer: Tokenizer, when: float, state: State
+) -> None:
+    service = await loaded(tokenizer, retry_threshold=1)
+    await sleep_until(1)
+    hosts.last.die()
+    await sleep_until(1 + when)
+    hosts.last.die()
+    await asyncio.sleep(LONG_ENOUGH)
+    assert state_of(service) is state
+    await service.close()
+
+
+@in_virtual_time
+async def test_forgiven_deaths_do_not_make_the_next_replacement_later(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer)
+    for _ in range(2):
+        await asyncio.sleep(1000)
+        died = asyncio.get_running_loop().time()
+        hosts.last.die()
+        await asyncio.sleep(LONG_ENOUGH)
+        assert hosts.last.started_at - died == pytest.approx(0.1)
+    await service.close()
+
+
+@in_virtual_time
+async def test_a_host_that_dies_while_draining_is_not_replaced(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer)
+    asked = await ask(service)
+    service.refuse_new()
+    hosts.last.die()
+    assert asked.reason is FinishReason.ERROR
+    await service.drain(LONG_ENOUGH)
+    assert asyncio.get_running_loop().time() == 0
+    await asyncio.sleep(LONG_ENOUGH)
+    assert (state_of(service), len(hosts.made)) == (State.DRAINING, 1)
+    await service.close()
+    assert state_of(service) is State.STOPPED
+
+
+@pytest.mark.parametrize("load_seconds", [0.0, 30.0], ids=["while it waits", "while a host starts"])
+@in_virtual_time
+async def test_a_recovery_ends_with_the_model(hosts: Hosts, tokenizer: Tokenizer, load_seconds: float) -> None:
+    told: list[DjlTrtllmError] = []
+    service = ModelService("story", on_failed=told.append)
+    await service.load(played_model(tokenizer))
+    hosts.load_seconds = load_seconds
+    hosts.last.die()
+    await asyncio.sleep(0.05 if not load_seconds else 5)
+    await service.close()
+    assert asyncio.get_running_loop().time() < LONG_ENOUGH / 2
+    assert (state_of(service), told) == (State.STOPPED, [])
+    await asyncio.sleep(LONG_ENOUGH)
+    assert len(hosts.made) == (1 if not load_seconds else 2)
+    assert service.batch is None
+
+
+@in_virtual_time
+async def test_no_recovery_goes_on_once_new_requests_are_refused(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer)
+    hosts.last.die()
+    service.refuse_new()
+    await asyncio.sleep(LONG_ENOUGH)
+    assert (state_of(service), len(hosts.made)) == (State.DRAINING, 1)
+    await service.close()

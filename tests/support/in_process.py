@@ -1,0 +1,213 @@
+"""A model in this process: everything above the executor host is real, and what the engine generates is played.
+
+    with Hosts().installed() as hosts:
+        service = ModelService("story")
+        await service.load(played_model(tokenizer))
+        asked = await ask(service, tokens=2)
+        hosts.last.step()                             # a token for every request that runs
+
+The tokens are those of the scripted executor: every request gets its prompt again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import orjson
+
+from djl_trtllm.api import Defaults
+from djl_trtllm.batching.generation import Generation
+from djl_trtllm.batching.request import Finished, FinishReason, Update
+from djl_trtllm.batching.rolling_batch import BatchLimits
+from djl_trtllm.config import Config, Options
+from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
+from djl_trtllm.executor.protocol import Delta, Feature, Limits, Start, Step, Submit
+from djl_trtllm.executor.scripted import ScriptedExecutor
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.service import Model, ModelService, ServedModel, State
+
+PROMPT = "the little red riding hood went into the dark wood to see her grandmother"
+
+_PID = 4000
+"""Process id of the first host; Linux gives such a one to no process of a test."""
+
+
+def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **options: Any) -> Model:
+    """A model for played hosts, named `story`. `options` are fields of `Options`; `script` is the executor's script."""
+    start = Start("scripted", options.pop("script", {}))
+    config = Config(Options(**options))
+    limits = BatchLimits(
+        max_batch_size=config.options.max_rolling_batch_size,
+        max_queue_size=config.options.job_queue_size,
+        max_input_len=config.options.max_input_len,
+        max_output_len=config.options.max_output_len,
+        max_seq_len=config.options.max_input_len + config.options.max_output_len,
+    )
+    return Model("story", directory, config, tokenizer, start, limits, Defaults(), None)
+
+
+class Asked:
+    """A request to a service, and what came of it."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self.generation: Generation
+
+    def __call__(self, update: Update) -> None:
+        self.updates.append(update)
+
+    @property
+    def finished(self) -> Finished | None:
+        """Its end; there is one at most."""
+        ends = [update.finished for update in self.updates if update.finished is not None]
+        assert len(ends) <= 1, ends
+        return ends[0] if ends else None
+
+    @property
+    def reason(self) -> FinishReason | None:
+        """Why it ended."""
+        return None if self.finished is None else self.finished.reason
+
+    @property
+    def error(self) -> RequestError | None:
+        """What it failed with."""
+        return None if self.finished is None else self.finished.error
+
+    @property
+    def text(self) -> str:
+        """What was generated so far."""
+        return "".join(token.text for update in self.updates for token in update.tokens)
+
+
+async def ask(service: ModelService, tokens: int = 4, prompt: str = PROMPT, **parameters: Any) -> Asked:
+    """Send a request to a service."""
+    payload = {"inputs": prompt, "parameters": {"max_new_tokens": tokens, **parameters}}
+    asked = Asked()
+    call = service.model.parse(orjson.dumps(payload), "application/json", {})
+    asked.generation = await service.generate(call, asked)
+    return asked
+
+
+def state_of(service: ModelService | ServedModel) -> State:
+    """Its state now. (For mypy, an attribute that was compared keeps its value.)"""
+    return service.state
+
+
+class PlayedHost:
+    """In the place of an executor host's client: see `ExecutorClient`.
+
+    Nothing comes until the test calls `step`; with `hosts.alone`, all comes by itself.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        *,
+        on_steps: Callable[[list[Step]], None],
+        on_death: Callable[[ExecutorDiedError], None],
+        busy: Callable[[], bool],
+        hang_timeout: float,
+    ) -> None:
+        self.pid = _PID + len(hosts.made)
+        self.busy = busy
+        self.hang_timeout = hang_timeout
+        self.features = hosts.features
+        self.details: dict[str, Any] = {"device": "played"}
+        self.limits: Limits
+        self.started_with: Start | None = None
+        self.load_timeout = 0.0
+        self.started_at = 0.0
+        self.submitted: list[Submit] = []
+        self.cancelled: list[int] = []
+        self.closed = False
+        self._hosts = hosts
+        self._on_steps = on_steps
+        self._on_death = on_death
+        self._executor: ScriptedExecutor
+        self._next_step: asyncio.Handle | None = None
+
+    # -- what the service calls ------------------------------------------------------------------------------------
+
+    async def start(self, start: Start, timeout: float) -> None:
+        """See `ExecutorClient`."""
+        self.started_with, self.load_timeout = start, timeout
+        self.started_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(self._hosts.load_seconds)
+        if self._hosts.failures:
+            raise self._hosts.failures.pop(0)
+        self._executor = ScriptedExecutor(**start.options)
+        self.limits = self._executor.limits
+
+    async def close(self) -> None:
+        """See `ExecutorClient`."""
+        self.closed = True
+        if self._next_step is not None:
+            self._next_step.cancel()
+
+    def submit(self, request: Submit) -> None:
+        """See `ExecutorClient`."""
+        self.submitted.append(request)
+        self._executor.submit(request)
+        if self._hosts.alone and self._next_step is None:
+            self._next_step = asyncio.get_running_loop().call_soon(self._step_alone)
+
+    def cancel(self, request_id: int) -> None:
+        """See `ExecutorClient`."""
+        self.cancelled.append(request_id)
+        self._executor.cancel(request_id)
+
+    # -- what the test calls ---------------------------------------------------------------------------------------
+
+    def step(self, times: int = 1) -> None:
+        """Iterations of the engine, each with a token for every request that runs."""
+        for _ in range(times):
+            self._on_steps([Step(self._executor.step(), self._executor.stats())])
+
+    def send(self, *deltas: Delta) -> None:
+        """An iteration of the test's own."""
+        self._on_steps([Step(list(deltas), self._executor.stats())])
+
+    def die(self, message: str = "it was killed by SIGKILL") -> None:
+        """The host's end."""
+        self._on_death(ExecutorDiedError(f"the executor host (pid {self.pid}) is gone: {message}"))
+
+    def _step_alone(self) -> None:
+        self._next_step = None
+        self.step()
+        if self._executor.busy and not self.closed:
+            self._next_step = asyncio.get_running_loop().call_soon(self._step_alone)
+
+
+class Hosts:
+    """Makes the hosts of services, and remembers them.
+
+    `failures` are raised by the next starts, one by each; `alone`: hosts generate by themselves; `load_seconds` is what
+    a start takes.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[PlayedHost] = []
+        self.failures: list[DjlTrtllmError] = []
+        self.features: frozenset[Feature] = frozenset({Feature.LOGPROBS, Feature.FREE_LOGPROBS})
+        self.alone = False
+        self.load_seconds = 0.0
+
+    def __call__(self, **callbacks: Any) -> PlayedHost:
+        self.made.append(PlayedHost(self, **callbacks))
+        return self.made[-1]
+
+    @property
+    def last(self) -> PlayedHost:
+        """The newest."""
+        return self.made[-1]
+
+    @contextmanager
+    def installed(self) -> Iterator[Hosts]:
+        """Every `ModelService` of this process starts its hosts here. At the end all are closed."""
+        with mock.patch("djl_trtllm.service.lifecycle.ExecutorClient", self):
+            yield self
