@@ -52,6 +52,22 @@ async def test_a_lost_host_is_replaced_and_every_request_answered(hosts: Hosts, 
 
 
 @in_virtual_time
+async def test_a_client_of_the_lost_host_that_leaves_late_ends_nobody_elses_request(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    service = await loaded(tokenizer)
+    lost = await ask(service)
+    hosts.last.die()
+    await asyncio.sleep(LONG_ENOUGH)
+    asked = await ask(service, tokens=1)
+    assert asked.generation.ids == lost.generation.ids
+    service.cancel(lost.generation)
+    hosts.last.step()
+    assert asked.reason is FinishReason.LENGTH
+    await service.close()
+
+
+@in_virtual_time
 async def test_news_of_a_lost_host_are_dropped(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = await loaded(tokenizer)
     asked = await ask(service)
@@ -158,6 +174,7 @@ async def test_a_recovery_ends_with_the_model(hosts: Hosts, tokenizer: Tokenizer
     await asyncio.sleep(0.05 if not load_seconds else 5)
     await service.close()
     assert asyncio.get_running_loop().time() < LONG_ENOUGH / 2
+    assert hosts.last.closed or not load_seconds
     assert (state_of(service), told) == (State.STOPPED, [])
     await asyncio.sleep(LONG_ENOUGH)
     assert len(hosts.made) == (1 if not load_seconds else 2)

@@ -23,7 +23,7 @@ import orjson
 from djl_trtllm.api import Defaults
 from djl_trtllm.batching.generation import Generation
 from djl_trtllm.batching.request import Finished, FinishReason, Update
-from djl_trtllm.batching.rolling_batch import BatchLimits
+from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config, Options
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Delta, Feature, Limits, Start, Step, Submit
@@ -137,7 +137,12 @@ class PlayedHost:
         """See `ExecutorClient`."""
         self.started_with, self.load_timeout = start, timeout
         self.started_at = asyncio.get_running_loop().time()
-        await asyncio.sleep(self._hosts.load_seconds)
+        try:
+            await asyncio.sleep(self._hosts.load_seconds)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)  # the end of a process takes a moment
+            self.closed = True
+            raise
         if self._hosts.failures:
             raise self._hosts.failures.pop(0)
         self._executor = ScriptedExecutor(**start.options)
