@@ -48,7 +48,7 @@ class Model:
     limits: BatchLimits
     defaults: Defaults
     custom: CustomFormatters | None
-    gpus: int = 0
+    gpus: int
     """How many GPUs one executor host takes."""
 
     def parse(self, body: bytes, content_type: str | None, properties: Mapping[str, str]) -> Call:
@@ -91,7 +91,7 @@ def remote_name(text: str) -> str:
     """What a model on the hub or in S3 is called, as DJL Serving does: what is no letter or digit becomes `_`."""
     if is_s3(text):
         text = text.rstrip("/").rpartition("/")[2].removesuffix(".tar.gz")
-    return re.sub(r"\W|^_", "_", text.removeprefix("hf://"))
+    return re.sub(r"\W", "_", text.removeprefix("hf://"))
 
 
 def plan(source: Source) -> tuple[Config, Layout, EnginePlan]:
@@ -187,9 +187,10 @@ def _directory(source: Source, path: str) -> Path | None:
 
 def _compiled_as(layout: Layout) -> str | None:
     """With which quantisation an engine was compiled, by its manifest, or else by its own config.json."""
-    if not layout.kind.is_engine or layout.engine_dir is None:
+    engine_dir = layout.engine_dir if layout.kind.is_engine else None
+    if engine_dir is None:
         return None
-    manifest = Manifest.read(layout.engine_dir)
+    manifest = Manifest.read(engine_dir)
     if manifest is not None:
         return str(manifest.options.get("quantize"))
     method = method_of(layout.quantization)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.engine.hardware import Hardware
-from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, ModelError
+from djl_trtllm.errors import DjlTrtllmError, ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.background import in_background
@@ -57,8 +57,7 @@ class ServedModel:
         try:
             self._model = await in_background(prepare)
             await first.load(self._model)
-            if workers > 1:
-                await self.scale(workers)
+            await self.scale(workers)
         except DjlTrtllmError as error:
             if first.failure is None:
                 first.fail(error)
@@ -76,11 +75,7 @@ class ServedModel:
             starts = [_start(model, number, self.name) for number in range(workers)]
             for start in starts[len(self.workers) :]:
                 worker = ModelService(self.name, statistics=self.statistics, adapters=self.adapters)
-                try:
-                    await worker.load(model, start)
-                except ExecutorStartError:
-                    await worker.close()
-                    raise
+                await worker.load(model, start)
                 if self._ended:
                     await worker.close()
                     raise ModelError(f"model {self.name} was unregistered while it was scaled")
@@ -109,8 +104,6 @@ class ServedModel:
 
     def pick(self) -> ModelService:
         """The worker for the next request: ready, and the one with the least to do."""
-        if len(self.workers) == 1:
-            return self.workers[0]
         return min(self.workers, key=lambda worker: (_BEST_FIRST.index(worker.state), worker.load_now))
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from djl_trtllm.errors import InvalidRequestError, UnknownAdapterError
-from djl_trtllm.service.adapters import Adapters
+from djl_trtllm.executor.protocol import Adapter
+from djl_trtllm.service.adapters import CONFIG_FILE, Adapters
 
 
 @pytest.fixture
@@ -22,10 +24,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_adapters_of_the_models_folder_are_registered(folder: Path) -> None:
-    assert [(adapter.name, adapter.path) for adapter in Adapters(folder)] == [
-        ("dutch", str(folder / "dutch")),
-        ("french", str(folder / "french")),
+    assert list(Adapters(folder)) == [
+        Adapter("dutch", 1, str(folder / "dutch")),
+        Adapter("french", 2, str(folder / "french")),
     ]
+
+
+def test_an_adapter_is_found_by_its_name(folder: Path) -> None:
+    assert Adapters(folder).find("french") == Adapter("french", 2, str(folder / "french"))
 
 
 def test_a_model_without_adapters_has_none(tmp_path: Path) -> None:
@@ -33,8 +39,21 @@ def test_a_model_without_adapters_has_none(tmp_path: Path) -> None:
 
 
 def test_an_unknown_adapter_is_told_with_those_that_are_there(folder: Path) -> None:
-    with pytest.raises(UnknownAdapterError, match=r"'german': registered are dutch, french"):
+    with pytest.raises(UnknownAdapterError, match=r"'german': registered are dutch, french$"):
         Adapters(folder).find("german")
+    with pytest.raises(UnknownAdapterError, match="registered are none"):
+        Adapters(folder / "notes").find("german")
+
+
+@pytest.mark.parametrize(("count", "told"), [(10, "a8, a9$"), (11, "a8, a9, …$")])
+def test_ten_adapters_are_told_at_most(folder: Path, count: int, told: str) -> None:
+    adapters = Adapters(folder / "notes")
+    (folder / "notes" / "one").mkdir()
+    (folder / "notes" / "one" / CONFIG_FILE).write_text("{}")
+    for number in range(count):
+        adapters.register(f"a{number}", "one")
+    with pytest.raises(UnknownAdapterError, match=told):
+        adapters.find("german")
 
 
 def test_a_name_registered_anew_has_another_id(folder: Path) -> None:
@@ -44,10 +63,34 @@ def test_a_name_registered_anew_has_another_id(folder: Path) -> None:
     assert adapters.register("french", "dutch").id not in (before, adapters.find("dutch").id)
 
 
-@pytest.mark.parametrize("source", ["../outside", "/etc", "", ".", "notes", "missing"])
+def test_an_adapter_is_registered_and_taken_away(folder: Path) -> None:
+    adapters = Adapters(folder)
+    (folder / "notes" / "nested").mkdir()
+    (folder / "notes" / "nested" / CONFIG_FILE).write_text("{}")
+    added = adapters.register("new", "notes/nested")
+    assert added == adapters.find("new") == Adapter("new", 3, str((folder / "notes" / "nested").resolve()))
+    adapters.unregister("new")
+    assert [adapter.name for adapter in adapters] == ["dutch", "french"]
+    with pytest.raises(UnknownAdapterError):
+        adapters.unregister("new")
+
+
+@pytest.mark.parametrize("source", ["../outside", "/etc", "", "."])
 def test_only_adapters_of_the_models_own_folder_are_registered(folder: Path, source: str) -> None:
-    with pytest.raises(InvalidRequestError):
+    (folder / CONFIG_FILE).write_text("{}")
+    with pytest.raises(InvalidRequestError, match=re.escape(f"the adapter's src is {source!r}")):
         Adapters(folder).register("new", source)
+
+
+@pytest.mark.parametrize("source", ["notes", "missing"])
+def test_what_holds_no_adapter_is_refused_by_its_place(folder: Path, source: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"adapters/{source} holds no adapter: adapter_config.json is"):
+        Adapters(folder).register("new", source)
+
+
+def test_an_adapter_has_a_name(folder: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="needs a name"):
+        Adapters(folder).register("", "dutch")
 
 
 def test_a_link_does_not_lead_out(folder: Path) -> None:

@@ -22,8 +22,8 @@ import orjson
 
 from djl_trtllm.api import Defaults
 from djl_trtllm.batching.generation import Generation
-from djl_trtllm.batching.request import Finished, FinishReason, Update
 from djl_trtllm.batching.limits import BatchLimits
+from djl_trtllm.batching.request import Finished, FinishReason, Update
 from djl_trtllm.config import Config, Options
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Delta, Feature, Limits, Start, Step, Submit
@@ -48,7 +48,7 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
         max_output_len=config.options.max_output_len,
         max_seq_len=config.options.max_input_len + config.options.max_output_len,
     )
-    return Model("story", directory, config, tokenizer, start, limits, Defaults(), None)
+    return Model("story", directory, config, tokenizer, start, limits, Defaults(), None, 0)
 
 
 class Asked:
@@ -143,9 +143,9 @@ class PlayedHost:
             await asyncio.sleep(0.01)  # the end of a process takes a moment
             self.closed = True
             raise
-        if self._hosts.failures:
-            raise self._hosts.failures.pop(0)
-        self._executor = ScriptedExecutor(**start.options)
+        if failure := self._hosts.failure():
+            raise failure
+        self._executor = ScriptedExecutor(**(start.options if self._hosts.script is None else self._hosts.script))
         self.limits = self._executor.limits
 
     async def close(self) -> None:
@@ -191,16 +191,22 @@ class PlayedHost:
 class Hosts:
     """Makes the hosts of services, and remembers them.
 
-    `failures` are raised by the next starts, one by each; `alone`: hosts generate by themselves; `load_seconds` is what
-    a start takes.
+    `failures` are raised by the next starts, one by each, None for a start that succeeds. `alone`: hosts generate by
+    themselves. `load_seconds` is what a start takes. `script` stands in for options that are not the scripted
+    executor's.
     """
 
     def __init__(self) -> None:
         self.made: list[PlayedHost] = []
-        self.failures: list[DjlTrtllmError] = []
+        self.failures: list[DjlTrtllmError | None] = []
         self.features: frozenset[Feature] = frozenset({Feature.LOGPROBS, Feature.FREE_LOGPROBS})
         self.alone = False
         self.load_seconds = 0.0
+        self.script: dict[str, Any] | None = None
+
+    def failure(self) -> DjlTrtllmError | None:
+        """Why the next start fails, if it does."""
+        return self.failures.pop(0) if self.failures else None
 
     def __call__(self, **callbacks: Any) -> PlayedHost:
         self.made.append(PlayedHost(self, **callbacks))
