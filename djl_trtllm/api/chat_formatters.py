@@ -31,8 +31,10 @@ class ChatFramer(WholeFramer):
     def _body(self) -> bytes:
         presentation = self._presentation
         choices: list[dict[str, Any]] = []
+        generated = 0
         for index, sequence in enumerate(self._sequences.all):
             assert sequence.finished is not None
+            generated += sequence.finished.generated_tokens
             choices.append(
                 {
                     "index": index,
@@ -41,8 +43,6 @@ class ChatFramer(WholeFramer):
                     "finish_reason": _reason(sequence.finished),
                 }
             )
-        finishes = [sequence.finished for sequence in self._sequences.all if sequence.finished is not None]
-        generated = sum(finished.generated_tokens for finished in finishes)
         return orjson.dumps(
             {
                 "id": f"chatcmpl-{presentation.id}",

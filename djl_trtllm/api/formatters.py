@@ -35,7 +35,6 @@ from djl_trtllm.api.presentation import (
 from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
 from djl_trtllm.errors import RequestError
 
-JSON = "application/json"
 JSONLINES = "application/jsonlines"
 EVENT_STREAM = "text/event-stream"
 PLAIN = "text/plain"

@@ -111,7 +111,7 @@ class Table:
     def _unknown(self, name: str, where: str) -> str:
         if name in self._elsewhere:
             return f"'{name}' belongs {self._elsewhere[name]}"
-        near = difflib.get_close_matches(name[:_SHOWN], self.rows, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(name[:_SHOWN], self.rows, n=1)
         hint = f", did you mean '{near[0]}'?" if near else ""
         return f"unknown {where} {show(name)}{hint}"
 
@@ -119,7 +119,7 @@ class Table:
 def show(value: object) -> str:
     """The value as JSON, at most about 80 characters of it."""
     try:
-        text = orjson.dumps(value[: _SHOWN + 1] if isinstance(value, str) else value).decode()
+        text = orjson.dumps(value[:_SHOWN] if isinstance(value, str) else value).decode()
     except TypeError:  # not out of JSON: a model directory's own formatter made it
         text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from djl_trtllm.api.formatters import PlainFramer
+from djl_trtllm.api.presentation import Presentation
 from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
 from djl_trtllm.errors import GenerationError, RequestTimeoutError
 
@@ -196,7 +198,8 @@ def test_whole_answers_and_plain_text_cannot_tell_an_error() -> None:
 
 def test_plain_text_has_the_prompt_before_it_once_where_that_is_asked_for() -> None:
     for stream in (False, True):
-        assert answer(make("none", stream=stream, return_full_text=True), EOS).decode() == PROMPT.text + TEXT
+        view = Presentation(inputs="as it was sent", stream=stream, return_full_text=True)
+        assert answer(PlainFramer(view), EOS).decode() == PROMPT.text + TEXT
 
 
 def test_of_several_sequences_plain_text_is_the_best_and_whole() -> None:

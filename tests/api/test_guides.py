@@ -36,6 +36,7 @@ def regex(text: str) -> Guide:
         ("guided_regex", "a+", regex("a+")),
         ("guided_regex", "a" * 65_536, regex("a" * 65_536)),
         ("guided_choice", ["a.", "b|c"], regex(r"(a\.|b\|c)")),
+        ("guided_choice", ["a"], regex("(a)")),
         ("guided_choice", ["a"] * 64, regex("(" + "|".join(["a"] * 64) + ")")),
         ("guided_grammar", 'root ::= "a"', Guide(GuideKind.GRAMMAR, 'root ::= "a"')),
         ("response_format", {"type": "text"}, None),

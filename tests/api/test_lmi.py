@@ -206,8 +206,9 @@ def test_best_of_and_n() -> None:
 
 
 def test_several_sequences_are_answered_whole() -> None:
+    several_sequences: tuple[dict[str, Any], ...] = ({"n": 2}, {"best_of": 2})
     for name in ("jsonlines", "sse", "3p", "3p_stream"):
-        for parameters in ({"n": 2}, {"best_of": 2}):
+        for parameters in several_sequences:
             call = inputs(defaults=Defaults(output_formatter=name), **parameters)
             assert isinstance(call.framer, JsonFramer)
             assert call.request.logprobs

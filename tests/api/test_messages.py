@@ -69,8 +69,9 @@ def test_a_call_of_tools_needs_no_content() -> None:
     ],
 )
 def test_a_message_of_another_form_is_told_with_its_place(raw: object, told: str) -> None:
-    _, problems = read(raw)
+    found, problems = read(raw)
     assert (problems.invalid, problems.unsupported) == ([told], [])
+    assert type(found) is list
 
 
 def test_what_is_no_text_is_refused_by_name() -> None:

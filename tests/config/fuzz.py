@@ -137,7 +137,7 @@ def run(runs: int, seed: int, seconds: float) -> int:
 
 def run_atheris(arguments: Sequence[str]) -> None:
     """Let atheris look for inputs: the first byte that is 0 parts the file from variables, NAME=VALUE per line."""
-    import atheris  # type: ignore[import-not-found,unused-ignore]
+    import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     def one(data: bytes) -> None:
         text, _, rest = data.decode("utf-8", "surrogateescape").partition("\0")

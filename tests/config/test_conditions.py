@@ -23,8 +23,10 @@ def told(lines: tuple[str, ...], part: str) -> bool:
 
 def test_rotary_scaling_pair() -> None:
     warning = f"option.rotary_scaling_type=linear {PLACE} needs option.rotary_scaling_factor beside it"
-    assert told(from_text("option.rotary_scaling_type=linear").warnings, warning)
-    assert told(from_text("option.rotary_scaling_factor=2").warnings, "write option.rotary_scaling_type=linear")
+    pair = from_text("option.rotary_scaling_type=linear").warnings
+    assert told(pair, f"{warning}: write option.rotary_scaling_factor=2, or neither")
+    pair = from_text("option.rotary_scaling_factor=2").warnings
+    assert told(pair, "needs option.rotary_scaling_type beside it: write option.rotary_scaling_type=linear, or neither")
     both = from_text("option.rotary_scaling_type=dynamic\noption.rotary_scaling_factor=2")
     assert not told(both.warnings, "beside it")
     assert not from_text("").warnings
@@ -179,6 +181,64 @@ def test_attention_window() -> None:
     (warning,) = from_text("option.max_attention_window_size=1000").warnings
     assert "of 1536 tokens (option.max_input_len=1024 (default) plus option.max_output_len=512 (default))" in warning
     assert from_text("option.max_attention_window=2048\noption.max_seq_len=2048").warnings == ()
+
+
+def test_a_quantisation_by_tensorrt_llms_name_is_one_by_its_method() -> None:
+    """`quant_algo` counts before `quantize`."""
+    methods = {
+        "W4A16_AWQ": "awq",
+        "W4A8_AWQ": "awq",
+        "W8A8_SQ_PER_CHANNEL": "smoothquant",
+        "FP8": "fp8",
+        "FP8_BLOCK_SCALES": "fp8",
+        "INT8": None,
+        "NO_QUANT": None,
+    }
+    parts = "option.awq_format=int4_awq\noption.smoothquant_alpha=0.5\noption.calib_size=8\noption.quantize=int4\n"
+    found = {}
+    for algorithm in methods:
+        warnings = from_text(f"{parts}option.quant_algo={algorithm}").warnings
+        awq = told(warnings, "without option.quantize=awq: add that, or leave it out")
+        smoothquant = told(warnings, "without option.quantize=smoothquant: add that, or leave it out")
+        samples = told(warnings, "option.calib_size=8")
+        found[algorithm] = {
+            (True, False, False): "smoothquant",
+            (True, True, False): "fp8",
+            (False, True, False): "awq",
+            (True, True, True): None,
+        }[awq, smoothquant, samples]
+    assert found == methods
+
+
+def test_several_parts_without_their_quantisation_are_told_together() -> None:
+    (warning,) = from_text("option.awq_format=int4_awq\noption.awq_block_size=64").warnings
+    assert warning == (
+        f"option.awq_format=int4_awq {PLACE} and option.awq_block_size=64 (serving.properties:2) have no effect "
+        "without option.quantize=awq: add that, or leave it out"
+    )
+
+
+def test_a_quantisation_is_cited_as_it_was_written() -> None:
+    (warning,) = with_model("option.quant_algo=W8A8_SQ_PER_CHANNEL", "qwen2").warnings
+    assert warning.startswith(f"option.quant_algo=W8A8_SQ_PER_CHANNEL {PLACE} is documented for Llama, Mistral")
+    (note,) = with_model("option.quant_algo=W4A16_AWQ", "qwen2").notes
+    assert note.startswith(f"option.quant_algo=W4A16_AWQ {PLACE}: early containers")
+
+
+def test_a_model_of_unknown_kind_breaks_no_rule_of_families() -> None:
+    text = (
+        "option.rotary_dim=64\noption.rotary_base=10000\noption.use_fused_mlp=true\noption.multi_block_mode=true\n"
+        "option.quantize="
+    )
+    for method in ("awq", "smoothquant"):
+        config = from_text(text + method)
+        assert check_model(config, None, False) is config
+
+
+def test_a_family_is_told_by_the_beginning_of_its_name_however_it_is_written() -> None:
+    for kind in ("gptj", "gpt-j", "GPT_J", "gptj-6b"):
+        assert with_model("option.rotary_dim=64", kind).notes == ()
+    assert len(with_model("option.rotary_dim=64", "agptj").notes) == 1
 
 
 def test_every_rule_has_its_test() -> None:

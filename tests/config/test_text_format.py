@@ -28,7 +28,8 @@ def a_message_type() -> type[Message]:
         )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("M"))
+    message_type: type[Message] = message_factory.GetMessageClass(pool.FindMessageTypeByName("M"))
+    return message_type
 
 
 M = a_message_type()
@@ -99,8 +100,8 @@ def test_every_value_has_its_line() -> None:
     text = '# head\nname: "x"\nparameters {\n  key: "k"\n  value: { string_value:\n  "v"\n "w" } }\nd: [ 1,\n 2 ]\n'
     name, parameters, one, two = parse(text)
     assert (name.line, one.line, two.line) == (2, 8, 9)
+    assert isinstance(parameters.value, tuple)
     key, value = parameters.value
-    assert isinstance(key, Field) and isinstance(value, Field)
     assert (key.value, key.line) == ("k", 4)
     assert value.value == (Field("string_value", "vw", 6),)
 

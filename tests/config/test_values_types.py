@@ -29,6 +29,7 @@ def test_a_type_is_read_from_the_annotation_of_a_field() -> None:
         Backend | None: ValueType(Backend, optional=True),
         tuple[int, ...]: ValueType(int, many=True),
         tuple[str, ...] | None: ValueType(str, optional=True, many=True),
+        list[int] | str | Literal["max"]: ValueType(str, words=("max",)),
     }
     assert {annotation: ValueType.of(annotation) for annotation in read} == read
 
@@ -45,7 +46,7 @@ def test_choices_are_the_words_of_an_enum() -> None:
 
 
 def test_a_choice_is_its_word() -> None:
-    assert str(Backend.OPENVINO) == Backend.OPENVINO == "openvino"
+    assert str(Backend.OPENVINO) == Backend.OPENVINO.value == "openvino"
     words = {kind: [member.value.lower() for member in kind] for kind in Choice.__subclasses__()}
     assert len(words) > 20
     assert {kind: all_ for kind, all_ in words.items() if len(set(all_)) < len(all_)} == {}
@@ -144,6 +145,8 @@ def test_a_text_means_a_value(kind: type | ValueType, text: str, value: object) 
         (ValueType(int, many=True), "[true]"),
         (ValueType(int, many=True), "[[1]]"),
         (ValueType(str, many=True), "[{}]"),
+        (ValueType(str, many=True), '["a", true]'),
+        (ValueType(str, many=True), '["a", ["b"]]'),
         (ValueType(str, many=True), '["a", " "]'),
     ],
 )
@@ -274,7 +277,7 @@ def test_a_value_is_written_as_in_a_properties_file(value: object, text: str) ->
 
 
 def test_quotes_are_two_of_one_kind_around_a_text() -> None:
-    assert [text for text in ('"a"', "'a'", ' "a" ', '""', '"', "\"a'", "a", "") if is_quoted(text)] == [
+    assert [text for text in ('"a"', "'a'", ' "a" ', '""', '"', "\"a'", "a", "", "XaX") if is_quoted(text)] == [
         '"a"',
         "'a'",
         ' "a" ',
