@@ -101,11 +101,10 @@ class Answer:
 
     def _send_framed(self, updates: list[Update]) -> None:
         try:
-            chunks = [self._frame(update) for update in updates]
+            chunk = b"".join([self._frame(update) for update in updates])
         except Exception as error:
             self._break_off(error)
             return
-        chunk = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if chunk or self._complete:
             self._run(self._body(chunk))
 
@@ -143,7 +142,11 @@ class Answer:
         await self._exchange.send(message)
 
     def _run(self, messages: Coroutine[Any, Any, None]) -> None:
-        rest = start_now(messages)
+        try:
+            rest = start_now(messages)
+        except OSError as error:
+            self._lose(error)
+            return
         if rest is not None:
             self._blocked = asyncio.ensure_future(self._wait_for_reader(rest))
         elif self._complete:
@@ -163,8 +166,7 @@ class Answer:
             self._close()
             return
         except OSError as error:
-            logger.info("request %s: its client is gone: %s", self._exchange.request_id, error)
-            self._close()
+            self._lose(error)
             return
         self._blocked = None
         kept, self._kept = self._kept, []
@@ -172,6 +174,10 @@ class Answer:
             self._close()
         elif kept:
             self._send_framed(kept)
+
+    def _lose(self, error: OSError) -> None:
+        logger.info("request %s: its client is gone: %s", self._exchange.request_id, error)
+        self._close()
 
     def _close(self) -> None:
         if not self._closed.done():

@@ -69,7 +69,7 @@ class Exchange:
         """The request body; None if it is larger than `max_request_size`."""
         limit = self.settings.max_request_size
         declared = self.properties.get("content-length", "")
-        if declared.isdigit() and int(declared) > limit:
+        if declared.isdecimal() and int(declared) > limit:
             return None
         body = bytearray()
         while True:

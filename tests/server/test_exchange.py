@@ -1,0 +1,181 @@
+"""One HTTP request and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from djl_trtllm.api import Reply
+from djl_trtllm.api.errors import StatusCodes
+from djl_trtllm.errors import NotReadyError, OverloadedError
+from djl_trtllm.server.exchange import ClientGone, Exchange, HttpSettings
+from djl_trtllm.server.metrics import ServerCounts
+from tests.support.asgi import Connection
+from tests.support.virtual_time import in_virtual_time
+
+SETTINGS = HttpSettings(10, 30.0, "X-Trace", StatusCodes(throttle=529))
+
+
+class Pair:
+    """A client's connection, and the exchange at its other end."""
+
+    def __init__(self, body: bytes | None = b"", headers: Mapping[str, str] | None = None, query: str = "") -> None:
+        self.client = Connection("POST", "/invocations", body, headers or {}, query)
+        self.counts = ServerCounts()
+        self.exchange = Exchange(self.client.scope, self.client.receive, self.client.send, SETTINGS, self.counts)
+
+
+# -- the request -------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_headers_and_custom_attributes_are_properties() -> None:
+    exchange = Pair(headers={"X-Color": "red", "X-Amzn-SageMaker-Custom-Attributes": "size=7"}).exchange
+    assert (exchange.properties["x-color"], exchange.properties["size"]) == ("red", "7")
+
+
+@in_virtual_time
+async def test_the_request_id_is_that_of_the_configured_header_or_new() -> None:
+    assert Pair(headers={"x-trace": "story-1"}).exchange.request_id == "story-1"
+    ids = {Pair(headers={"x-request-id": "other"}).exchange.request_id for _ in range(2)}
+    assert [len(each) for each in ids] == [36, 36]
+
+
+@in_virtual_time
+async def test_of_parameters_given_twice_the_first_counts() -> None:
+    exchange = Pair(query="name=a%20wolf&name=fox&empty=").exchange
+    assert exchange.query == {"name": "a wolf", "empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "name"),
+    [
+        ("model_name=fox", {"model_name": "wolf"}, "fox"),
+        ("", {"model_name": "wolf"}, "wolf"),
+        ("model_name=", {}, None),
+        ("", {"model_name": ""}, None),
+    ],
+)
+@in_virtual_time
+async def test_query_or_header_name_the_model(query: str, headers: dict[str, str], name: str | None) -> None:
+    assert Pair(headers=headers, query=query).exchange.model_name == name
+
+
+# -- its body ----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_body_may_come_in_parts() -> None:
+    pair = Pair(None)
+    pair.client.upload(b"a wo", more=True)
+    pair.client.upload(b"", more=True)
+    pair.client.upload(b"lf")
+    assert await pair.exchange.body() == b"a wolf"
+
+
+@in_virtual_time
+async def test_a_body_ends_with_the_message_that_does_not_say_that_there_is_more() -> None:
+    pair = Pair(b"a wolf")
+    message = await pair.exchange.receive()
+    del message["more_body"]
+
+    async def receive() -> object:
+        return message
+
+    pair.exchange.receive = receive  # type: ignore[assignment]
+    assert await pair.exchange.body() == b"a wolf"
+    del message["body"]
+    assert await pair.exchange.body() == b""
+
+
+@pytest.mark.parametrize(("size", "fits"), [(10, True), (11, False)])
+@pytest.mark.parametrize("declared", [True, False])
+@in_virtual_time
+async def test_a_body_has_at_most_max_request_size_bytes(size: int, fits: bool, declared: bool) -> None:
+    content = b"x" * size
+    pair = Pair(content, {"content-length": str(size)} if declared else {})
+    assert await pair.exchange.body() == (content if fits else None)
+
+
+@in_virtual_time
+async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+    pair = Pair(None, {"content-length": "11"})
+    assert await pair.exchange.body() is None
+
+
+@pytest.mark.parametrize("length", ["eleven", "¹¹"])
+@in_virtual_time
+async def test_a_length_that_is_no_number_is_no_length(length: str) -> None:
+    assert await Pair(b"a wolf", {"content-length": length}).exchange.body() == b"a wolf"
+
+
+@in_virtual_time
+async def test_what_is_too_large_is_read_no_further() -> None:
+    pair = Pair(None)
+    pair.client.upload(b"x" * 11, more=True)
+    assert await pair.exchange.body() is None
+
+
+@in_virtual_time
+async def test_a_client_may_go_in_the_middle_of_its_body() -> None:
+    pair = Pair(None)
+    pair.client.upload(b"a wo", more=True)
+    pair.client.leave()
+    with pytest.raises(ClientGone):
+        await pair.exchange.body()
+
+
+# -- the answer --------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_reply_is_whole() -> None:
+    pair = Pair(headers={"x-trace": "story-1"})
+    before = pair.exchange.sent_head
+    await pair.exchange.reply(Reply(201, "text/plain", b"a wolf", (("Allow", "GET"),)))
+    assert (before, pair.exchange.sent_head) == (False, True)
+    assert (pair.client.status, pair.client.body, pair.client.complete) == (201, b"a wolf", True)
+    assert pair.client.headers == {
+        "content-type": "text/plain",
+        "x-trace": "story-1",
+        "allow": "GET",
+        "content-length": "6",
+        "cache-control": "no-cache",
+    }
+    assert pair.counts.responses == {201: 1}
+
+
+@in_virtual_time
+async def test_an_answer_without_a_length_is_chunked() -> None:
+    pair = Pair()
+    await pair.exchange.begin(200, "application/jsonlines", None)
+    assert "content-length" not in pair.client.headers
+    assert not pair.client.complete
+
+
+@in_virtual_time
+async def test_an_error_has_the_status_that_the_options_say_and_the_headers_it_needs() -> None:
+    pair = Pair()
+    error = OverloadedError("full", queue_depth=1, capacity=1, retry_after=7)
+    await pair.exchange.fail(error, (("Connection", "close"),))
+    assert pair.client.status == 529
+    assert (pair.client.headers["retry-after"], pair.client.headers["connection"]) == ("7", "close")
+    assert pair.client.json["queue_depth"] == 1
+    other = Pair()
+    await other.exchange.fail(NotReadyError("loading"))
+    assert (other.client.status, "connection" in other.client.headers) == (503, False)
+
+
+@in_virtual_time
+async def test_a_connection_is_dropped_where_the_server_can_do_so() -> None:
+    pair = Pair()
+    pair.exchange.abort()
+    assert pair.client.aborted
+    without: tuple[dict[str, object], ...] = ({"extensions": {}}, {})
+    for extensions in without:
+        bare = Pair()
+        del bare.client.scope["extensions"]
+        bare.client.scope.update(extensions)
+        bare.exchange.abort()
+        assert not bare.client.aborted
