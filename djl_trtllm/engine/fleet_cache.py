@@ -69,7 +69,7 @@ class FleetCache:
         except DownloadError as error:
             tell(f"the engine cache {self.address} cannot be used: {error}; compiling here")
             fetched = False
-        if not fetched and not out.exists():
+        if not fetched:
             build(out)
 
     def _fetch_or_wait(

@@ -11,8 +11,8 @@ from djl_trtllm.engine.fleet_cache import FleetCache
 from djl_trtllm.engine.manifest import Manifest
 from djl_trtllm.engine.staging import staged
 from djl_trtllm.model.remote.s3 import S3Address
+from tests.engine.cache_entries import KEY, seal
 
-KEY = "openvino-0123456789abcdef"
 ADDRESS = S3Address.parse("s3://fleet-bucket/engines")
 
 
@@ -25,9 +25,7 @@ def main(what: str, root: Path, name: str, lease_seconds: float) -> None:
             (partial / "model.bin").write_bytes(b"half")
             time.sleep(600 if what == "half" else 0.5)
             (partial / "model.bin").write_bytes(b"the whole engine")
-            Manifest.of(partial, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64").write(
-                partial
-            )
+            seal(partial)
 
     fleet = FleetCache(ADDRESS, lease_seconds=lease_seconds)
     (root / f"ready-{name}").touch()

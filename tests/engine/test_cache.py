@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from .cache_entries import KEY, Builder, build, is_free, locked, seal
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting takes no time, and each look at the lock counts for five seconds."""
-    seconds = iter(range(0, 10_000, 5))
+    seconds = iter(range(1000, 10_000, 5))
     monkeypatch.setattr(cache_module, "_POLL_SECONDS", 0.001)
     monkeypatch.setattr(cache_module, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
 
@@ -111,7 +112,8 @@ def test_a_file_written_after_the_manifest_is_read_again(tmp_path: Path) -> None
 
 def test_files_that_nobody_touched_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path / KEY)
-    (tmp_path / KEY / "folder").mkdir()  # a folder's time is not that of its content
+    (tmp_path / KEY / "folder").mkdir()
+    os.utime(tmp_path / KEY / "folder", (2**33, 2**33))  # a folder's time is not that of its content
     monkeypatch.setattr(manifest_module, "file_sha256", lambda path: pytest.fail(f"read {path}"))
     assert EngineCache(tmp_path).lookup(KEY) == tmp_path / KEY
 

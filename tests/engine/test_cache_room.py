@@ -22,7 +22,7 @@ def cache(tmp_path: Path) -> EngineCache:
         build(tmp_path / key)
         (tmp_path / f"{key}.use").touch()
         os.utime(tmp_path / f"{key}.use", (1000 + number, 1000 + number))
-        (tmp_path / f"{key}.log").touch()
+    (tmp_path / f"{KEYS[1]}.log").touch()
     return EngineCache(tmp_path)
 
 

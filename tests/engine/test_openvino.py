@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from djl_trtllm.engine import EngineDir, build_engine, plan_engine, prepare
@@ -49,6 +48,7 @@ def open_pipeline(options: dict[str, Any]) -> Any:
 
 
 def generate(pipeline: Any, prompts: list[list[int]]) -> list[list[int]]:
+    import numpy as np
     import openvino
     import openvino_genai
 
@@ -80,6 +80,7 @@ class Reference:
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> Reference:
     """Random weights now and then put two tokens first; prompts that lead there say nothing and are left out."""
+    import numpy as np
     import torch
     from transformers import LlamaForCausalLM
 

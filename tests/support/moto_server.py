@@ -7,16 +7,17 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
-import httpx
-from moto.server import ThreadedMotoServer
-
 BUCKET = "fleet-bucket"
 
 
 @contextlib.contextmanager
 def moto_server() -> Iterator[str]:
     """An AWS with one bucket; its endpoint URL."""
+    # Seconds of imports, which collecting the tests does without.
+    import boto3
+    import httpx
+    from moto.server import ThreadedMotoServer
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -34,6 +35,8 @@ def moto_server() -> Iterator[str]:
 
 def client(url: str, service: str = "s3") -> Any:
     """A boto3 client of it."""
+    import boto3
+
     return boto3.session.Session("test", "test", region_name="us-east-1").client(service, endpoint_url=url)
 
 

@@ -1,6 +1,7 @@
 """A small S3 for tests and benchmarks: latency, a bound for each connection, and faults where a test wants them.
 
-It answers ListObjectsV2, HeadObject and GetObject (ranges, If-Match). What needs all of S3's semantics uses moto.
+It answers ListObjectsV2, HeadObject and GetObject (ranges, If-Match), and PutObject and DeleteObject with conditions.
+What needs all of S3's semantics uses moto.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Object:
     path: Path
     etag: str
     checksum: str | None
+    modified: float
 
     @property
     def size(self) -> int:
@@ -40,7 +42,7 @@ class Object:
 
 @dataclass
 class Request:
-    """What a fault sees: GET or HEAD, the key, the range (of the object's bytes) and the number of such requests."""
+    """What a fault sees: the method, the key, the range (of the object's bytes) and the number of such requests."""
 
     method: str
     key: str
@@ -61,7 +63,10 @@ class Fault(Exception):
 
 @dataclass
 class Store:
-    """Objects of the one bucket. `fault` may raise Fault, or return after how many bytes to cut the connection."""
+    """Objects of the one bucket. `fault` may raise Fault, or return after how many bytes to cut the connection.
+
+    `seconds` is the store's clock, which a test may move.
+    """
 
     folder: Path
     latency: float = 0.0
@@ -70,6 +75,7 @@ class Store:
     objects: dict[str, Object] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    seconds: float = 1_640_995_200.0
 
     def put(self, key: str, content: bytes | Path, *, checksum: bool = True) -> None:
         """Add or replace an object."""
@@ -83,7 +89,14 @@ class Store:
         data = path.read_bytes()
         crc = base64.b64encode(int(crt.crc64nvme(data)).to_bytes(8, "big")).decode() if checksum else None
         etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
-        self.objects[key] = Object(path, etag, crc)
+        self.objects[key] = Object(path, etag, crc, self.seconds)
+
+    def clear(self) -> None:
+        """Forget objects, requests and faults."""
+        self.objects.clear()
+        self.requests.clear()
+        self.fault = None
+        self.latency = self.bytes_per_second = 0.0
 
     def gets(self) -> list[Request]:
         """The GET requests so far."""
@@ -103,21 +116,51 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def do_DELETE(self) -> None:
+        self._answer()
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(int(self.store.seconds if timestamp is None else timestamp))
+
     def _answer(self) -> None:
         time.sleep(self.store.latency)
         url = urlsplit(self.path)
         bucket, _, key = unquote(url.path).lstrip("/").partition("/")
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
             if bucket != BUCKET:
                 raise Fault(404, "NoSuchBucket")
-            if not key:
+            if self.command in ("PUT", "DELETE"):
+                self._write(key, body)
+            elif not key:
                 self._list(parse_qs(url.query, keep_blank_values=True))
             else:
                 self._object(key, parse_qs(url.query))
         except Fault as fault:
-            body = b"" if self.command == "HEAD" else f"<Error><Code>{fault.code}</Code></Error>".encode()
-            self._head(fault.status, len(body), fault.headers)
-            self.wfile.write(body)
+            answer = b"" if self.command == "HEAD" else f"<Error><Code>{fault.code}</Code></Error>".encode()
+            self._head(fault.status, len(answer), fault.headers)
+            self.wfile.write(answer)
+
+    def _write(self, key: str, body: bytes) -> None:
+        self._check(self.command, key, 0, len(body))
+        with self.store.lock:
+            found = self.store.objects.get(key)
+            if found is not None and self.headers.get("If-None-Match") == "*":
+                raise Fault(412, "PreconditionFailed")
+            if "If-Match" in self.headers:
+                if found is None:
+                    raise Fault(404, "NoSuchKey")
+                if self.headers["If-Match"] != found.etag:
+                    raise Fault(412, "PreconditionFailed")
+            if self.command == "DELETE":
+                self.store.objects.pop(key, None)
+                self._head(204, 0, {})
+                return
+            self.store.put(key, body)
+            self._head(200, 0, {"ETag": self.store.objects[key].etag})
 
     def _list(self, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]
@@ -145,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
         cut = self._check(self.command, key, start, end)
         if self.headers.get("If-Match", found.etag) != found.etag:
             raise Fault(412, "PreconditionFailed")
-        headers = {"ETag": found.etag, "Accept-Ranges": "bytes", "Last-Modified": "Sat, 01 Jan 2022 00:00:00 GMT"}
+        headers = {"ETag": found.etag, "Accept-Ranges": "bytes", "Last-Modified": self.date_time_string(found.modified)}
         if found.checksum and self.headers.get("x-amz-checksum-mode") == "ENABLED" and not asked:
             headers |= {"x-amz-checksum-crc64nvme": found.checksum, "x-amz-checksum-type": "FULL_OBJECT"}
         if asked:

@@ -20,8 +20,8 @@ _POOL = 64
 
 _EXPIRED = "the credentials have expired: renew them (`aws sso login`, a new session token), or use a role"
 _DENIED = (
-    "access is denied: the role or user needs s3:GetObject and s3:ListBucket there (a missing object looks the same "
-    "without s3:ListBucket)"
+    "access is denied: the role or user needs s3:GetObject and s3:ListBucket there, and to write s3:PutObject and "
+    "s3:DeleteObject (a missing object looks the same without s3:ListBucket)"
 )
 _ADVICE = {
     "NoSuchBucket": "there is no such bucket: look at its name, and at AWS_ENDPOINT_URL if the store is not AWS",

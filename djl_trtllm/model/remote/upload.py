@@ -53,9 +53,9 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, tell: Callable[[str
             try:
                 transfer.upload_file(str(path), address.bucket, key, callback=progress.add)
             except S3UploadFailedError as error:
-                # boto3 wraps the store's answer in this one; what it was is its cause.
-                if error.__cause__ is not None:
-                    raise error.__cause__ from error
+                # boto3 raises this one while it handles the store's answer, which says more.
+                if error.__context__ is not None:
+                    raise error.__context__ from None
                 raise DownloadError(f"{address}: {error}") from error
     progress.finish()
 
