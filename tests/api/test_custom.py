@@ -1,46 +1,20 @@
+"""Formatters of a model directory: how they are found, and what they make of requests."""
+
 from __future__ import annotations
 
 import json
-import sys
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-from djl_trtllm.api import Call, Defaults, djl_python_shim
-from djl_trtllm.api.custom import CustomFormatters, load_custom
-from djl_trtllm.errors import GenerationError, InvalidRequestError, ModelError
+from djl_trtllm.api import Defaults
+from djl_trtllm.api.custom import CustomFormatters
+from djl_trtllm.errors import InvalidRequestError, OverloadedError
 
-from .scripts import EOS, FAILED, FAILURE, PROMPT, STOP, TEXT, answer
+from .models import HEAD, STREAM, WHOLE, load, parse
+from .scripts import EOS, TEXT, answer
 
-
-@pytest.fixture(autouse=True)
-def clean_imports() -> Iterator[None]:
-    modules, path = set(sys.modules), list(sys.path)
-    yield
-    for name in set(sys.modules) - modules:
-        if name.partition(".")[0] in ("djl_python", "wording") or name.startswith("djl_trtllm_model_"):
-            del sys.modules[name]
-    sys.path[:] = path
-
-
-def load(directory: Path, source: str, **attributes: Any) -> CustomFormatters:
-    (directory / "model.py").write_text(textwrap.dedent(source))
-    loaded = load_custom(directory, attributes)
-    assert loaded is not None
-    return loaded
-
-
-def parse(formatters: CustomFormatters, payload: Any, defaults: Defaults = Defaults()) -> Call:  # noqa: B008
-    return formatters.parse(json.dumps(payload).encode(), "application/json", defaults, {"x-team": "blue"})
-
-
-WHOLE = {"inputs": "The wolf"}
-STREAM = {"inputs": "The wolf", "stream": True}
-
+pytestmark = pytest.mark.usefixtures("clean_imports")
 
 # -- input formatters --------------------------------------------------------------------------------------------------
 
@@ -162,211 +136,172 @@ def test_an_input_formatter_that_returns_something_else_fails(tmp_path: Path, ar
         parse(formatters, WHOLE)
 
 
-# -- output formatters of dictionaries ---------------------------------------------------------------------------------
-
-DICTIONARIES = """
-    from djl_python.output_formatter import output_formatter
-
-    @output_formatter
-    def add(response_data: dict) -> dict:
-        if "generated_text" in response_data:
-            response_data["original_length"] = len(response_data["generated_text"])
-            response_data["generated_text"] = "[BASE] " + response_data["generated_text"]
-        response_data["seen"] = True
-        return response_data
-"""
+# -- what a formatter gets and gives -----------------------------------------------------------------------------------
 
 
-def test_a_formatter_of_dictionaries_changes_whole_answers(tmp_path: Path) -> None:
-    formatters = load(tmp_path, DICTIONARIES)
-    changed = {"generated_text": f"[BASE] {TEXT}", "original_length": len(TEXT), "seen": True}
-    assert json.loads(answer(parse(formatters, WHOLE).framer, EOS)) == changed
-    tgi = parse(formatters, {**WHOLE, "parameters": {"details": False}}, Defaults(tgi_compat=True))
-    assert json.loads(answer(tgi.framer, EOS)) == [changed]
+def test_a_formatter_of_inputs_may_return_a_payload(tmp_path: Path) -> None:
+    formatters = load(
+        tmp_path,
+        HEAD
+        + """
+    def read(input_item):
+        assert isinstance(input_item, Input)
+        return {"inputs": input_item.get_as_string().upper()}
+        """,
+    )
+    assert formatters.parse(b"the wolf", "text/plain").request.prompt == "THE WOLF"
 
 
-def test_a_formatter_of_dictionaries_changes_every_line(tmp_path: Path) -> None:
-    formatters = load(tmp_path, DICTIONARIES)
-    lines = answer(parse(formatters, STREAM).framer, EOS).decode().splitlines()
-    assert all(json.loads(line)["seen"] for line in lines)
-    assert len(lines) == 5
-    framer = parse(formatters, STREAM, Defaults(tgi_compat=True)).framer
-    events = answer(framer, EOS).decode()
-    assert framer.content_type == "text/event-stream"
-    assert events.count("data: {") == events.count("}\n\n") == 5
-    assert events.endswith("\n\n")
+@pytest.mark.parametrize("argument", ["item: Input", "input_item", "inputs", "input", "item: 'Input'"])
+def test_the_first_argument_says_that_a_formatter_reads_the_request_itself(tmp_path: Path, argument: str) -> None:
+    formatters = load(
+        tmp_path,
+        HEAD
+        + f"""
+    def read({argument}):
+        return TextInput(input_text=type({argument.partition(":")[0]}).__name__)
+        """,
+    )
+    assert parse(formatters, WHOLE).request.prompt == "Input"
 
 
-def test_a_formatter_of_dictionaries_leaves_plain_text_and_done_alone(tmp_path: Path) -> None:
-    formatters = load(tmp_path, DICTIONARIES)
-    plain = parse(formatters, {**WHOLE, "parameters": {"output_formatter": "none"}})
-    assert answer(plain.framer, EOS).decode() == TEXT
-    chat = {"messages": [{"role": "user", "content": "a"}], "stream": True, "output_formatter": "sse_chat"}
-    assert answer(parse(formatters, chat).framer, EOS).endswith(b"data: [DONE]\n\n")
+@pytest.mark.parametrize("argument", ["payload", "inputs: dict", "input: InputPayload = None", "*inputs"])
+def test_other_arguments_get_the_payload(tmp_path: Path, argument: str) -> None:
+    name = argument.lstrip("*").partition(":")[0]
+    formatters = load(
+        tmp_path,
+        f"""
+        from __future__ import annotations
+        from djl_python.input_parser import input_formatter
+
+        @input_formatter
+        def read({argument}):
+            given = {name}[0] if isinstance({name}, tuple) else {name}
+            given["inputs"] += "!" if isinstance(given, dict) else "?"
+            return given
+        """,
+    )
+    if argument == "*inputs":  # its name says that it reads the request itself
+        with pytest.raises(InvalidRequestError):
+            parse(formatters, WHOLE)
+    else:
+        assert parse(formatters, WHOLE).request.prompt == "The wolf!"
 
 
-def test_a_failing_output_formatter_fails_its_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_is_an_input_with_its_headers_and_its_content_type(tmp_path: Path) -> None:
+    formatters = load(
+        tmp_path,
+        HEAD
+        + """
+    def read(input_item):
+        properties = input_item.get_properties()
+        return {"inputs": repr((sorted(properties.items()), input_item.get_as_bytes()))}
+        """,
+    )
+    headers = {"content-type": "text/x", "x-team": "blue"}
+    shown = formatters.parse(b"body", "text/plain", Defaults(), headers).request.prompt
+    assert shown == repr(([("Content-Type", "text/plain"), ("x-team", "blue")], b"body"))
+    shown = formatters.parse(b"body", None, Defaults(), headers).request.prompt
+    assert shown == repr(([("content-type", "text/x"), ("x-team", "blue")], b"body"))
+    assert headers == {"content-type": "text/x", "x-team": "blue"}
+
+
+def test_a_formatter_with_keyword_arguments_gets_all_of_them(tmp_path: Path) -> None:
+    formatters = load(
+        tmp_path,
+        HEAD
+        + """
+    def read(payload, /, **kwargs):
+        return {"inputs": " ".join(f"{name}={value}" for name, value in sorted(kwargs.items()))}
+        """,
+        tokenizer="t",
+        configs="c",
+    )
+    assert parse(formatters, WHOLE).request.prompt == "configs=c tokenizer=t"
+
+
+def test_an_attribute_does_not_take_the_place_of_the_request(tmp_path: Path) -> None:
+    source = HEAD + "    def read(tokenizer, configs=None):\n        return {'inputs': configs}\n"
+    formatters = load(tmp_path, source, tokenizer="t", configs="c", other="o")
+    assert parse(formatters, WHOLE).request.prompt == "c"
+
+
+def text_input(tmp_path: Path, expression: str) -> CustomFormatters:
+    """A formatter that returns what an expression makes."""
+    return load(tmp_path, HEAD + f"    def read(input_item):\n        return {expression}\n")
+
+
+def test_parameters_and_the_stream_of_a_text_input_are_the_requests(tmp_path: Path) -> None:
+    formatters = text_input(tmp_path, "TextInput(input_text='a', parameters={'top_k': 3, 'stream': True})")
+    call = parse(formatters, WHOLE)
+    assert (call.request.prompt, call.request.sampling.top_k, call.framer.stream) == ("a", 3, True)
+    formatters = text_input(tmp_path, "TextInput(input_text=['a'])")
+    assert (parse(formatters, STREAM).request.prompt, parse(formatters, STREAM).framer.stream) == ("a", False)
+
+
+def test_an_output_formatter_of_a_text_input_is_taken_by_name_unless_the_parameters_have_one(tmp_path: Path) -> None:
+    formatters = text_input(tmp_path, "TextInput(input_text='a', output_formatter='sse')")
+    assert parse(formatters, WHOLE).framer.content_type == "text/event-stream"
+    formatters = text_input(
+        tmp_path, "TextInput(input_text='a', output_formatter='sse', parameters={'output_formatter': 'none'})"
+    )
+    assert parse(formatters, WHOLE).framer.content_type == "text/plain"
+
+
+def test_an_output_formatter_of_a_text_input_may_be_a_function(tmp_path: Path) -> None:
+    formatters = text_input(tmp_path, "TextInput(input_text='a', output_formatter=lambda data: {'seen': len(data)})")
+    assert json.loads(answer(parse(formatters, WHOLE).framer, EOS)) == {"seen": 1}
+
+
+@pytest.mark.parametrize(
+    ("expression", "shown"),
+    [
+        ("RequestInput()", '"RequestInput('),
+        ("TextInput(input_text='a', parameters=None)", '"TextInput('),
+        ("None", '"None"'),
+        ("3", '"3"'),
+    ],
+)
+def test_a_result_of_another_kind_is_shown_with_what_is_expected(tmp_path: Path, expression: str, shown: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(text_input(tmp_path, expression), WHOLE)
+    message = str(caught.value)
+    assert message.startswith("Input Parsing failed. ") and f"input formatter returned {shown}" in message
+    assert message.endswith("expected a dict or a TextInput with 'input_text' and 'parameters'")
+
+
+def test_several_texts_are_refused_as_several_prompts_are(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="send one request per prompt"):
+        parse(text_input(tmp_path, "TextInput(input_text=['a', 'b'])"), WHOLE)
+
+
+def test_what_a_formatter_refuses_with_an_error_of_requests_is_told_as_it_is(tmp_path: Path) -> None:
+    formatters = load(
+        tmp_path,
+        """
+        from djl_python.input_parser import input_formatter
+        from djl_trtllm.errors import OverloadedError
+
+        @input_formatter
+        def read(payload):
+            raise OverloadedError("later", queue_depth=1, capacity=1, retry_after=1)
+        """,
+    )
+    with pytest.raises(OverloadedError, match=r"^later$"):
+        parse(formatters, WHOLE)
+
+
+def test_without_an_input_formatter_requests_are_read_as_ever(tmp_path: Path) -> None:
     formatters = load(
         tmp_path,
         """
         from djl_python.output_formatter import output_formatter
 
         @output_formatter
-        def fail(response_data):
-            raise RuntimeError("intended")
+        def shout(data):
+            return {"text": data["generated_text"].upper()}
         """,
     )
-    framer = parse(formatters, STREAM).framer
-    with pytest.raises(GenerationError, match="output formatter raised RuntimeError: intended") as caught:
-        framer.frame(EOS[0])
-    assert "Traceback" in caplog.text
-    assert json.loads(framer.error(caught.value))["details"] == {"finish_reason": "error"}
-
-
-# -- output formatters of TextGenerationOutput -------------------------------------------------------------------------
-
-STEPS = """
-    import json
-
-    from djl_python.output_formatter import output_formatter
-    from djl_python.request_io import TextGenerationOutput
-
-    @output_formatter
-    def per_token(request_output: TextGenerationOutput) -> str:
-        best_sequence = request_output.sequences[request_output.best_sequence_index]
-        UNPACKED = best_sequence.get_next_token()
-        result = {}
-        if token:
-            result = {"id": token.id, "text": token.text, "log_prob": token.log_prob, "first": first}
-        if last:
-            result["finish_reason"] = best_sequence.finish_reason
-            result["parameters"] = request_output.input.parameters
-            result["prompt"] = [request_output.input.input_text, len(request_output.prompt_tokens_details)]
-        return json.dumps(result) + "\\n"
-"""
-
-
-@pytest.mark.parametrize("unpacked", ["token, first, last", "token, index, first, last"])
-@pytest.mark.parametrize("payload", [WHOLE, STREAM])
-@pytest.mark.parametrize("updates", [EOS, STOP])
-def test_a_formatter_of_steps_is_called_per_token(
-    tmp_path: Path, unpacked: str, payload: dict[str, Any], updates: list[Any]
-) -> None:
-    formatters = load(tmp_path, STEPS.replace("UNPACKED", unpacked))
-    call = parse(formatters, {**payload, "parameters": {"top_k": 3}})
-    assert call.request.logprobs
-    assert call.framer.stream is (payload is STREAM)
-    lines = [json.loads(line) for line in answer(call.framer, updates).splitlines()]
-    assert "".join(line["text"] for line in lines) == TEXT
-    assert [line["first"] for line in lines] == [True, False, False, False, False]
-    assert ["finish_reason" in line for line in lines] == [False, False, False, False, True]
-    assert lines[-1]["finish_reason"] in ("eos_token", "stop_sequence")
-    assert lines[-1]["parameters"] == {"top_k": 3}
-    assert lines[-1]["prompt"] == [PROMPT.text, PROMPT.length]
-
-
-def test_a_formatter_of_steps_words_errors_itself(tmp_path: Path) -> None:
-    formatters = load(tmp_path, STEPS.replace("UNPACKED", "token, first, last"))
-    lines = answer(parse(formatters, STREAM).framer, FAILED).splitlines()
-    assert len(lines) == 3
-    assert json.loads(lines[-1])["finish_reason"] == "error"
-
-
-def test_a_failing_formatter_of_steps_is_not_asked_again(tmp_path: Path) -> None:
-    formatters = load(
-        tmp_path,
-        """
-        from djl_python.output_formatter import RequestOutput, output_formatter
-
-        @output_formatter
-        def fail(request_output: RequestOutput) -> str:
-            return 1 / 0
-        """,
-    )
-    framer = parse(formatters, STREAM).framer
-    with pytest.raises(GenerationError, match="ZeroDivisionError"):
-        framer.frame(EOS[0])
-    assert json.loads(framer.error(FAILURE)) == {"error": str(FAILURE), "code": 424}
-
-
-def test_both_formatters_share_their_input(tmp_path: Path) -> None:
-    formatters = load(
-        tmp_path,
-        """
-        from djl_python import Input
-        from djl_python.input_parser import input_formatter
-        from djl_python.output_formatter import output_formatter
-        from djl_python.request_io import RequestInput, TextGenerationOutput, TextInput
-
-        class MyInput(TextInput):
-            team = None
-
-        @input_formatter
-        def read(input_item: Input, **kwargs) -> RequestInput:
-            request_input = MyInput(input_text=input_item.get_as_json()["inputs"])
-            request_input.team = input_item.get_property("X-TEAM")
-            return request_input
-
-        @output_formatter
-        def write(request_output: TextGenerationOutput) -> str:
-            if not request_output.finished:
-                return ""
-            text = "".join(token["text"] for token in request_output.get_tokens_as_dict())
-            return f"{request_output.input.team}: {text}"
-        """,
-    )
-    assert answer(parse(formatters, WHOLE).framer, EOS).decode() == f"blue: {TEXT}"
-
-
-# -- loading -----------------------------------------------------------------------------------------------------------
-
-
-def test_no_model_py_or_none_with_formatters_is_none(tmp_path: Path) -> None:
-    assert load_custom(tmp_path) is None
-    (tmp_path / "model.py").write_text("x = 1\n")
-    assert load_custom(tmp_path) is None
-
-
-def test_siblings_can_be_imported(tmp_path: Path) -> None:
-    (tmp_path / "wording.py").write_text("PREFIX = 'Once: '\n")
-    formatters = load(
-        tmp_path,
-        """
-        from djl_python.input_parser import input_formatter
-        from wording import PREFIX
-
-        @input_formatter
-        def prefix(payload: dict) -> dict:
-            return payload | {"inputs": PREFIX + payload["inputs"]}
-        """,
-    )
-    assert parse(formatters, WHOLE).request.prompt == "Once: The wolf"
-
-
-@pytest.mark.parametrize("source", ["def broken(:\n", "import no_such_module_anywhere\n", "raise ValueError('x')\n"])
-def test_a_file_that_cannot_run_is_a_model_error(tmp_path: Path, source: str) -> None:
-    (tmp_path / "model.py").write_text(source)
-    with pytest.raises(ModelError, match=r"model\.py cannot be loaded: \w+Error"):
-        load_custom(tmp_path)
-
-
-def test_functions_that_are_not_called_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "model.py").write_text(
-        "from djl_python.input_parser import init_handler\n"
-        "@init_handler\ndef start(model_dir): pass\ndef handle(inputs): pass\n"
-    )
-    assert load_custom(tmp_path) is None
-    assert "handle, start are not called" in caplog.text
-
-
-def test_an_installed_djl_python_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ModuleType("djl_python")
-    monkeypatch.setitem(sys.modules, "djl_python", real)
-    assert not djl_python_shim.install()
-    assert sys.modules["djl_python"] is real
-    assert "djl_python.inputs" not in sys.modules
-
-
-def test_the_shim_can_be_installed_twice() -> None:
-    assert djl_python_shim.install()
-    assert djl_python_shim.install()
+    assert json.loads(answer(formatters.parse(b"The wolf", "text/plain").framer, EOS)) == {"text": TEXT.upper()}
+    with pytest.raises(InvalidRequestError, match="not valid JSON"):
+        formatters.parse(b"{", None)

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
-from djl_trtllm.config import (
-    Backend,
-    parse_properties,
-    read_environment,
-    resolve,
-)
+from djl_trtllm.config import Backend, Config, Options, parse_properties, read_environment, resolve
 from djl_trtllm.config.origin import Origin
 from djl_trtllm.errors import ConfigError
 
@@ -44,3 +42,40 @@ def test_origin_of_an_unknown_field_is_a_key_error() -> None:
         config.origin("max_inputlen")
     with pytest.raises(KeyError):
         config.is_set("max_inputlen")
+
+
+def test_the_engine_cache_is_where_it_was_set_or_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert from_text("").engine_cache_dir == Path("/home/someone/.cache/djl-trtllm")
+    assert from_text("option.engine_cache_dir=/e").engine_cache_dir == Path("/e")
+    assert from_text("option.engine_cache_dir=~/e").engine_cache_dir == Path("/home/someone/e")
+
+
+def test_the_engine_cache_has_a_place_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert from_text("").engine_cache_dir == tmp_path / "djl-trtllm"
+
+
+def test_a_configuration_made_by_hand_has_default_origins() -> None:
+    config = Config(Options())
+    assert config.origin("port") == Origin.default() and not config.is_set("port")
+    assert (config.warnings, config.notes, config.overridden, config.model_dir) == ((), (), {}, None)
+
+
+def test_a_value_that_a_rule_gives_is_not_set_by_the_user() -> None:
+    config = from_text("inference_port=1")
+    assert config.replace(Origin.derived("a rule"), port=2).is_set("port")
+    assert not config.replace(Origin.derived("a rule"), max_input_len=2).is_set("max_input_len")
+
+
+def test_every_wrong_value_is_told_with_its_origin() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_text("").replace(Origin.override("--port"), port=-1, nothing="x")
+    assert caught.value.problems == (
+        "inference_port=-1 (--port): expected a whole number, at least 0 and at most 65535",
+        "nothing=x (--port): there is no such option",
+    )

@@ -60,6 +60,7 @@ def test_serving_variables_are_bare_keys_in_lower_case() -> None:
         ({"SAGEMAKER_MAX_REQUEST_SIZE": "9"}, "max_request_size", 9),
         ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}, "max_request_size", 6 * 1024 * 1024),
         ({"SAGEMAKER_NUM_MODEL_WORKERS": "2"}, "min_workers", 2),
+        ({"SAGEMAKER_NUM_MODEL_WORKERS": "2"}, "max_workers", 2),
         ({"HF_MODEL_QUANTIZE": "awq"}, "quantize", "awq"),
         ({"HF_MODEL_TRUST_REMOTE_CODE": "true"}, "trust_remote_code", True),
         ({"MAX_BATCH_SIZE": "9"}, "max_rolling_batch_size", 9),
@@ -95,13 +96,22 @@ def test_empty_variables_are_skipped() -> None:
 def test_zero_gpus_do_not_set_a_parallel_degree() -> None:
     config = load(None, {"SM_NUM_GPUS": "0"})
     assert config.options.tensor_parallel_degree == 1
-    assert "SM_NUM_GPUS=0" in config.warnings[0]
+    assert config.warnings == (
+        "SM_NUM_GPUS=0 says that there is no GPU; it does not set option.tensor_parallel_degree",
+    )
+    assert load(None, {"SM_NUM_GPUS": " 0 "}).warnings != ()
 
 
 def test_a_memory_fraction_meant_for_another_library_is_said() -> None:
-    config = load(None, {"CUDA_MEMORY_FRACTION": "0.5", "SERVING_FEATURES": "vllm"})
+    config = load(None, {"CUDA_MEMORY_FRACTION": "0.5", "SERVING_FEATURES": "VLLM"})
     assert config.options.kv_cache_free_gpu_mem_fraction is None
-    assert "CUDA_MEMORY_FRACTION=0.5 has no effect" in config.warnings[0]
+    assert config.warnings == (
+        "CUDA_MEMORY_FRACTION=0.5 has no effect: with SERVING_FEATURES=vllm it is meant for another library; "
+        "set OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION",
+    )
+    for features in ("trtllm", "vllm,TRTLLM"):
+        config = load(None, {"CUDA_MEMORY_FRACTION": "0.5", "SERVING_FEATURES": features})
+        assert config.options.kv_cache_free_gpu_mem_fraction == 0.5
 
 
 def test_a_translated_variable_without_a_counterpart_is_answered_with_what_replaces_it() -> None:
@@ -121,6 +131,48 @@ def test_variables_of_the_container_are_answered_by_name() -> None:
     assert list(config.notes) == [f"{name} has no effect: {why}" for name, why in ANSWERED.items()]
     assert len(config.notes) > 15
     assert len(load(None, {"JAVA_OPTS": "-Xmx1g"}).notes) == 1
+
+
+def test_the_page_lists_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    rows = page.partition("## Variables without effect")[2].partition("\n## ")[0]
+    assert [name for name, why in ANSWERED.items() if f"| `{name}` | {why} |" not in rows] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "variables"),
+    [
+        ("option.max_input_len", ("OPTION_MAX_INPUT_LEN",)),
+        ("option.entryPoint", ("OPTION_ENTRYPOINT", "DJL_ENTRY_POINT")),
+        ("option.modelName", ("OPTION_MODELNAME",)),
+        ("engine", ("OPTION_ENGINE",)),
+        ("job_queue_size", ("SERVING_JOB_QUEUE_SIZE", "MAX_CONCURRENT_REQUESTS")),
+        ("minWorkers", ("SERVING_MIN_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS")),
+        (
+            "max_request_size",
+            ("SERVING_MAX_REQUEST_SIZE", "SAGEMAKER_MAX_REQUEST_SIZE", "SAGEMAKER_MAX_PAYLOAD_IN_MB"),
+        ),
+        ("option.model_id", ("OPTION_MODEL_ID", "HF_MODEL_ID")),
+        (
+            "option.tensor_parallel_degree",
+            ("OPTION_TENSOR_PARALLEL_DEGREE", "TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"),
+        ),
+        ("cache_dir", ("SERVING_CACHE_DIR", "DJL_CACHE_DIR")),
+    ],
+)
+def test_the_variables_of_a_key_are_all_that_set_it_the_one_to_prefer_first(
+    key: str, variables: tuple[str, ...]
+) -> None:
+    assert variables_of(key) == variables
+
+
+def test_a_translated_value_is_shown_as_it_was_written() -> None:
+    megabytes = load(None, {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6", "SERVING_MAX_REQUEST_SIZE": "9"})
+    assert megabytes.warnings == (
+        "SERVING_MAX_REQUEST_SIZE=9 does not count: SAGEMAKER_MAX_PAYLOAD_IN_MB=6 (environment) is stronger",
+    )
+    graphs = load(None, {"ENABLE_CUDA_GRAPHS": "yes", "OPTION_ENFORCE_EAGER": "false"})
+    assert any(line.startswith("ENABLE_CUDA_GRAPHS=yes does not count") for line in graphs.warnings)
 
 
 def test_arguments_variables_set_bare_keys() -> None:

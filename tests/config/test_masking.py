@@ -22,7 +22,7 @@ from djl_trtllm.config.registry import OPTIONS
         ("", 'password = "a b"; x', f"password = {MASK}; x"),
         ("", "HF_TOKEN=a\ntokens=3", f"HF_TOKEN={MASK}\ntokens=3"),
         ("option.max_num_tokens", "4096", "4096"),
-        ("keystore_pass", "x", MASK),
+        ("keystore_pass", "x", "********"),
     ],
 )
 def test_values_are_masked_as_far_as_they_are_secret(key: str, value: str, shown: str) -> None:

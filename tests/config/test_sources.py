@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config import load, parse_properties, read_arguments, read_properties
+from djl_trtllm.config import (
+    Layer,
+    Origin,
+    Setting,
+    Source,
+    load,
+    parse_properties,
+    read_arguments,
+    read_properties,
+)
+from djl_trtllm.config.masking import MASK
 from djl_trtllm.errors import ConfigError
 
 _texts = st.text(alphabet=st.sampled_from("ab=:#! \t\f\r\n\\u0041é.")) | st.text()
@@ -90,6 +100,85 @@ def test_a_servers_own_file_is_read_when_given(tmp_path: Path) -> None:
     path = tmp_path / "config.properties"
     path.write_text("inference_address=http://127.0.0.1:81\n")
     assert load(None, {}, server_properties=path).options.port == 81
+
+
+def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
+    source = read_properties(tmp_path, Layer.SERVER_FILE)
+    assert source == Source(Layer.SERVER_FILE, problems=(f"{tmp_path} cannot be read: Is a directory",))
+    assert read_properties(tmp_path / "nowhere", Layer.SERVER_FILE) == Source(Layer.SERVER_FILE)
+
+
+def test_a_source_has_its_layer_whatever_was_wrong() -> None:
+    assert parse_properties("a=1", "f").layer is Layer.FILE
+    for text in ("a=1", "a=1\na=2", "a=\\u00"):
+        assert parse_properties(text, "f", Layer.SERVER_FILE).layer is Layer.SERVER_FILE
+
+
+def test_what_stands_before_a_broken_escape_is_read() -> None:
+    source = parse_properties("a=1\na=2\nb=\\u00", "f")
+    assert [(setting.key, setting.value) for setting in source.settings] == [("a", "2")]
+    assert source.warnings == ("f:1 and line 2: a is set twice; the last one counts",)
+    assert len(source.problems) == 1
+
+
+# -- settings and layers -----------------------------------------------------------------------------------------------
+
+
+def setting(value: str, key: str = "option.x", wrote: str = "X", wrote_value: str | None = None) -> Setting:
+    return Setting(key, value, Origin.file("f", 3), wrote, wrote_value)
+
+
+def test_a_setting_is_shown_as_the_user_wrote_it() -> None:
+    assert setting("1").shown == "X=1"
+    assert setting("6291456", wrote_value="6").shown == "X=6"
+    assert setting("x" * 80).shown == "X=" + "x" * 80
+    assert setting("x" * 81).shown == "X=" + "x" * 77 + "..."
+    assert setting("a\tb").shown == r"X=a\tb"
+
+
+def test_a_secret_is_masked_by_the_key_or_by_the_name_that_the_user_wrote() -> None:
+    assert setting("hunter2", key="option.hf_token").shown == f"X={MASK}"
+    assert setting("hunter2", wrote="HF_TOKEN").shown == f"HF_TOKEN={MASK}"
+
+
+def test_a_setting_is_cited_with_its_place() -> None:
+    assert (setting("1").place, setting("1").cited) == ("f:3", "X=1 (f:3)")
+    variable = Setting("option.x", "1", Origin.environment("X"), "X")
+    assert (variable.place, variable.cited) == ("environment", "X=1 (environment)")
+    assert not variable.alone and variable.wrote_value is None
+
+
+def test_users_write_options_by_name_in_files_on_the_command_line_and_in_option_variables() -> None:
+    own = {layer for layer in Layer if layer.has_own_names}
+    assert own == {Layer.ARGUMENTS, Layer.FILE, Layer.OPTION, Layer.SERVER_FILE}
+
+
+def test_the_page_names_every_layer() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    rows = page.partition("## Precedence")[2].partition("\n## ")[0]
+    assert [layer.value for layer in Layer if f"| {layer.value} |" not in rows.replace("\\*", "*")] == []
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def test_an_argument_is_a_setting_of_the_command_line() -> None:
+    source = read_arguments([" max_input_len =1=2", "option.nonsense=3"])
+    assert source == Source(
+        Layer.ARGUMENTS,
+        (
+            Setting("option.max_input_len", "1=2", Origin.override("command line"), "max_input_len"),
+            Setting("option.nonsense", "3", Origin.override("command line"), "option.nonsense"),
+        ),
+    )
+
+
+def test_an_argument_without_key_or_value_is_told_and_set_nothing() -> None:
+    source = read_arguments(["no value", "=3", " =4"])
+    expected = "(command line): expected KEY=VALUE, such as max_input_len=2048"
+    assert source.problems == tuple(f"{pair!r} {expected}" for pair in ("no value", "=3", " =4"))
+    assert source.settings == ()
+    assert "hunter2" not in read_arguments(["=HF_TOKEN=hunter2"]).problems[0]
 
 
 def test_arguments_may_leave_the_prefix_out() -> None:
