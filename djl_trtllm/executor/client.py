@@ -240,7 +240,6 @@ class ExecutorClient(asyncio.Protocol):
     def _cancel_watchdog(self) -> None:
         if self._watchdog is not None:
             self._watchdog.cancel()
-            self._watchdog = None
 
     def _kill_process(self) -> None:
         if self._process.returncode is None:
@@ -254,17 +253,14 @@ class ExecutorClient(asyncio.Protocol):
         # A process may hold the pipe open longer than the host lives.
         await asyncio.wait({self._log_task}, timeout=1.0)
         self._log_task.cancel()
-        await asyncio.wait({self._log_task})
 
     async def _bury(self) -> None:
         """The host closed its end: find out why, and tell."""
-        self._closing = True
         # A process that is ending needs a moment; one that only closed its socket is of no use any more.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), 1.0)
         self._kill_process()
         await self._collect_process()
-        self._transport.close()
         message = self._describe_end()
         if self._ready.done():
             self._on_death(ExecutorDiedError(message))

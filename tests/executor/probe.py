@@ -1,4 +1,4 @@
-"""An executor host under a client, and everything that it told."""
+"""An executor host under a client, and everything that came of it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from djl_trtllm.executor.protocol import Delta, Finish, Sampling, Start, Stats, 
 
 
 class Probe:
-    """A client, and everything that it told."""
+    """A client, and everything that it was called back with."""
 
     def __init__(self, hang_timeout: float = 60.0) -> None:
         self.deltas: list[Delta] = []
         self.stats: list[Stats] = []
         self.deaths: list[ExecutorDiedError] = []
         self.busy = False
+        self.looked = 0
+        """How often the client has asked whether it is busy."""
         self._told = asyncio.Event()
         self.client = ExecutorClient(
-            on_steps=self._on_steps, on_death=self._on_death, busy=lambda: self.busy, hang_timeout=hang_timeout
+            on_steps=self._on_steps, on_death=self._on_death, busy=self._is_busy, hang_timeout=hang_timeout
         )
+
+    def _is_busy(self) -> bool:
+        self.looked += 1
+        return self.busy
 
     def _on_steps(self, steps: list[Step]) -> None:
         self.deltas += [delta for step in steps for delta in step.deltas]
@@ -60,7 +66,7 @@ class Probe:
         assert not ends or own[-1].finish
         return ends[0] if ends else None
 
-    async def until(self, condition: Callable[[], bool], timeout: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         async def wait() -> None:
             while not condition():
                 self._told.clear()
@@ -68,12 +74,12 @@ class Probe:
 
         await asyncio.wait_for(wait(), timeout)
 
-    async def end_of(self, *request_ids: int, timeout: float = 20.0) -> list[Finish | None]:
+    async def end_of(self, *request_ids: int, timeout: float = 60.0) -> list[Finish | None]:
         """Wait until the requests have ended."""
         await self.until(lambda: all(self.finish(request_id) for request_id in request_ids), timeout)
         return [self.finish(request_id) for request_id in request_ids]
 
-    async def death(self, timeout: float = 20.0) -> str:
+    async def death(self, timeout: float = 60.0) -> str:
         await self.until(lambda: bool(self.deaths), timeout)
         await asyncio.sleep(0.05)
         (error,) = self.deaths
@@ -112,8 +118,8 @@ def run_checked(body: Callable[[], Awaitable[None]], loop_name: str = "uvloop") 
     if loop_name == "uvloop":
         loop = uvloop.new_event_loop()
         try:
-            loop.run_until_complete(asyncio.wait_for(checked(), 60))
+            loop.run_until_complete(asyncio.wait_for(checked(), 240))
         finally:
             loop.close()
     else:
-        asyncio.run(asyncio.wait_for(checked(), 60))
+        asyncio.run(asyncio.wait_for(checked(), 240))

@@ -1,260 +1,343 @@
+"""The server's end of an executor host. The host is played, and time is virtual: nothing here waits."""
+
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+import socket
+import sys
+from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from djl_trtllm.errors import ExecutorStartError
-from djl_trtllm.executor import client as client_module
-from djl_trtllm.executor.protocol import Finish, Start, Step
+from djl_trtllm.executor.protocol import (
+    Cancel,
+    Delta,
+    Feature,
+    Finish,
+    Limits,
+    Ready,
+    Sampling,
+    Shutdown,
+    Start,
+    Stats,
+    Step,
+    Submit,
+)
 
-from .probe import Probe, children, run_checked
+from .conftest import Play
+from .played_host import PID, PlayedHost, settled
 
-DETECTION = 2.0
-"""Seconds within which a death must be told once it is noticed; generous, the machine may be busy."""
-
-
-Runner = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-@pytest.fixture
-def run_async(request: pytest.FixtureRequest) -> Runner:
-    """See `run_checked`."""
-    return lambda body: run_checked(body, getattr(request, "param", "uvloop"))
-
-
-on_both_loops = pytest.mark.parametrize("run_async", ["uvloop", "asyncio"], indirect=True)
-
-
-@on_both_loops
-def test_a_request_comes_back_as_steps_and_close_leaves_nothing(run_async: Runner) -> None:
-    async def body() -> None:
-        probe = Probe()
-        await probe.start(max_sequences=7)
-        assert probe.client.limits.max_sequences == 7
-        probe.submit(1, 4)
-        await probe.until(lambda: any(delta.finish for delta in probe.deltas))
-        assert [token for delta in probe.deltas for token in delta.token_ids] == [5, 6, 7, 5]
-        await probe.client.close()
-        assert probe.deaths == []
-        probe.submit(2, 4)  # nobody hears it, and nothing breaks
-        probe.client.cancel(2)
-
-    run_async(body)
+BUFFER = 64 * 1024
 
 
-def test_a_cancelled_request_ends_with_a_late_delta(run_async: Runner) -> None:
-    async def body() -> None:
-        probe = Probe()
-        await probe.start(steps_per_second=100)
-        probe.submit(1, 100_000)
-        await probe.until(lambda: bool(probe.deltas))
-        probe.client.cancel(1)
-        await probe.until(lambda: probe.deltas[-1].finish == Finish.CANCELLED)
-        await probe.client.close()
-
-    run_async(body)
+def step(*token_ids: int, finish: int = 0) -> Step:
+    return Step([Delta(1, list(token_ids), finish=finish)], Stats(running=1))
 
 
-@on_both_loops
-def test_close_with_requests_running_is_quick_and_is_no_death(run_async: Runner) -> None:
-    async def body() -> None:
-        probe = Probe()
-        await probe.start()
-        probe.submit(1, 1 << 30)
-        await probe.until(lambda: bool(probe.deltas))
-        await probe.client.close()
-        assert probe.deaths == []
-
-    run_async(body)
+# -- starting ----------------------------------------------------------------------------------------------------------
 
 
-def test_close_ends_a_host_that_does_not_react(run_async: Runner) -> None:
-    async def body() -> None:
-        probe = Probe()
-        await probe.start()
-        os.kill(probe.client.pid, signal.SIGSTOP)
-        await probe.client.close(timeout=0.3)
-        assert probe.deaths == []
+def test_the_first_message_says_what_to_run_and_the_answer_what_there_is(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        starting = await host.begin(max_sequences=7)
+        assert (host.client.details, host.client.features) == ({}, frozenset())
+        await asyncio.sleep(1)
+        assert not starting.done()
+        assert host.process.heard() == [Start("scripted", {"max_sequences": 7})]
+        host.process.say(Ready(Limits(7, 9, 32, 100), {"engine": "played"}, [Feature.JSON, Feature.JSON]))
+        await starting
+        assert host.client.limits == Limits(7, 9, 32, 100)
+        assert host.client.details == {"engine": "played"}
+        assert host.client.features == {Feature.JSON}
+        assert host.client.pid == PID
+        await host.client.kill()
 
-    run_async(body)
-
-
-def test_a_start_error_carries_the_hosts_message_and_the_log_its_traceback(
-    run_async: Runner, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "djl_trtllm.executor.host")
-
-    async def body() -> None:
-        probe = Probe()
-        with pytest.raises(ExecutorStartError, match="RuntimeError: no such engine") as caught:
-            await probe.start(start_error="no such engine")
-        assert "Traceback" not in str(caught.value)
-        assert probe.deaths == []
-
-    run_async(body)
-    assert "Traceback (most recent call last):" in caplog.messages
+    play(body)
 
 
-def test_an_executor_that_cannot_be_imported_is_a_start_error(run_async: Runner) -> None:
-    async def body() -> None:
-        with pytest.raises(ExecutorStartError, match="nonesuch"):
-            await Probe().client.start(Start("nonesuch", {}), 60)
+def test_the_process_is_a_python_with_one_end_of_the_socket_and_the_hosts_environment(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        (descriptor,) = host.options["pass_fds"]
+        assert host.command == (sys.executable, "-m", "djl_trtllm.executor.host", str(descriptor))
+        assert host.options == {
+            "pass_fds": [descriptor],
+            "env": host.environment.variables,
+            "stdin": asyncio.subprocess.DEVNULL,
+            "stdout": asyncio.subprocess.PIPE,
+            "stderr": asyncio.subprocess.STDOUT,
+        }
+        assert host.environment.prepared == 1
+        await host.client.kill()
 
-    run_async(body)
+    play(body)
 
 
-def test_a_start_that_takes_too_long_is_ended(run_async: Runner) -> None:
-    async def body() -> None:
-        with pytest.raises(ExecutorStartError, match=r"not loaded within 0\.5 seconds \(option\.model_loading_timeout"):
-            await Probe().start(timeout=0.5, start_seconds=60)
+def test_little_lies_between_host_and_server(play: Play) -> None:
+    """More would be taken in at one go by a server that was slow for a moment."""
 
-    run_async(body)
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        ends: tuple[socket.socket, ...] = (
+            host.process.connection,
+            host.client._transport.get_extra_info("socket"),
+        )
+        # Linux doubles what it is asked for.
+        assert [end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for end in ends] == [2 * BUFFER] * 2
+        await host.client.kill()
+
+    play(body)
 
 
-@on_both_loops
-@pytest.mark.parametrize("after", [0.0, 0.001, 0.5])
-def test_a_cancelled_start_leaves_nothing(run_async: Runner, after: float) -> None:
-    async def body() -> None:
-        start = asyncio.ensure_future(Probe().start(start_seconds=60))
-        await asyncio.sleep(after)
-        start.cancel()
+def test_a_start_that_takes_too_long_is_ended_with_its_process(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        began = host.loop.now
+        starting = await host.begin(timeout=30)
+        with pytest.raises(ExecutorStartError) as caught:
+            await starting
+        assert str(caught.value) == "the engine was not loaded within 30 seconds (option.model_loading_timeout)"
+        assert host.loop.now - began == 30
+        assert (host.process.kills, host.environment.cleared, host.probe.deaths) == (1, 1, [])
+
+    play(body)
+
+
+def test_a_cancelled_start_leaves_no_process(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        starting = await host.begin()
+        await asyncio.sleep(1)
+        starting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await start
+            await starting
+        assert (host.process.kills, host.environment.cleared, host.probe.deaths) == (1, 1, [])
 
-    run_async(body)
+    play(body)
 
 
-@on_both_loops
-def test_a_process_that_cannot_be_spawned_is_a_start_error(
-    run_async: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_start_that_is_cancelled_while_the_process_is_made_leaves_none(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        host.spawned.clear()
+        starting = asyncio.ensure_future(host.probe.start())
+        await asyncio.sleep(1)
+        starting.cancel()
+        await asyncio.sleep(1)
+        assert not starting.done()  # there will be a process, and somebody must end it
+        host.first_output = b"much"
+        host.spawned.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert host.process.kills == 1
+        assert host.process.stdout.at_eof()
+        assert host.environment.cleared == 1
+        assert host.probe.deaths == []
+
+    play(body)
+
+
+def test_a_process_that_cannot_be_made_is_a_start_error(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        host.spawn_error = OSError("no such python")
+        with pytest.raises(ExecutorStartError) as caught:
+            await (await host.begin())
+        assert str(caught.value) == "the executor host could not be started: no such python"
+        assert host.environment.cleared == 1
+        assert host.probe.deaths == []
+
+    play(body)
+
+
+def test_a_full_disk_is_a_start_error(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        host.environment.error = OSError("no space left on device")
+        with pytest.raises(ExecutorStartError, match="could not be started: no space left on device"):
+            await (await host.begin())
+        assert not hasattr(host.client, "_transport")
+        host.environment.error = None
+        await host.start()
+        await host.client.kill()
+
+    play(body)
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (lambda host: host.process.end(3), f"the executor host (pid {PID}) is gone: it exited with status 3"),
+        (lambda host: host.process.end(0), f"the executor host (pid {PID}) is gone: it exited with status 0"),
+        (lambda host: host.process.end(-11), f"the executor host (pid {PID}) is gone: it was killed by SIGSEGV"),
+    ],
+)
+def test_a_host_that_ends_while_it_loads_is_a_start_error_and_no_death(
+    play: Play, end: Callable[[PlayedHost], None], cause: str
 ) -> None:
-    async def body() -> None:
-        monkeypatch.setattr(client_module.sys, "executable", str(tmp_path / "python"))
-        with pytest.raises(ExecutorStartError, match="could not be started"):
-            await Probe().start()
+    async def body(host: PlayedHost) -> None:
+        starting = await host.begin()
+        end(host)
+        with pytest.raises(ExecutorStartError) as caught:
+            await starting
+        assert str(caught.value) == cause
+        assert (host.probe.deaths, host.environment.cleared) == ([], 2)
 
-    run_async(body)
-
-
-@on_both_loops
-def test_a_killed_host_is_told_once_and_by_the_signals_name(run_async: Runner) -> None:
-    async def body() -> None:
-        probe = Probe()
-        await probe.start(steps_per_second=100)
-        probe.submit(1, 1 << 30)
-        await probe.until(lambda: bool(probe.deltas))
-        os.kill(probe.client.pid, signal.SIGKILL)
-        killed = time.monotonic()
-        message = await probe.death()
-        assert time.monotonic() - killed < DETECTION
-        assert "killed by SIGKILL" in message
-        assert f"(pid {probe.client.pid})" in message
-        await probe.client.close()
-
-    run_async(body)
+    play(body)
 
 
-@on_both_loops
-def test_an_engine_that_raises_is_told_with_its_message(run_async: Runner) -> None:
-    async def body() -> None:
-        probe = Probe()
-        await probe.start(faults=[{"action": "raise", "at_token": 2}])
-        probe.submit(1, 9)
-        message = await probe.death()
-        assert "RuntimeError: scripted engine failure" in message
-        assert "Traceback" not in message
-        assert len(probe.deltas) == 2
-        await probe.client.close()
+@pytest.mark.parametrize(
+    "words",
+    ["CUDA out of memory", "OutOfMemoryError", "CUDAErrorMemoryAllocation", "OSError: Cannot allocate memory", ""],
+)
+def test_advice_comes_with_a_load_for_which_there_was_no_memory(play: Play, words: str) -> None:
+    async def body(host: PlayedHost) -> None:
+        starting = await host.begin()
+        host.process.print(f"RuntimeError: {words}\n")
+        await settled()
+        host.process.end(1)
+        with pytest.raises(ExecutorStartError) as caught:
+            await starting
+        advice = (
+            "\nmemory ran out while the engine was loaded: lower option.kv_cache_free_gpu_mem_fraction, "
+            "option.max_num_tokens or option.max_rolling_batch_size, use more GPUs (option.tensor_parallel_degree), or "
+            "end what else is on the GPU"
+        )
+        assert str(caught.value).endswith(advice) == bool(words)
 
-    run_async(body)
-
-
-def test_a_host_that_exits_is_told_with_its_status(run_async: Runner) -> None:
-    async def body() -> None:
-        probe = Probe()
-        await probe.start(faults=[{"action": "exit", "at_token": 1}])
-        probe.submit(1, 9)
-        assert "exited with status 3" in await probe.death()
-        await probe.client.close()
-
-    run_async(body)
+    play(body)
 
 
-@pytest.mark.parametrize("action", ["hang", "stop"])
-def test_a_busy_host_that_is_silent_is_killed_after_hang_timeout(run_async: Runner, action: str) -> None:
-    async def body() -> None:
-        others = children()
-        probe = Probe(hang_timeout=0.6)
-        await probe.start(faults=[{"action": action, "at_token": 1}])
-        probe.busy = True
-        probe.submit(1, 9)
-        assert "silent for 0.6 seconds (option.executor_hang_timeout)" in await probe.death()
-        assert children() <= others
-        await probe.client.close()
+def test_a_start_error_that_nobody_waits_for_is_no_loose_end(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        starting = await host.begin()
+        host.process.connection.close()
+        await asyncio.sleep(0.5)  # its end is being looked into
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
 
-    run_async(body)
+    play(body)
 
 
-def test_a_stopped_idle_host_is_noticed_by_a_ping(run_async: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_IDLE_PING_SECONDS", 0.2)
-
-    async def body() -> None:
-        probe = Probe(hang_timeout=0.6)
-        await probe.start()
-        await asyncio.sleep(1.0)
-        assert probe.deaths == []  # it answers its pings
-        os.kill(probe.client.pid, signal.SIGSTOP)
-        assert "silent for" in await probe.death()
-        await probe.client.close()
-
-    run_async(body)
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_busy_host_that_sends_is_never_taken_for_hung(run_async: Runner) -> None:
-    async def body() -> None:
-        probe = Probe(hang_timeout=0.5)
-        await probe.start(steps_per_second=20)
-        probe.busy = True
-        probe.submit(1, 30)
-        await probe.until(lambda: any(delta.finish for delta in probe.deltas))
-        assert probe.deaths == []
-        await probe.client.close()
+def test_requests_and_cancels_are_sent_as_they_are(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        request = Submit(1, [5, 6], Sampling(9))
+        host.client.submit(request)
+        host.client.cancel(1)
+        assert host.process.heard() == [request, Cancel(1)]
+        await host.client.kill()
 
-    run_async(body)
-
-
-def test_a_failure_while_steps_are_handled_is_a_death_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(steps: list[Step]) -> None:
-        raise ZeroDivisionError("in the rolling batch")
-
-    async def body() -> None:
-        probe = Probe()
-        probe.client._on_steps = fail
-        await probe.start()
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        probe.submit(1, 1 << 30)
-        assert "ZeroDivisionError: in the rolling batch" in await probe.death()
-        await probe.client.close()
-
-    asyncio.run(body())
+    play(body)
 
 
-def test_a_host_outlives_neither_its_server_nor_its_signals(run_async: Runner) -> None:
-    async def body() -> None:
-        probe = Probe()
-        await probe.start()
-        for number in (signal.SIGTERM, signal.SIGINT):  # these reach the whole process group
-            os.kill(probe.client.pid, number)
-        probe.submit(1, 2)
-        await probe.until(lambda: any(delta.finish for delta in probe.deltas))
-        probe.client._transport.abort()
-        assert "exited with status 0" in await probe.death()
-        await probe.client.close()
+def test_iterations_that_arrive_together_are_handed_on_together(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        handed: list[list[Step]] = []
+        host.client._on_steps = handed.append
+        await host.start()
+        host.process.say(step(5), step(6))
+        await settled()
+        host.process.say(step(7, finish=Finish.LENGTH))
+        await settled()
+        assert handed == [[step(5), step(6)], [step(7, finish=Finish.LENGTH)]]
+        await host.client.kill()
 
-    run_async(body)
+    play(body)
+
+
+def test_iterations_are_taken_in_wherever_the_stream_is_cut(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        body_ = msgspec.msgpack.encode(step(5))
+        for byte in len(body_).to_bytes(4, "little") + body_:
+            host.process.connection.sendall(bytes([byte]))
+            await settled()
+        assert host.probe.tokens(1) == [5]
+        await host.client.kill()
+
+    play(body)
+
+
+# -- ending ------------------------------------------------------------------------------------------------------------
+
+
+def test_close_asks_the_host_to_end_and_waits_for_it(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        closing = asyncio.ensure_future(host.client.close())
+        await asyncio.sleep(2)
+        assert host.process.heard() == [Shutdown()]
+        assert not closing.done()
+        host.process.end(0)
+        await closing
+        assert (host.process.kills, host.environment.cleared, host.probe.deaths) == (0, 1, [])
+        # Nobody hears it, and nothing breaks.
+        host.client.submit(Submit(2, [5], Sampling(1)))
+        host.client.cancel(2)
+        await host.client.close()
+
+    play(body)
+
+
+def test_close_ends_a_host_that_does_not_react(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        began = host.loop.now
+        await host.client.close()
+        assert host.loop.now - began == 5
+        assert (host.process.kills, host.environment.cleared, host.probe.deaths) == (1, 1, [])
+
+    play(body)
+
+
+def test_kill_waits_until_the_process_is_gone(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        host.process.immortal = True
+        killing = asyncio.ensure_future(host.client.kill())
+        await asyncio.sleep(30)  # in the kernel, waiting for its GPU
+        assert (host.process.kills, host.environment.cleared) == (1, 0)
+        assert not killing.done()
+        host.process.end(-9)
+        await killing
+        assert (host.environment.cleared, host.probe.deaths) == (1, [])
+
+    play(body)
+
+
+def test_kill_waits_for_a_death_that_is_being_looked_into(play: Play) -> None:
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        host.process.connection.close()
+        await asyncio.sleep(0.5)
+        killing = asyncio.ensure_future(host.client.kill())
+        host.loop.executor_seconds = lambda: 0.0 if asyncio.current_task() is killing else 3.0
+        await killing
+        assert len(host.probe.deaths) == 1
+
+    play(body)
+
+
+def test_what_the_host_left_is_killed_and_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def body(host: PlayedHost) -> None:
+        host.environment.left = [7, 70]
+        await host.start()
+        await host.client.kill()
+
+    play(body)
+    assert caplog.messages == ["processes that the executor host left were killed: 7, 70"]
+
+
+def test_without_left_processes_nothing_is_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        await host.client.kill()
+
+    play(body)
+    assert caplog.messages == []
