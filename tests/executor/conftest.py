@@ -9,8 +9,8 @@ from typing import Protocol
 import pytest
 
 from djl_trtllm.executor import client as client_module
-from tests.support.virtual_time import VirtualLoop, run_virtually
 
+from .host_loop import HostLoop, run_with_loop
 from .played_host import PlayedEnvironment, PlayedHost
 
 
@@ -23,7 +23,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     """`play(body, hang_timeout)`: a test whose host is played, in virtual time. Nothing of it may be left."""
 
     def run(body: Callable[[PlayedHost], Awaitable[None]], hang_timeout: float = 60.0) -> None:
-        async def whole(loop: VirtualLoop) -> None:
+        async def whole(loop: HostLoop) -> None:
             environment = PlayedEnvironment()
             with monkeypatch.context() as patch:
                 patch.setattr(client_module, "HostEnvironment", lambda: environment)
@@ -36,6 +36,6 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
                 finally:
                     host.end()
 
-        run_virtually(whole)
+        run_with_loop(whole)
 
     return run

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from djl_trtllm.executor.protocol import Deframer, FromHost, Limits, Ready, ToHost, decode_to_host, frame
-from tests.support.virtual_time import VirtualLoop
 
+from .host_loop import HostLoop
 from .probe import Probe
 
 PID = 4242
@@ -105,7 +105,7 @@ class PlayedEnvironment:
 class PlayedHost:
     """A client under test, and the host that the test plays."""
 
-    def __init__(self, loop: VirtualLoop, environment: PlayedEnvironment, hang_timeout: float) -> None:
+    def __init__(self, loop: HostLoop, environment: PlayedEnvironment, hang_timeout: float) -> None:
         self.loop = loop
         self.environment = environment
         self.process: PlayedProcess

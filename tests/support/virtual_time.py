@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """Tests in virtual time: what waits for a timer waits for nothing.
 
     @in_virtual_time
@@ -10,14 +9,10 @@ The loop's clock stands still while anything can run and jumps to the next timer
 program makes it wait: time passes then as it really does. A test may take an hour of this time, and leaves neither
 task nor timer behind.
 """
-=======
-"""An event loop whose clock moves only when there is nothing to do: what waits for seconds waits for none."""
->>>>>>> 6a711b3 (The client of an executor host is tested in virtual time with a host that is played; lines of it that did nothing are gone)
 
 from __future__ import annotations
 
 import asyncio
-<<<<<<< HEAD
 import concurrent.futures
 import contextvars
 import functools
@@ -49,47 +44,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._before = set(threading.enumerate())
         self._in_executor = 0
         super().__init__(_Selector(self))
-=======
-import gc
-import selectors
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
-
-T = TypeVar("T")
-
-_FOR_EVER = 1_000_000.0
-
-
-class _Selector(selectors.DefaultSelector):
-    """Sockets are looked at without waiting; instead of waiting the clock is put forward."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout is not None:
-            self.loop.now += timeout
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """`now` is its time in seconds. Everything must happen on it: it does not wait for threads and processes.
-
-    What is handed to an executor runs at once, and takes `executor_seconds()` of its time.
-    """
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.executor_seconds: Callable[[], float] = lambda: 0.0
-        selector = _Selector()
-        selector.loop = self
-        super().__init__(selector)
->>>>>>> 6a711b3 (The client of an executor host is tested in virtual time with a host that is played; lines of it that did nothing are gone)
 
     def time(self) -> float:
         return self.now
 
-<<<<<<< HEAD
     def call_at(
         self,
         when: float,
@@ -180,43 +138,3 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
         run(test(*args, **kwargs))
 
     return cast(Callable[P, None], running)
-=======
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        future: asyncio.Future[T] = self.create_future()
-        self.call_later(self.executor_seconds(), self._complete, future, func(*args))
-        return future
-
-    @staticmethod
-    def _complete(future: asyncio.Future[T], result: T) -> None:
-        if not future.done():
-            future.set_result(result)
-
-
-def run_virtually(body: Callable[[VirtualLoop], Awaitable[T]]) -> T:
-    """Run a coroutine function on a virtual loop. What waits for ever raises TimeoutError.
-
-    No task may be left, and no exception that nobody has seen.
-    """
-    gc.freeze()  # so that looking for loose ends is quick
-    loop = VirtualLoop()
-    problems: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: problems.append(context))
-
-    async def whole() -> T:
-        result = await asyncio.wait_for(body(loop), _FOR_EVER)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, left
-        return result
-
-    try:
-        result = loop.run_until_complete(whole())
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
-        gc.collect()
-        gc.unfreeze()
-    assert problems == []
-    return result
->>>>>>> 6a711b3 (The client of an executor host is tested in virtual time with a host that is played; lines of it that did nothing are gone)
