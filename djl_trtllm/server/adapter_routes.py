@@ -11,7 +11,6 @@ and the same below `/adapters` for the one model of a server.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs
 
 import orjson
 
@@ -61,9 +60,8 @@ class AdapterRoutes:
             return _json({"adapters": [_described(adapter) for adapter in model.adapters]})
         if exchange.scope["method"] != "POST":
             return _takes("GET and POST", "GET, POST")
-        query = parse_qs(exchange.scope["query_string"].decode("latin-1"))
-        name, source = (query.get(key, [""])[0] for key in ("name", "src"))
-        model.adapters.register(name, source or name)
+        name = exchange.query.get("name", "")
+        model.adapters.register(name, exchange.query.get("src") or name)
         return _json({"status": f"Adapter {name} registered"})
 
     def _member(self, exchange: Exchange, model: ServedModel) -> Reply:

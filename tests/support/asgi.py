@@ -56,6 +56,10 @@ class Connection:
         await self._task
         return self
 
+    def cancel(self) -> None:
+        """What a server does with a request that it gives up."""
+        self._task.cancel()
+
     @property
     def done(self) -> bool:
         """Whether the application is done with it."""

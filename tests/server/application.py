@@ -1,0 +1,71 @@
+"""The routes over models on played hosts, and a client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.routing import Router
+
+from djl_trtllm.api.errors import StatusCodes
+from djl_trtllm.batching.statistics import Histogram
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.server.exchange import HttpSettings
+from djl_trtllm.server.metrics import MetricsPage, ServerCounts
+from djl_trtllm.server.model_routes import ModelRoutes
+from djl_trtllm.server.routes import Routes
+from djl_trtllm.service import Registry, ServedModel
+from tests.support.asgi import Client
+from tests.support.in_process import PROMPT, played_model
+
+
+class Application:
+    """Routes over a registry, and their client."""
+
+    def __init__(self, store: Path | None = None) -> None:
+        self.registry = Registry()
+        self.counts = ServerCounts()
+        self.models = ModelRoutes(self.registry, store, 5.0)
+        self.lives: list[str] = []
+        settings = HttpSettings(1000, 30.0, "x-request-id", StatusCodes(not_ready=529))
+        metrics = MetricsPage(self.registry, self.counts, Histogram())
+        self.app = Routes(self.registry, self.models, settings, metrics, self.counts).router(self._life)
+        self.client = Client(self.app)
+
+    async def load(self, tokenizer: Tokenizer, name: str = "story", workers: int = 1, **options: Any) -> ServedModel:
+        """Add a model and load it."""
+        model = ServedModel(name, f"/{name}")
+        self.registry.add(model)
+        directory = options.pop("directory", Path("/story"))
+        await model.load(lambda: played_model(tokenizer, directory, **options), workers)
+        return model
+
+    async def close(self) -> None:
+        """End everything."""
+        await self.models.close()
+        for model in self.registry.models.values():
+            await model.close()
+
+    @asynccontextmanager
+    async def _life(self, router: Router) -> AsyncIterator[None]:
+        self.lives.append("begun")
+        yield
+        self.lives.append("ended")
+
+
+@asynccontextmanager
+async def application(tokenizer: Tokenizer | None = None, **options: Any) -> AsyncIterator[Application]:
+    """An application, with a model `story` if there is a tokenizer; closed at the end."""
+    application = Application(options.pop("store", None))
+    if tokenizer is not None:
+        await application.load(tokenizer, **options)
+    yield application
+    await application.close()
+
+
+def body(tokens: int = 4, *, stream: bool = False, **parameters: Any) -> bytes:
+    """A request for tokens."""
+    return orjson.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": tokens, **parameters}, "stream": stream})
