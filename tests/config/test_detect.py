@@ -156,3 +156,68 @@ def test_what_is_wrong_in_the_repository_that_is_named_is_told(tmp_path: Path) -
 @pytest.mark.parametrize("model_id", ["meta-llama/Llama-3.1-8B", "s3://bucket/model", "x" * 5000, "a\0b"])
 def test_a_model_that_is_no_directory_here_brings_no_configuration(tmp_path: Path, model_id: str) -> None:
     assert read_model(tmp_path, model_id) == read_model(None, model_id) == []
+
+
+# -- files and directories by name -------------------------------------------------------------------------------------
+
+TRUSS_YAML = "model_metadata:\n  engine_repository: org/engine\n"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "other.yaml", "other.yml", "config.pbtxt", "other.properties"])
+def test_a_configuration_file_is_told_by_the_end_of_its_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    assert not names_configuration(path)
+    path.write_text("")
+    assert names_configuration(path)
+    (tmp_path / "folder" / name).mkdir(parents=True)
+    assert not names_configuration(tmp_path / "folder" / name)
+    assert not names_configuration(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "layers"),
+    [
+        ("x.pbtxt", "max_batch_size: 8", [Layer.DIALECT, Layer.PRESET]),
+        ("x.yaml", TRUSS_YAML, [Layer.DIALECT, Layer.PRESET]),
+        ("x.yml", TRUSS_YAML, [Layer.DIALECT, Layer.PRESET]),
+        ("x.properties", "a=1", [Layer.FILE]),
+    ],
+)
+def test_a_file_is_read_by_the_end_of_its_name(tmp_path: Path, name: str, text: str, layers: list[Layer]) -> None:
+    (tmp_path / name).write_text(text)
+    sources = read_source(tmp_path / name)
+    assert [source.layer for source in sources] == layers and sources[0].settings
+
+
+@pytest.mark.parametrize("name", ["model.pbtxt", "model.yaml", "model.yml", "model.properties"])
+def test_a_directory_is_one_whatever_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "serving.properties").write_text("option.max_input_len=7\n")
+    (source,) = read_source(tmp_path / name)
+    assert (source.layer, source.settings[0].value) == (Layer.FILE, "7")
+
+
+def test_the_repository_of_a_truss_takes_the_place_of_its_presets(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(TRUSS_YAML)
+    assert [source.layer for source in read_source(tmp_path)] == [Layer.FILE, Layer.DIALECT, Layer.PRESET]
+    repository = tmp_path / "packages" / "inflight_batcher_llm"
+    for model in ("ensemble", "tensorrt_llm"):
+        (repository / model).mkdir(parents=True)
+        (repository / model / "config.pbtxt").write_text("max_batch_size: 8")
+    for path in (tmp_path, tmp_path / "config.yaml"):
+        layers = [source.layer for source in read_source(path)]
+        assert layers[-3:] == [Layer.DIALECT] * 3 and Layer.PRESET not in layers
+
+
+def test_a_config_yaml_that_cannot_be_read_or_is_no_utf_8_is_looked_at_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_bytes(b"layers: \xff\n")
+    assert len(read_source(tmp_path)) == 1
+    (tmp_path / "config.yaml").write_text(TRUSS_YAML)
+
+    def denied(path: Path, **options: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    assert len(read_source(tmp_path)) == 1

@@ -112,25 +112,93 @@ def test_a_placeholder_is_a_value() -> None:
     )
 
 
+def fields(text: str) -> list[tuple[str, object]]:
+    return without_lines(parse(text))
+
+
+def test_fields_may_stand_with_or_without_separators() -> None:
+    for text in ("a: 1 b: 2", "a: 1, b: 2", "a: 1; b: 2;", "a: 1,,;b: 2", "a:1\nb:2"):
+        assert fields(text) == [("a", "1"), ("b", "2")]
+    assert fields("") == fields("# nothing\n \t\n") == []
+
+
+def test_a_message_has_braces_or_angle_brackets_with_or_without_a_colon() -> None:
+    for text in ("a { b: 1 }", "a: { b: 1 }", "a < b: 1 >", "a: <b: 1,>"):
+        assert fields(text) == [("a", [("b", "1")])]
+    assert fields("a {}") == [("a", [])]
+
+
+def test_a_list_is_one_field_for_each_member() -> None:
+    assert fields("a: [1, 'x' \"y\", ${z}]") == [("a", "1"), ("a", "xy"), ("a", "${z}")]
+    assert fields("a [ { b: 1 }, { } ]") == [("a", [("b", "1")]), ("a", [])]
+    assert fields("a: [] b: [1,]") == [("b", "1")]
+
+
+def test_words_are_numbers_names_and_signs() -> None:
+    assert fields("a: -1.5e+3 b: KIND_CPU c: .5 d: +x e: true") == [
+        ("a", "-1.5e+3"),
+        ("b", "KIND_CPU"),
+        ("c", ".5"),
+        ("d", "+x"),
+        ("e", "true"),
+    ]
+
+
+def test_texts_have_escapes_and_either_quote() -> None:
+    assert fields(r"""a: "x\n\"\x41\101'" b: 'y"\''""") == [("a", "x\n\"AA'"), ("b", "y\"'")]
+    assert fields("a: 'x # no comment' # a comment\nb: 1") == [("a", "x # no comment"), ("b", "1")]
+
+
+def test_a_field_of_a_message_has_the_line_its_value_begins_on() -> None:
+    (field,) = parse("\na:\n{\nb: 1 }")
+    assert (field.name, field.line) == ("a", 3)
+    assert field.value == (Field("b", "1", 4),)
+
+
+def test_fifty_messages_may_stand_inside_each_other() -> None:
+    assert len(parse("a {" * 50 + "}" * 50)) == 1
+    with pytest.raises(TextFormatError, match=r"^more than 50 messages inside each other$"):
+        parse("a {" * 51 + "}" * 51)
+
+
+NO_MEANING = "has no meaning here; texts need quotes, and a comment begins with #"
+
+
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("a: 1\nb {\n", 2, "a } is missing"),
-        ("a: [ 1, 2", 1, "a ] is missing"),
-        ("a: [ 1 2 ]", 1, "no comma"),
-        ("a = 1", 1, "write a: value"),
-        ("a 1", 1, "write a: value"),
-        ("\na:\n", 2, "write a: value"),
-        ('"a": 1', 1, "write a:"),
-        ("a: /models/x", 1, "a path needs quotes"),
-        ('a: "x\nb: 1', 1, "no second one"),
-        ("a: ${x", 1, "write the value itself"),
-        ('a: "\\x"', 1, "write it twice"),
-        ("}", 1, "where the name of a field belongs"),
-        ("a {" * 60, 1, "inside each other"),
+        ("a: 1\nb {\n", 2, "the { is not closed; a } is missing"),
+        ("a <\n b: 1", 1, "the < is not closed; a > is missing"),
+        ("a: [ 1, 2", 1, "the [ is not closed; a ] is missing"),
+        ("a: [ 1 2 ]", 1, "there is no comma between the members of a"),
+        ("a: [ 1,\n { } { } ]", 2, "there is no comma between the members of a"),
+        ("a { ]", 1, "there is ] where the name of a field belongs"),
+        ("a { >", 1, "there is > where the name of a field belongs"),
+        ("}", 1, "there is } where the name of a field belongs"),
+        ("\n, a: 1", 2, "there is , where the name of a field belongs"),
+        ("a: 1 2: 3", 1, "there is 2 where the name of a field belongs"),
+        ("a { '}' }", 1, "'}' has quotes, and names have none; write }:"),
+        ('"a": 1', 1, '"a" has quotes, and names have none; write a:'),
+        ("a = 1", 1, "there is = where a : belongs; write a: value"),
+        ("1 = 1", 1, "there is = where a : belongs; write name: value"),
+        ("a 1", 1, "a has no : behind it; write a: value"),
+        ("a", 1, "a has no : behind it; write a: value"),
+        ("a }", 1, "a has no : behind it; write a: value"),
+        ("\na:\n", 2, "a has no value; write a: value"),
+        *((f"a: {mark}", 1, "a has no value; write a: value") for mark in "}>]:,;"),
+        ("a: [,1]", 1, "there is , where a value belongs"),
+        ("a: [[1]]", 1, "there is [ where a value belongs"),
+        ("a: /models/x", 1, "a path needs quotes, and a comment begins with #"),
+        ("a: 1\n@", 2, f"'@' {NO_MEANING}"),
+        ("X @", 1, f"'@' {NO_MEANING}"),
+        ("a: %", 1, f"'%' {NO_MEANING}"),
+        ('a: "x\nb: 1', 1, 'the " has no second one on this line; texts begin and end with a quote'),
+        ("a: 'x\nb: 1", 1, "the ' has no second one on this line; texts begin and end with a quote"),
+        ("a: ${x", 1, "the ${ has no } on this line; write the value itself in its place"),
+        ('a: "\\x"', 1, '"\\x" has a \\ that begins no escape; write it twice'),
     ],
 )
-def test_a_mistake_is_told_with_what_to_write(text: str, line: int, says: str) -> None:
-    with pytest.raises(TextFormatError, match=says) as caught:
+def test_a_mistake_is_told_with_its_line_and_what_to_write(text: str, line: int, says: str) -> None:
+    with pytest.raises(TextFormatError) as caught:
         parse(text)
-    assert caught.value.line == line
+    assert (str(caught.value), caught.value.line) == (says, line)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from djl_trtllm import errors
+from djl_trtllm.errors import BuildError, ConfigError, DjlTrtllmError, NotReadyError, OverloadedError
+
+
+def subclasses(of: type[DjlTrtllmError], depth: int = 0) -> list[tuple[int, str]]:
+    found = [(depth, of.__name__)]
+    for child in of.__subclasses__():
+        if child.__module__ == errors.__name__:
+            found += subclasses(child, depth + 1)
+    return found
+
+
+def test_the_tree_in_the_docstring_is_that_of_the_classes() -> None:
+    lines = re.findall(r"^    ([│ ├└─]*)(\w+Error)\b", errors.__doc__ or "", re.MULTILINE)
+    drawn = [(len(branches) // 4, name) for branches, name in lines]
+    assert len(drawn) > 20
+    # Each under the class that it derives from; the order of siblings is that of the reader.
+    parents: dict[str, str] = {}
+    above: list[str] = []
+    for depth, name in drawn:
+        above[depth:] = [name]
+        parents[name] = above[depth - 1] if depth else ""
+    derived = {name: getattr(errors, name).__base__.__name__ for _, name in subclasses(DjlTrtllmError)}
+    assert parents == derived | {"DjlTrtllmError": ""}
+
+
+def test_a_configuration_error_is_all_problems_and_what_else_was_noticed() -> None:
+    assert str(ConfigError(["a"])) == "1 configuration problem:\n  - a"
+    error = ConfigError(["a", "b"], ["c"])
+    assert str(error) == "2 configuration problems:\n  - a\n  - b\nand noticed besides:\n  - c"
+    assert (error.problems, error.warnings) == (("a", "b"), ("c",))
+
+
+def test_a_failed_build_tells_the_advice_the_logs_end_and_where_it_is() -> None:
+    assert str(BuildError("It failed.")) == "It failed."
+    error = BuildError("It failed.", Path("/log"), ["one", "two"], "memory", "Use less.")
+    assert str(error) == ("It failed.\nUse less.\nlast lines of the log:\n  | one\n  | two\nwhole log: /log")
+    assert (error.log_path, error.tail, error.cause, error.advice) == (
+        Path("/log"),
+        ("one", "two"),
+        "memory",
+        "Use less.",
+    )
+
+
+def test_an_overload_knows_the_queue_and_when_to_return() -> None:
+    error = OverloadedError("full", queue_depth=3, capacity=4, retry_after=5)
+    assert (str(error), error.queue_depth, error.capacity, error.retry_after) == ("full", 3, 4, 5)
+
+
+def test_a_model_that_is_not_ready_may_say_when_to_return() -> None:
+    assert NotReadyError("loading", retry_after=5).retry_after == 5
+    assert NotReadyError("failed").retry_after is None
+    assert str(NotReadyError("failed")) == "failed"
