@@ -98,7 +98,7 @@ def test_a_start_that_takes_too_long_is_ended_with_its_process(play: Play) -> No
         with pytest.raises(ExecutorStartError) as caught:
             await starting
         assert str(caught.value) == "the engine was not loaded within 30 seconds (option.model_loading_timeout)"
-        assert host.loop.now - began == 30
+        assert host.loop.now - began == pytest.approx(30)
         assert (host.process.kills, host.environment.cleared, host.probe.deaths) == (1, 1, [])
 
     play(body)
@@ -286,7 +286,7 @@ def test_close_ends_a_host_that_does_not_react(play: Play) -> None:
         await host.start()
         began = host.loop.now
         await host.client.close()
-        assert host.loop.now - began == 5
+        assert host.loop.now - began == pytest.approx(5)
         assert (host.process.kills, host.environment.cleared, host.probe.deaths) == (1, 1, [])
 
     play(body)

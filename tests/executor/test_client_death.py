@@ -118,7 +118,7 @@ def test_a_process_of_the_hosts_that_holds_on_to_its_output_is_waited_for_a_seco
         host.process.holds_on = True
         began = host.loop.now
         await host.client.kill()
-        assert host.loop.now - began == 1
+        assert host.loop.now - began == pytest.approx(1)
 
     play(body)
 
@@ -129,7 +129,7 @@ def test_a_host_that_only_closes_its_socket_is_killed_after_a_second(play: Play)
         began = host.loop.now
         host.process.connection.close()
         await host.probe.until(lambda: bool(host.process.kills))
-        assert host.loop.now - began == 1
+        assert host.loop.now - began == pytest.approx(1)
         assert host.environment.cleared == 1
         await host.probe.death()
         host.client.cancel(1)  # nobody hears it
