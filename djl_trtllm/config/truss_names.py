@@ -94,7 +94,7 @@ _SERVER = "this is about Truss's own server"
 _ARCHITECTURE = "the architecture is read from the checkpoint's config.json"
 _BUILDER = "the engine is compiled here, when the model is loaded or by djl-trtllm compile"
 _ENVIRONMENT = "variables are not taken from a file; set them where the server is started"
-_LORA = "adapters (LoRA) are not served"
+_LORA = "put LoRA adapters into the model's folder `adapters` and set option.enable_lora=true"
 _SPECULATION = "speculative decoding is not offered"
 _REQUEST = "this is an example of a request and sets nothing"
 
