@@ -34,7 +34,7 @@ class Lease:
         self._key = key
         self._seconds = seconds
         self._owner = f"{socket.gethostname()} {secrets.token_hex(8)}"
-        self._etag = ""
+        self._etag: str
 
     def acquire(self) -> bool:
         """Try to get it; False while another has it."""

@@ -30,7 +30,7 @@ class CompileSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def save(self, path: Path) -> None:
         """Write a spec file. Raises OSError."""
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2))
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
 
 
 class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):

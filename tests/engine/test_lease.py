@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from djl_trtllm.engine.lease import Lease
@@ -69,6 +71,37 @@ def test_one_that_is_given_back_at_that_moment_is_had(store: Store) -> None:
     assert lease().acquire()
 
 
+@pytest.mark.parametrize("status", [409, 412])
+def test_one_that_another_machine_is_just_taking_is_not_had(store: Store, status: int) -> None:
+    def refuse(request: Request) -> None:
+        if request.method == "PUT":
+            raise Fault(status, "ConditionalRequestConflict")
+
+    store.fault = refuse
+    store.put("lease", b"another's")
+    assert not lease().acquire()
+
+
+def test_of_two_that_find_it_given_back_one_gets_it(store: Store) -> None:
+    assert lease().acquire()
+
+    def overtaken(request: Request) -> None:
+        if request.method == "HEAD":
+            raise Fault(404, "NoSuchKey")
+
+    store.fault = overtaken
+    assert not lease().acquire()
+
+
+def test_renewing_ends_with_what_it_is_held_for(store: Store) -> None:
+    first = lease()
+    assert first.acquire()
+    with first.held():
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == "lease")
+        assert thread.daemon  # the end of the process does not wait for it
+    assert not thread.is_alive()
+
+
 def test_it_is_renewed_while_it_is_held_and_given_back(store: Store) -> None:
     first = lease(QUICK)
     assert first.acquire()
@@ -97,6 +130,20 @@ def test_one_that_was_taken_over_is_neither_renewed_nor_given_back(
         store.put("lease", b"another's")
         wait_until(lambda: "the lease s3://models/lease was taken over by another machine" in caplog.text)
     assert store.objects["lease"].path.read_bytes() == b"another's"
+
+
+def test_it_is_renewed_four_times_in_its_time(store: Store) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) > 2
+
+    first, done = lease(60.0), threading.Event()
+    assert first.acquire()
+    done.wait = wait  # type: ignore[assignment,method-assign]
+    first._renew(done)
+    assert waits == [15.0] * 3
 
 
 def test_a_store_that_fails_for_a_while_does_not_end_it(store: Store, caplog: pytest.LogCaptureFixture) -> None:

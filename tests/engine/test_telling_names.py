@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.engine import tensorrt_llm
-from djl_trtllm.engine.spec import TensorRtLlmSpec
 from djl_trtllm.engine.telling_names import telling_name
 from tests.config.helpers import from_text
 
@@ -34,18 +32,3 @@ def test_versions_are_told_by_option_path_and_configuration(
     path: str, raw: dict[str, object], options: str, name: str | None
 ) -> None:
     assert telling_name(Path(path), raw, from_text(options)) == name
-
-
-def test_the_compiler_reads_through_the_link(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "workspace").mkdir()
-    spec = TensorRtLlmSpec(
-        checkpoint=str(tmp_path / "model"),
-        tokenizer_dir="",
-        out="",
-        workspace=str(tmp_path / "workspace"),
-        arguments={},
-        telling_name="chatglm3",
-    )
-    path = Path(tensorrt_llm._checkpoint(spec))
-    assert (path.name, path.resolve()) == ("chatglm3", tmp_path / "model")
