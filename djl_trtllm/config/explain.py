@@ -27,7 +27,7 @@ def render(config: Config, backend: Backend | None = None, *, only_set: bool = F
     `only_set` leaves out options that have their default. Print the warnings beside it: they are `config.warnings`.
     """
     chosen = backend or config.options.backend
-    table = Table(title=f"Configuration (backend: {chosen})", title_justify="left", show_lines=False)
+    table = Table(title=f"Configuration (backend: {chosen})", title_justify="left")
     table.add_column("option", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("from", overflow="fold")

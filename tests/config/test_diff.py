@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-
 from djl_trtllm.config.diff import diff_as_json, differences, render_diff
 from djl_trtllm.config.masking import MASK
 
-from .helpers import from_text
+from .helpers import from_text, printed, rows
 
 
 def test_only_values_that_differ_are_shown() -> None:
@@ -27,16 +23,40 @@ def test_both_sides_have_value_and_origin() -> None:
             {"value": None, "origin": "default"},
         ],
     }
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render_diff(one, other, ("a", "b")))
-    assert "8,16" in console.export_text()
+    heading, *found = rows(printed(render_diff(one, other, ("a", "b"))))
+    assert heading == ["option", "value in a", "from", "value in b", "from"]
+    assert found == [
+        ["option.max_input_len", "1024 tokens", "default", "4 tokens", "serving.properties:1"],
+        [
+            "option.max_attention_window",
+            "8,16",
+            "serving.properties:1",
+            "not set: the longest sequence",
+            "default",
+        ],
+    ]
 
 
 def test_a_secret_is_masked_and_its_place_is_not() -> None:
     one, other = from_text("option.env=HF_TOKEN=hunter2\noption.rotary_base=1000000"), from_text("")
     shown = diff_as_json(one, other)
     assert shown["env"]["sides"][0] == {"value": f"HF_TOKEN={MASK}", "origin": "serving.properties:1"}
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render_diff(one, other, ("a", "b")))
-    text = console.export_text()
+    text = printed(render_diff(one, other, ("a", "b")))
     assert "hunter2" not in text and "1000000" in text
+
+
+def test_a_narrow_table_cuts_nothing_off() -> None:
+    path = "/" + "x" * 50
+    one, other = from_text(f"option.model_id={path}"), from_text("", {"OPTION_MODEL_ID": path[1:]})
+    text = printed(render_diff(one, other, ("a", "b")), width=80)
+    assert text.splitlines()[0].rstrip() == "a and b"
+    (row,) = rows(text)[1:]
+    name, value, origin, other_value, other_origin = (cell.replace(" ", "") for cell in row)
+    assert (name, value, origin, other_value) == ("option.model_id", path, "serving.properties:1", path[1:])
+    assert other_origin == "environmentvariableOPTION_MODEL_ID"
+    assert "│ option.model_id │" in text
+
+
+def test_text_in_brackets_is_shown_as_it_is() -> None:
+    one, other = from_text("option.model_id=[red]m[/red]"), from_text("")
+    assert "[red]m[/red]" in printed(render_diff(one, other, ("a", "b")))

@@ -1,61 +1,91 @@
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from djl_trtllm.config import Backend, Config, load
 from djl_trtllm.config.diff import diff_as_json, render_diff
-from djl_trtllm.config.explain import as_json, render, without_effect
+from djl_trtllm.config.explain import as_json, plain_value, render, shown_origin, shown_value, without_effect
 from djl_trtllm.config.masking import MASK
 from djl_trtllm.config.registry import OPTIONS
 from djl_trtllm.errors import ConfigError
 
+from .helpers import from_text, printed, rows
 
-def printed(config: Config, backend: Backend | None = None, *, only_set: bool = False) -> str:
-    console = Console(width=300, record=True, file=io.StringIO())
-    console.print(render(config, backend, only_set=only_set))
-    return console.export_text()
+
+def shown(config: Config, backend: Backend | None = None, *, only_set: bool = False) -> str:
+    return printed(render(config, backend, only_set=only_set))
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_table_shows_value_origin_and_effect() -> None:
-    text = printed(load(None, {"OPTION_MAX_NUM_TOKENS": "4096"}), Backend.OPENVINO)
-    (row,) = [line for line in text.splitlines() if line[1:].strip().startswith("option.max_num_tokens ")]
-    assert "4096 tokens" in row
-    assert "environment variable OPTION_MAX_NUM_TOKENS" in row
-    assert "SchedulerConfig.max_num_batched_tokens" in row
+    text = shown(from_text("option.max_num_tokens=4096\noption.backend=openvino"))
+    assert text.splitlines()[0].rstrip() == "Configuration (backend: openvino)"
+    heading, *found = rows(text)
+    assert heading == ["option", "value", "from", "effect"]
+    assert [row for row in found if row[0] == "option.max_num_tokens"] == [
+        [
+            "option.max_num_tokens",
+            "4096 tokens",
+            "serving.properties:1",
+            OPTIONS["max_num_tokens"].option.openvino,
+        ]
+    ]
+    assert ["option.strict", "false", "default", OPTIONS["strict"].option.effect] in found
+
+
+def test_the_backend_that_was_chosen_counts_before_the_option() -> None:
+    for backend, effect in (
+        (Backend.OPENVINO, OPTIONS["max_num_tokens"].option.openvino),
+        (None, OPTIONS["max_num_tokens"].option.effect_on(Backend.AUTO)),
+    ):
+        text = shown(from_text("option.max_num_tokens=4096"), backend)
+        assert f"(backend: {backend or 'auto'})" in text
+        (row,) = [row for row in rows(text) if row[0] == "option.max_num_tokens"]
+        assert row[3].replace(" ", "") == effect.replace(" ", "")
 
 
 def test_the_table_has_every_option_or_only_those_set() -> None:
-    config = load(None, {"OPTION_BACKEND": "openvino"})
-    everything = printed(config)
-    assert all(declared.key in everything for declared in OPTIONS.values())
-    assert "option.dtype" not in printed(config, only_set=True)
+    config = load(None, {"OPTION_BACKEND": "openvino", "SERVING_DOWNLOAD_DIR": "/d"})
+    assert [row[0] for row in rows(shown(config))[1:]] == [declared.key for declared in OPTIONS.values()]
+    only_set = ["option.backend", "download_dir", "option.engine_cache_dir"]
+    assert sorted(row[0] for row in rows(shown(config, only_set=True))[1:]) == sorted(only_set)
+
+
+def test_groups_are_apart_and_defaults_dim() -> None:
+    config = from_text("option.model_id=a\noption.revision=b\noption.max_input_len=8")
+    text = shown(config, only_set=True)
+    lines = [line[0] for line in text.splitlines() if line[0] in "│├"]
+    assert lines == ["│", "│", "├", "│"]
+    groups = len({declared.group for declared in OPTIONS.values()})
+    assert sum(line.startswith("├") for line in shown(config).splitlines()) == groups - 1
+    styled = printed(render(config), styles=True)
+    (set_line,) = [line for line in styled.splitlines() if "option.max_input_len" in line]
+    (default_line,) = [line for line in styled.splitlines() if "option.max_output_len" in line]
+    assert "\x1b[2m" in default_line and "\x1b[2m" not in set_line
+
+
+def test_a_narrow_table_cuts_nothing_off() -> None:
+    path = "/" + "x" * 50
+    text = printed(render(load(None, {"OPTION_MODEL_ID": path}), only_set=True), width=80)
+    assert text.splitlines()[0].rstrip() == "Configuration (backend: auto)"
+    (row,) = rows(text)[1:]
+    effect = OPTIONS["model_id"].option.effect
+    assert [cell.replace(" ", "") for cell in row] == [
+        "option.model_id",
+        path,
+        "environmentvariableOPTION_MODEL_ID",
+        effect.replace(" ", ""),
+    ]
+    assert "│ option.model_id │" in text
 
 
 def test_the_table_prints_brackets_as_they_are() -> None:
-    assert "[red]m[/red]" in printed(load(None, {"OPTION_MODEL_ID": "[red]m[/red]"}))
-
-
-def test_effects_are_named_per_backend_while_it_is_not_chosen() -> None:
-    text = printed(load(None, {}))
-    assert "openvino: SchedulerConfig.max_num_batched_tokens" in text
-
-
-def test_json_is_plain_and_complete() -> None:
-    config = load(None, {"OPTION_BACKEND": "openvino", "OPTION_DTYPE": "half", "SERVING_DOWNLOAD_DIR": "/d"})
-    data = json.loads(json.dumps(as_json(config)))
-    assert data["backend"] == "openvino"
-    assert set(data["options"]) == set(OPTIONS)
-    assert data["options"]["dtype"]["value"] == "fp16"
-    assert data["options"]["dtype"]["origin"]["where"] == "OPTION_DTYPE"
-    assert data["options"]["dtype"]["set"] is True
-    assert data["options"]["engine_cache_dir"]["value"] == "/d/djl-trtllm"
-    assert data["options"]["engine_cache_dir"]["origin"]["kind"] == "derived"
-    assert data["options"]["max_input_len"]["unit"] == "tokens"
+    assert "[red]m[/red]" in shown(load(None, {"OPTION_MODEL_ID": "[red]m[/red]"}))
 
 
 def test_what_was_beaten_is_shown() -> None:
@@ -63,7 +93,85 @@ def test_what_was_beaten_is_shown() -> None:
     assert as_json(config)["options"]["tensor_parallel_degree"]["overridden"] == [
         {"wrote": "SM_NUM_GPUS=4", "origin": "environment variable SM_NUM_GPUS"}
     ]
-    assert "before SM_NUM_GPUS=4" in printed(config)
+    (row,) = rows(shown(config, only_set=True))[1:]
+    assert row[2] == "environment variable TENSOR_PARALLEL_DEGREE, before SM_NUM_GPUS=4 (environment)"
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_plain_and_complete(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.backend=openvino\noption.dtype=half # comment\n")
+    config = load(tmp_path, {"SERVING_DOWNLOAD_DIR": "/d", "JAVA_OPTS": "x"})
+    data = json.loads(json.dumps(as_json(config)))
+    assert (data["backend"], data["model_dir"]) == ("openvino", str(tmp_path))
+    assert list(data["options"]) == list(OPTIONS)
+    assert data["options"]["dtype"] == {
+        "key": "option.dtype",
+        "value": "fp16",
+        "default": "auto",
+        "unit": None,
+        "set": True,
+        "origin": {
+            "kind": "file",
+            "where": f"{tmp_path}/serving.properties",
+            "line": 2,
+            "text": f"{tmp_path}/serving.properties:2",
+        },
+        "effect": OPTIONS["dtype"].option.effect_on(Backend.OPENVINO),
+        "overridden": [],
+    }
+    cache = data["options"]["engine_cache_dir"]
+    assert (cache["value"], cache["origin"]["kind"], cache["set"]) == ("/d/djl-trtllm", "derived", False)
+    length = data["options"]["max_input_len"]
+    assert (length["unit"], length["value"], length["origin"]) == (
+        "tokens",
+        1024,
+        {"kind": "default", "where": None, "line": None, "text": "default"},
+    )
+    assert data["warnings"] == list(config.warnings) != []
+    assert data["notes"] == list(config.notes) != []
+
+
+def test_json_of_no_directory_and_of_a_chosen_backend() -> None:
+    data = as_json(from_text("option.max_num_tokens=8"), Backend.OPENVINO)
+    assert (data["backend"], data["model_dir"]) == ("openvino", None)
+    assert data["options"]["max_num_tokens"]["effect"] == OPTIONS["max_num_tokens"].option.openvino
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_value_is_shown_with_its_unit_and_shortened() -> None:
+    length, model = OPTIONS["max_input_len"], OPTIONS["model_id"]
+    assert shown_value(length, 8) == "8 tokens"
+    assert shown_value(OPTIONS["tensor_parallel_degree"], "max") == "max"
+    assert shown_value(model, "x" * 60) == "x" * 60
+    assert shown_value(model, "x" * 61) == "x" * 57 + "..."
+    assert shown_value(model, "a\tb") == r"a\tb"
+    assert shown_value(OPTIONS["trust_remote_code"], True) == "true"
+    assert shown_value(OPTIONS["max_attention_window"], (8, 16)) == "8,16"
+
+
+def test_a_value_that_is_not_set_says_what_counts_instead() -> None:
+    noted = OPTIONS["max_num_tokens"]
+    assert shown_value(noted, None) == f"not set: {noted.option.default_note}"
+    plain = next(
+        declared for declared in OPTIONS.values() if declared.default is None and not declared.option.default_note
+    )
+    assert shown_value(plain, None) == "not set"
+
+
+def test_a_plain_value_is_one_that_json_has() -> None:
+    window = OPTIONS["max_attention_window"]
+    assert plain_value(OPTIONS["backend"], Backend.OPENVINO) == "openvino"
+    assert type(plain_value(OPTIONS["backend"], Backend.OPENVINO)) is str
+    assert plain_value(OPTIONS["cache_dir"], Path("/c")) == "/c"
+    assert plain_value(window, (8, 16)) == [8, 16]
+    assert [plain_value(window, value) for value in (None, 3, 0.5, True)] == [None, 3, 0.5, True]
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
 
 
 def test_secrets_are_never_shown() -> None:
@@ -75,10 +183,13 @@ def test_secrets_are_never_shown() -> None:
         "SERVING_DOWNLOAD_DIR": "/d/hf_abcdefghijklmnop",
     }
     config = load(None, environ)
-    shown = printed(config) + json.dumps(as_json(config)) + "\n".join(config.warnings)
-    assert "hunter2" not in shown
-    assert "hf_abc" not in shown
-    assert MASK in shown
+    told = shown(config) + json.dumps(as_json(config)) + "\n".join(config.warnings)
+    assert "hunter2" not in told
+    assert "hf_abc" not in told
+    assert MASK in told
+    assert shown_origin(config, OPTIONS["engine_cache_dir"]) == (
+        f"derived from SERVING_DOWNLOAD_DIR=/d/{MASK} (environment)"
+    )
 
 
 def test_no_secret_of_a_hostile_configuration_is_shown(tmp_path: Path) -> None:
@@ -99,19 +210,39 @@ def test_no_secret_of_a_hostile_configuration_is_shown(tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
     config = load(tmp_path, environ, arguments=["max_input_len=8"])
     one, other = load(tmp_path, {}, arguments=["max_input_len=8"]), config
-    shown = [printed(config), json.dumps(as_json(config)), *config.warnings, *config.notes]
-    shown += [json.dumps(diff_as_json(one, other)), *without_effect(config, Backend.OPENVINO)]
-    console = Console(width=300, record=True, file=io.StringIO())
-    console.print(render_diff(one, other, ("a", "b")))
-    shown.append(console.export_text())
-    assert "hunter2" not in "\n".join(shown)
+    told = [shown(config), json.dumps(as_json(config)), *config.warnings, *config.notes]
+    told += [json.dumps(diff_as_json(one, other)), *without_effect(config, Backend.OPENVINO)]
+    told.append(printed(render_diff(one, other, ("a", "b"))))
+    assert "hunter2" not in "\n".join(told)
     assert config.options.env == "HF_TOKEN=hunter2,PLAIN=hunter2"
+
+
+# -- options without effect --------------------------------------------------------------------------------------------
 
 
 def test_options_without_effect_on_the_backend_are_named_with_the_reason() -> None:
     config = load(None, {"OPTION_TOKENS_PER_BLOCK": "128", "OPTION_MAX_INPUT_LEN": "8", "OPTION_MPI_MODE": "true"})
     tokens_per_block, mpi_mode = without_effect(config, Backend.OPENVINO)
-    assert "option.tokens_per_block = 128 tokens" in tokens_per_block
+    assert tokens_per_block == (
+        "option.tokens_per_block = 128 tokens (environment variable OPTION_TOKENS_PER_BLOCK): "
+        + OPTIONS["tokens_per_block"].option.openvino
+    )
     assert "OpenVINO's block size is 32" in tokens_per_block
-    assert "option.mpi_mode = true" in mpi_mode
-    (mpi_mode,) = without_effect(config, Backend.TENSORRT)
+    assert mpi_mode.startswith("option.mpi_mode = true (environment variable OPTION_MPI_MODE): ")
+    assert without_effect(config, Backend.TENSORRT) == (mpi_mode,)
+
+
+def test_an_option_that_is_ignored_there_is_named_too() -> None:
+    ignored = [
+        declared for declared in OPTIONS.values() if declared.option.effect_on(Backend.OPENVINO).startswith("ignored")
+    ]
+    assert ignored
+    config = from_text(f"{ignored[0].key}={ignored[0].example}")
+    assert len(without_effect(config, Backend.OPENVINO)) == 1
+
+
+def test_a_retired_option_is_told_when_it_is_resolved_and_not_again() -> None:
+    config = from_text("option.rotary_base=1000000")
+    assert any("has no effect any more" in warning for warning in config.warnings)
+    assert without_effect(config, Backend.TENSORRT) == ()
+    assert OPTIONS["rotary_base"].option.effect_on(Backend.TENSORRT).startswith("no effect")
