@@ -35,6 +35,9 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
 
 def test_an_installed_djl_python_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ModuleType("djl_python")
+    # Other tests may have installed the shim before.
+    for name in [name for name in sys.modules if name.startswith("djl_python.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "djl_python", real)
     assert not djl_python_shim.install()
     assert sys.modules["djl_python"] is real
