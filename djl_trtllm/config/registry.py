@@ -54,12 +54,7 @@ def _declared() -> Iterator[DeclaredOption]:
 OPTIONS: dict[str, DeclaredOption] = {declared.name: declared for declared in _declared()}
 """Every option by its field name, in the order of the documents."""
 
-_BY_SPELLING: dict[str, DeclaredOption] = {}
-for _option in OPTIONS.values():
-    for _spelling in _option.spellings:
-        if _spelling in _BY_SPELLING:
-            raise AssertionError(f"{_spelling} names both {_BY_SPELLING[_spelling].name} and {_option.name}")
-        _BY_SPELLING[_spelling] = _option
+_BY_SPELLING = {spelling: declared for declared in OPTIONS.values() for spelling in declared.spellings}
 
 
 def find(key: str) -> DeclaredOption | None:

@@ -58,11 +58,11 @@ def test_a_wrong_entry_is_a_problem_with_its_place() -> None:
 def test_what_the_other_server_does_not_have_is_unknown_and_its_value_is_not_shown() -> None:
     reading = Reading("f")
     reading.not_known(Entry("max_beem_width", "hunter2", 2), ["max_beam_width", "max_tokens"], "Triton")
-    reading.not_known(Entry("colour", "hunter2", 3), ["max_beam_width"], "Triton")
+    reading.not_known(Entry("beam_wid", "hunter2", 3), ["max_beam_width"], "Triton")
     assert reading.source().unknown == (
         "max_beem_width (f:2) is nothing that Triton reads and has no effect; did you mean max_beam_width?",
-        "colour (f:3) is nothing that Triton reads and has no effect; take it out, or set the option that you mean in "
-        "its place",
+        "beam_wid (f:3) is nothing that Triton reads and has no effect; take it out, or set the option that you mean "
+        "in its place",
     )
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from djl_trtllm.config import Backend
-from djl_trtllm.config.option import Option
+from djl_trtllm.config.option import Option, Scope
 
 
 def test_bounds_include_or_exclude_their_number() -> None:
@@ -40,3 +40,8 @@ def test_an_effect_for_all_is_that_of_every_backend() -> None:
 def test_a_retired_option_says_what_replaces_it() -> None:
     option = Option("k", "d", effect="E", retired="use another")
     assert {option.effect_on(backend) for backend in Backend} == {"no effect any more: use another"}
+
+
+def test_an_option_is_the_models_unless_it_says_otherwise() -> None:
+    assert Option("k", "d").scope is Scope.MODEL
+    assert [scope.value for scope in Scope] == ["model", "server", "operator"]

@@ -39,6 +39,7 @@ def test_an_option_has_a_key_its_spellings_an_example_an_expectation_and_a_group
         ("option.MODELNAME", "option.modelName"),
         ("option.max-input-len", "option.max_input_len"),
         ("JOB-QUEUE-SIZE", "job_queue_size"),
+        ("max-input-len", "option.max_input_len"),
         ("option.max_num_tokenz", "option.max_num_tokens"),
         ("zzz", None),
         ("", None),
