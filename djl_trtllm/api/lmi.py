@@ -228,11 +228,9 @@ def _parse_bedrock(
 ) -> Call:
     prompt = _read_prompt(payload, "prompt", problems)
     values = BEDROCK_FIELDS.read(payload, problems, "field")
-    values = {"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 512} | values
-    values["do_sample"] = values["temperature"] > 0
+    values = {"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 512, "do_sample": True} | values
     stream = properties.get("x-amzn-sagemaker-forwarded-api") == "InvokeEndpointWithResponseStream"
-    presentation = Presentation(inputs=prompt, stream=stream, details=True, return_full_text=True)
-    framer = choose_framer("3p_stream" if stream else "3p", presentation)
+    framer = choose_framer("3p_stream" if stream else "3p", Presentation(return_full_text=True))
     return Call(_request(values, _read_sampling(values, defaults, problems), False, prompt=prompt), framer)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from djl_trtllm.api import Call, Defaults, lmi
 from djl_trtllm.api.formatters import JsonFramer, LinesFramer
 from djl_trtllm.api.lmi import FORMATTERS
+from djl_trtllm.api.presentation import Presentation
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 
 from .scripts import EOS, answer, several
@@ -51,48 +52,122 @@ def test_the_documents_request() -> None:
 
 @pytest.mark.parametrize(
     "content_type",
-    [None, "", "application/json", "Application/JSON; charset=utf-8", "application/octet-stream", "application/x+json"],
+    [
+        None,
+        "",
+        "application/json",
+        "Application/JSON; charset=utf-8",
+        "application/octet-stream",
+        "binary/octet-stream",
+        "application/x+json",
+        "application/jsonlines",
+        " text/json ",
+    ],
 )
 def test_json_comes_under_these_types(content_type: str | None) -> None:
     assert lmi.parse(b'{"inputs": "a"}', content_type).request.prompt == "a"
 
 
-def test_plain_text_is_the_prompt() -> None:
-    assert lmi.parse("Grüße\n".encode(), "text/plain; charset=UTF-8").request.prompt == "Grüße\n"
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "text/plain",
+        "Text/Plain; charset=UTF-8",
+        "text/plain;charset=utf8",
+        'text/plain; charset="us-ascii"',
+        "text/plain; charset='ascii'",
+        "text/plain; format=flowed",
+    ],
+)
+def test_plain_text_is_the_prompt(content_type: str) -> None:
+    assert lmi.parse("Grüße\n".encode(), content_type).request.prompt == "Grüße\n"
+
+
+NOT_ACCEPTED = "is not accepted: expected application/json or text/plain"
 
 
 @pytest.mark.parametrize(
     ("body", "content_type", "says"),
     [
-        (b"{", "application/json", "not valid JSON"),
-        (b'{"inputs": "\\ud800"}', "application/json", "not valid JSON"),
-        (b"", None, "does not contain any content"),
-        (b"\xff", "text/plain", "not UTF-8"),
-        (b"a", "text/plain; charset=latin-1", "utf-8"),
-        (b"inputs\na", "text/csv", "expected application/json or text/plain"),
-        (b"a=b", "application/x-www-form-urlencoded", "-H 'Content-Type: application/json'"),
-        (b"", "tensor/npz", "expected application/json or text/plain"),
-        (b"", "image/png", "expected application/json or text/plain"),
+        (
+            b"{",
+            "application/json",
+            'The body is not valid JSON: unexpected end of data: line 1 column 2 (char 1). Received "{"',
+        ),
+        (b" \n", None, "The 'inputs' field does not contain any content: the body is empty"),
+        (b"a", "text/plain; charset=latin-1", 'Charset "latin-1" is not utf-8'),
+        (b"a", "text/plain; charset=X", 'Charset "x" is not utf-8'),
+        (b"inputs\na", "text/csv", f'Content type "text/csv" {NOT_ACCEPTED}'),
+        (b"", "tensor/npz", f'Content type "tensor/npz" {NOT_ACCEPTED}'),
+        (
+            b"a=b",
+            "application/x-www-form-urlencoded",
+            'Content type "application/x-www-form-urlencoded" is not accepted (curl -d sends this type by itself: '
+            "add -H 'Content-Type: application/json'): expected application/json or text/plain",
+        ),
     ],
 )
-def test_other_bodies_are_refused(body: bytes, content_type: str | None, says: str) -> None:
-    with pytest.raises(InvalidRequestError, match=says):
+def test_other_bodies_are_refused_with_what_to_send(body: bytes, content_type: str | None, says: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
         lmi.parse(body, content_type)
+    begin = "Input Parsing failed. Ensure that the request payload is valid. Invalid request payload. "
+    assert str(caught.value) == begin + says
+
+
+def test_a_body_that_is_no_json_is_shown_as_far_as_it_helps() -> None:
+    with pytest.raises(InvalidRequestError, match=r"not valid JSON: .* Received \"aaaa"):
+        lmi.parse(b"a" * 10_000, "application/json")
+    with pytest.raises(InvalidRequestError, match='Received "\ufffd'):
+        lmi.parse(b"\xff" * 300, "application/json")
+    with pytest.raises(InvalidRequestError, match=r"The text is not UTF-8: .*0xff"):
+        lmi.parse(b"\xff", "text/plain")
+    with pytest.raises(InvalidRequestError, match="not valid JSON"):
+        lmi.parse(b'{"inputs": "\\ud800"}', "application/json")
+
+
+NO_INPUTS = "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
 
 
 @pytest.mark.parametrize(
     ("payload", "says"),
     [
-        ([1], "Invalid request payload. Request payload should be a json object specifying the 'inputs' field."),
-        ({}, "Invalid request payload. Request payload should be a json object specifying the 'inputs' field."),
-        ({"inputs": None}, "specifying the 'inputs' field"),
-        ({"inputs": ["a"]}, "Invalid request payload. The 'inputs' field must be a string"),
-        ({"inputs": ""}, "Invalid request payload. The 'inputs' field does not contain any content."),
-        ({"inputs": "a", "parameters": [1]}, "'parameters' must be provided as an object of key-value pairs."),
+        ([1], f"{NO_INPUTS}Received payload [1]"),
+        (None, f"{NO_INPUTS}Received payload null"),
+        ({}, f"{NO_INPUTS}Received payload {{}}"),
+        ({"inputs": None}, f'{NO_INPUTS}Received payload {{"inputs":null}}'),
+        ({"inputs": 3}, "Invalid request payload. The 'inputs' field must be a string. Received 3"),
+        (
+            {"inputs": ["a"]},
+            "Invalid request payload. The 'inputs' field must be a string. Received [\"a\"]: send one request per "
+            "prompt, they are batched here",
+        ),
+        (
+            {"inputs": ""},
+            "Invalid request payload. The 'inputs' field does not contain any content. Received payload "
+            '{"inputs":""}',
+        ),
+        (
+            {"inputs": "a", "parameters": [1]},
+            "Invalid request payload. 'parameters' must be provided as an object of key-value pairs. Received [1]",
+        ),
     ],
 )
 def test_djls_wording_is_kept(payload: Any, says: str) -> None:
-    assert says in refusal(payload)
+    assert refusal(payload) == "Input Parsing failed. Ensure that the request payload is valid. " + says
+
+
+def test_no_parameters_are_none() -> None:
+    plain = parse({"inputs": "a"}).request
+    assert (
+        parse({"inputs": "a", "parameters": None}).request == plain == parse({"inputs": "a", "parameters": {}}).request
+    )
+
+
+def test_an_unknown_name_is_told_with_the_kind_of_place_it_stands_in() -> None:
+    assert 'unknown field "qqqq"' in refusal({"inputs": "a", "qqqq": 1})
+    assert 'unknown parameter "qqqq"' in refusal({"inputs": "a", "parameters": {"qqqq": 1}})
+    assert 'unknown field "qqqq"' in refusal({"messages": [{"role": "user", "content": "a"}], "qqqq": 1})
+    assert 'unknown field "qqqq"' in refusal({"prompt": "a", "qqqq": 1}, Defaults(bedrock_compat=True))
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -178,33 +253,6 @@ def test_chat_samples_unless_told_otherwise() -> None:
     assert not chat(do_sample=False).request.sampling.do_sample
 
 
-def test_chat_without_max_tokens_takes_what_fits() -> None:
-    assert chat().request.sampling.max_new_tokens == lmi.AS_MUCH_AS_FITS
-    assert chat(max_tokens=5).request.sampling.max_new_tokens == 5
-    assert "'max_tokens' is 0" in refusal({"messages": [{"role": "user", "content": "a"}], "max_tokens": 0})
-
-
-def test_best_of_and_n() -> None:
-    def counts(**parameters: Any) -> tuple[int, int | None]:
-        sampling = inputs(**parameters).request.sampling
-        return sampling.n, sampling.best_of
-
-    assert counts() == (1, None)
-    assert counts(n=1, best_of=1) == (1, None)
-    assert counts(n=3) == (3, 3)
-    assert counts(best_of=3) == (1, 3)
-    assert counts(n=2, best_of=3) == (2, 3)
-    assert counts(best_of=3, defaults=Defaults(tgi_compat=True)) == (3, 3)
-    for parameters, says in (
-        ({"n": 3, "best_of": 2}, "'best_of' is 2: expected at least 'n', which is 3"),
-        ({"n": 17}, "'n' is 17: expected at most 16"),
-        ({"n": 2**40}, "expected at most 16"),
-        ({"n": 2**40, "best_of": 1}, "expected at most 16"),
-        ({"best_of": 17}, "'best_of' is 17: expected at most 16"),
-    ):
-        assert says in refusal({"inputs": "a", "parameters": parameters})
-
-
 def test_several_sequences_are_answered_whole() -> None:
     several_sequences: tuple[dict[str, Any], ...] = ({"n": 2}, {"best_of": 2})
     for name in ("jsonlines", "sse", "3p", "3p_stream"):
@@ -218,28 +266,6 @@ def test_several_sequences_are_answered_whole() -> None:
         for stream in (False, True):
             assert answer(chat(n=3, stream=stream, output_formatter=name).framer, several(3))
     assert "'stream' is true" in refusal({"inputs": "a", "stream": True, "parameters": {"n": 2}})
-
-
-def test_chat_choices_can_be_streamed_but_not_ranked() -> None:
-    sampling = chat(n=2, stream=True).request.sampling
-    assert (sampling.n, sampling.best_of) == (2, None)
-    chat(n=2, best_of=3)
-    message = {"messages": [{"role": "user", "content": "a"}], "n": 2, "best_of": 3, "stream": True}
-    assert "'best_of' or 'num_beams' is 3" in refusal(message)
-
-
-def test_more_least_than_most_tokens_are_refused() -> None:
-    message = refusal({"inputs": "a", "parameters": {"min_length": 31}})
-    assert "the least number of new tokens is 31" in message
-    assert chat(min_tokens=100).request.sampling.min_new_tokens == 100
-
-
-def test_log_probabilities_are_asked_for_where_they_are_shown() -> None:
-    assert not inputs().request.logprobs
-    assert inputs(details=True).request.logprobs
-    assert inputs(stream=True).request.logprobs
-    assert not chat(stream=True).request.logprobs
-    assert chat(logprobs=True, top_logprobs=1).request.logprobs
 
 
 # -- formatters --------------------------------------------------------------------------------------------------------
@@ -275,6 +301,8 @@ def test_choice_of_formatter(stream: bool, defaults: Defaults, asked: str | None
         (None, None, True, JSONLINES),
         ("sse", None, True, JSONLINES),
         ("sse_chat", None, True, SSE),
+        ("json_chat", None, True, JSON),
+        ("jsonlines_chat", None, False, JSONLINES),
         (None, "sse_chat", True, SSE),
         ("unheard", None, True, JSONLINES),
     ],
@@ -286,8 +314,30 @@ def test_choice_of_chat_formatter(option: str | None, asked: str | None, stream:
 
 
 def test_an_unknown_formatter_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    message = 'Unsupported output formatter: "unheard"; taking the default'
     inputs(output_formatter="unheard")
-    assert "unheard" in caplog.text
+    assert caplog.messages == [message]
+    chat(output_formatter="unheard")
+    assert caplog.messages == [message] * 2
+    inputs()
+    chat()
+    chat(Defaults(output_formatter="unheard"))
+    assert caplog.messages == [message] * 2
+
+
+def test_every_formatter_has_its_name() -> None:
+    types = {name: FORMATTERS[name](Presentation()).content_type for name in FORMATTERS}
+    assert types == {
+        "json": JSON,
+        "jsonlines": JSONLINES,
+        "sse": SSE,
+        "json_chat": JSON,
+        "jsonlines_chat": JSONLINES,
+        "sse_chat": SSE,
+        "3p": JSON,
+        "3p_stream": JSONLINES,
+        "none": "text/plain",
+    }
 
 
 def test_tgi_compat_turns_details_on() -> None:
@@ -314,30 +364,6 @@ def test_images_are_refused_by_name() -> None:
     content = [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
     with pytest.raises(UnsupportedParameterError, match="image_url"):
         parse({"messages": [{"role": "user", "content": content}]})
-
-
-def test_a_bedrock_request() -> None:
-    defaults = Defaults(bedrock_compat=True)
-    call = parse({"prompt": "a", "max_gen_len": 9}, defaults)
-    sampling = call.request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens, sampling.do_sample) == (0.5, 0.9, 9, True)
-    assert not parse({"prompt": "a", "temperature": 0}, defaults).request.sampling.do_sample
-    assert parse({"prompt": "a"}, defaults).request.sampling.max_new_tokens == 512
-    assert call.framer.content_type == JSON
-    assert "'prompt' field" in refusal({"inputs": "a"}, defaults)
-
-
-def test_a_bedrock_stream_is_asked_for_by_the_invocation() -> None:
-    body = b'{"prompt": "a"}'
-    properties = {"x-amzn-sagemaker-forwarded-api": "InvokeEndpointWithResponseStream"}
-    call = lmi.parse(body, None, Defaults(bedrock_compat=True), properties)
-    assert call.framer.content_type == JSONLINES
-
-
-def test_the_adapter_header_names_the_adapter_unless_the_body_does() -> None:
-    header = {"x-amzn-sagemaker-adapter-identifier": "french"}
-    assert lmi.parse(b'{"inputs": "a"}', None, Defaults(), header).request.adapter == "french"
-    assert lmi.parse(b'{"inputs": "a", "adapters": "dutch"}', None, Defaults(), header).request.adapter == "dutch"
 
 
 def test_streams_are_lines() -> None:
