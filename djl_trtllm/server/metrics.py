@@ -125,7 +125,7 @@ class MetricsPage:
     """Renders the metrics."""
 
     def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
-        self._prometheus = CollectorRegistry(auto_describe=False)
+        self._prometheus = CollectorRegistry()
         self._prometheus.register(ModelCollector(registry, counts, stall))
 
     def reply(self) -> Reply:

@@ -91,7 +91,7 @@ class ModelRoutes:
                 return front_end(400, f"the body is not JSON: {error}")
             if not isinstance(given, dict):
                 return front_end(400, "the body is to be an object with model_name and url")
-            values = {key: str(value) for key, value in given.items()} | values
+            values = {key: str(value) for key, value in given.items() if value is not None} | values
         url = values.get("url", "")
         path = self._path(url)
         if isinstance(path, Reply):
@@ -105,7 +105,7 @@ class ModelRoutes:
         model = ServedModel(name, url, at_startup=False)
         self._registry.add(model)
         task = self._start(name, self._load(model, path, max(1, workers)))
-        if values.get("synchronous", "true").lower() == "false":
+        if values.get("synchronous", "").lower() == "false":
             return _json(202, {"status": f'Model "{name}" registration scheduled.'})
         await asyncio.wait({task})
         if model.state is State.READY:
@@ -141,9 +141,9 @@ class ModelRoutes:
 
     async def _scale(self, model: ServedModel, values: Mapping[str, str]) -> Reply:
         fewest = _count(values, "min_worker", len(model.workers))
-        most = _count(values, "max_worker", fewest if isinstance(fewest, int) else 1)
         if not isinstance(fewest, int):
             return fewest
+        most = _count(values, "max_worker", fewest)
         if not isinstance(most, int):
             return most
         if not 1 <= fewest <= most:

@@ -51,16 +51,16 @@ class ServedModel:
     async def load(self, prepare: Callable[[], Model], workers: int = 1) -> None:
         """Prepare the model in the background and start its workers; READY when this returns.
 
-        Raises DjlTrtllmError, and the model is FAILED then.
+        Raises DjlTrtllmError, or whatever a defect raises, and the model is FAILED then.
         """
         first = self.workers[0]
         try:
             self._model = await in_background(prepare)
             await first.load(self._model)
             await self.scale(workers)
-        except DjlTrtllmError as error:
+        except Exception as error:
             if first.failure is None:
-                first.fail(error)
+                first.fail(error if isinstance(error, DjlTrtllmError) else ModelError(f"loading it failed: {error!r}"))
             raise
 
     async def scale(self, workers: int) -> None:

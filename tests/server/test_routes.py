@@ -82,7 +82,7 @@ async def test_an_answer_is_complete_with_all_its_sequences(hosts: Hosts, tokeni
         await until(lambda: len(hosts.last.submitted) == 2)
         hosts.last.send(Delta(0, [5, 6], None, Finish.LENGTH))
         await asyncio.sleep(0)
-        assert not answer.done
+        assert not answer.done()
         hosts.last.send(Delta(1, [5, 6], None, Finish.LENGTH))
         await answer.end()
         assert len(answer.json["details"]["best_of_sequences"]) == 1

@@ -69,6 +69,18 @@ async def test_what_is_wrong_in_the_files_fails_the_model(hosts: Hosts) -> None:
 
 
 @in_virtual_time
+async def test_a_defect_fails_the_model_too(hosts: Hosts) -> None:
+    def prepare() -> Model:
+        raise KeyError("tokenizer")
+
+    served = ServedModel("story", "/store/story")
+    with pytest.raises(KeyError):
+        await served.load(prepare)
+    assert state_of(served) is State.FAILED
+    assert str(served.failure) == "loading it failed: KeyError('tokenizer')"
+
+
+@in_virtual_time
 async def test_a_host_that_does_not_start_fails_the_model_once(hosts: Hosts, tokenizer: Tokenizer) -> None:
     told: list[DjlTrtllmError] = []
     hosts.failures = [error := ExecutorStartError("no such engine")]

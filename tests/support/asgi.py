@@ -60,7 +60,6 @@ class Connection:
         """What a server does with a request that it gives up."""
         self._task.cancel()
 
-    @property
     def done(self) -> bool:
         """Whether the application is done with it."""
         return self._task.done()

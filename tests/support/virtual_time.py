@@ -127,7 +127,7 @@ def run(body: Coroutine[Any, Any, T]) -> T:
 async def until(condition: Callable[[], bool]) -> None:
     """Let everything else go on until a condition holds."""
     while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
