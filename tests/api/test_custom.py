@@ -9,10 +9,11 @@ import pytest
 
 from djl_trtllm.api import Defaults
 from djl_trtllm.api.custom import CustomFormatters
+from djl_trtllm.api.custom_framers import ObjectFramer, StepFramer
 from djl_trtllm.errors import InvalidRequestError, OverloadedError
 
 from .models import HEAD, STREAM, WHOLE, load, parse
-from .scripts import EOS, TEXT, answer
+from .scripts import EOS, TEXT, answer, several
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
@@ -305,3 +306,75 @@ def test_without_an_input_formatter_requests_are_read_as_ever(tmp_path: Path) ->
     assert json.loads(answer(formatters.parse(b"The wolf", "text/plain").framer, EOS)) == {"text": TEXT.upper()}
     with pytest.raises(InvalidRequestError, match="not valid JSON"):
         formatters.parse(b"{", None)
+
+
+# -- which framer an output formatter gets -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argument", ["output: TextGenerationOutput", "output: RequestOutput", "request_output", "output: 'RequestOutput'"]
+)
+def test_the_first_argument_says_that_an_output_formatter_is_called_per_token(tmp_path: Path, argument: str) -> None:
+    formatters = load(
+        tmp_path,
+        f"""
+        from djl_python.output_formatter import RequestOutput, TextGenerationOutput, output_formatter
+
+        @output_formatter
+        def write({argument}):
+            output = {argument.partition(":")[0]}
+            shown = (output.input.parameters, output.input.tgi_compat, len(output.sequences))
+            return repr(shown) if output.finished else ""
+        """,
+    )
+    payload = {"inputs": "The wolf", "parameters": {"top_k": 3}}
+    call = parse(formatters, payload)
+    assert isinstance(call.framer, StepFramer) and not call.framer.stream
+    assert call.request.logprobs
+    assert answer(call.framer, EOS).decode() == repr(({"top_k": 3}, False, 1))
+    streamed = parse(formatters, payload | {"stream": True}, Defaults(tgi_compat=True))
+    assert streamed.framer.stream
+    assert answer(streamed.framer, EOS).decode() == repr(({"top_k": 3}, True, 1))
+    several_call = parse(formatters, {"inputs": "The wolf", "parameters": {"n": 2}})
+    assert answer(several_call.framer, several(2)).decode() == repr(({"n": 2}, False, 2))
+
+
+def test_an_output_formatter_without_arguments_or_signature_gets_dictionaries() -> None:
+    for formatter in (lambda *shown: {"seen": len(shown)}, dict):
+        call = CustomFormatters(output_formatter=formatter).parse(b'{"inputs": "a"}')
+        assert isinstance(call.framer, ObjectFramer)
+    assert CustomFormatters().indexed_tokens
+    assert isinstance(CustomFormatters(output_formatter=lambda: {}).parse(b'{"inputs": "a"}').framer, ObjectFramer)
+
+
+def test_the_form_of_sequences_is_that_of_the_file(tmp_path: Path) -> None:
+    source = """
+        from djl_python.output_formatter import RequestOutput, output_formatter
+
+        @output_formatter
+        def write(request_output: RequestOutput) -> str:
+            VALUES = request_output.sequences[0].get_next_token()
+            return token.text if token else ""
+        """
+    for values in ("token, first, last", "token, index, first, last"):
+        formatters = load(tmp_path, source.replace("VALUES", values))
+        assert answer(parse(formatters, STREAM).framer, EOS).decode() == TEXT
+
+
+def test_djls_own_input_may_keep_its_contents_in_a_list_of_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PairList:
+        def __init__(self) -> None:
+            self.pairs: list[tuple[str, bytes]] = []
+
+        def add(self, key: str, value: bytes) -> None:
+            self.pairs.append((key, value))
+
+    formatters = load(
+        tmp_path, HEAD + "    def read(input_item):\n        return {'inputs': repr(input_item.content.pairs)}\n"
+    )
+    monkeypatch.setattr(
+        "djl_python.inputs.Input", type("Input", (), {"__init__": lambda self: setattr(self, "content", PairList())})
+    )
+    assert formatters.parse(b"body").request.prompt == "[('data', b'body')]"

@@ -13,7 +13,7 @@ import pytest
 from djl_trtllm.api import Defaults, djl_python_shim
 from djl_trtllm.api.custom_framers import ObjectFramer, StepFramer
 from djl_trtllm.api.presentation import lmi_token
-from djl_trtllm.batching.request import Finished, FinishReason, Update
+from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
 from djl_trtllm.errors import GenerationError
 
 from .models import STREAM, WHOLE, load, parse
@@ -196,6 +196,11 @@ def test_objects_that_stay_as_they_are_make_the_same_answer() -> None:
     for name in ("json", "jsonlines", "sse", "json_chat", "sse_chat", "3p_stream", "none"):
         assert answer(around(name, dict), EOS) == answer(make(name), EOS)
     assert answer(around("json", dict, tgi_compat=True), EOS) == answer(make("json", tgi_compat=True), EOS)
+
+
+def test_plain_text_that_looks_like_an_object_is_text() -> None:
+    updates = [Update(0, [Token(1, '{"a": 1}', None, False)], STOP[-1].finished)]
+    assert answer(around("none", lambda shown: {}), updates) == b'{"a": 1}'
 
 
 def test_a_formatter_of_dictionaries_may_return_a_text() -> None:

@@ -70,6 +70,8 @@ def test_every_documented_import_finds_its_name() -> None:
     for module, members in names.items():
         for name in members.split():
             assert getattr(importlib.import_module(module), name) is getattr(djl_python_shim, name), (module, name)
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'djl_python\.nothing'$"):
+        importlib.import_module("djl_python.nothing")
     package = sys.modules["djl_python"]
     assert package.inputs is sys.modules["djl_python.inputs"]
     assert package.__doc__ == "Stands in for DJL Serving's djl_python."
@@ -113,6 +115,7 @@ def test_a_property_is_found_in_any_case() -> None:
     item = request(Team="blue")
     assert (item.get_property("TEAM"), item.get_property("other")) == ("blue", None)
     assert item.get_properties() == {"Team": "blue"}
+    assert Input().get_properties() == {}
 
 
 def test_the_content_is_read_by_its_key_or_as_it_comes() -> None:
@@ -180,7 +183,7 @@ def test_a_sequence_is_read_token_by_token_to_the_last() -> None:
     assert sequence.get_next_token() == (None, 0, False, False)
     assert sequence.get_last_token() is None
     sequence.set_next_token(first)
-    assert sequence.has_next_token()
+    assert sequence.has_next_token() and sequence.get_last_token() is None
     sequence.set_next_token(second, True)
     assert sequence.get_next_token() == (first, 0, True, False)
     assert sequence.get_next_token() == (second, 1, False, True)
@@ -212,6 +215,7 @@ def test_tokens_are_added_to_their_sequence() -> None:
     found = output()
     first, last = Token(1, "a"), Token(2, "b")
     found.set_next_token(first)
+    assert found.sequences[0].get_last_token() is None
     found.set_next_token(last, 0, True, "length")
     found.set_next_token(Token(3, "c"), sequence_index=2)
     assert found.sequences[0].tokens == [first, last]

@@ -27,18 +27,36 @@ def make(kind: type[RequestError], message: str) -> RequestError:
     return kind(message)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in subclasses(RequestError) if kind.__module__ == RequestError.__module__]
-)
-def test_every_request_error_is_mapped(kind: type[RequestError]) -> None:
-    assert any(ancestor in ERRORS for ancestor in kind.__mro__)
-    answer = reply(make(kind, "what went wrong"))
-    assert 400 <= answer.status < 600
-    assert answer.content_type == "application/json"
-    body = json.loads(answer.body)
-    assert body["code"] == answer.status
-    assert "what went wrong" in answer.body.decode()
-    assert tgi_error_type(make(kind, ""))
+ROWS = {
+    "InvalidRequestError": (424, None, "validation"),
+    "PromptTooLongError": (424, None, "validation"),
+    "UnknownAdapterError": (424, None, "validation"),
+    "UnsupportedParameterError": (424, None, "validation"),
+    "OverloadedError": (503, "WlmCapacityException", "overloaded"),
+    "NotReadyError": (503, "WlmException", "unhealthy"),
+    "RequestTimeoutError": (400, "TranslateException", "incomplete_generation"),
+    "GenerationError": (424, None, "generation"),
+}
+
+
+def test_every_request_error_has_djls_status_and_type_and_tgis_type() -> None:
+    found = {}
+    for kind in subclasses(RequestError):
+        if kind.__module__ != RequestError.__module__:
+            continue
+        assert any(ancestor in ERRORS for ancestor in kind.__mro__)
+        answer = reply(make(kind, "what went wrong"))
+        assert answer.content_type == "application/json"
+        body = json.loads(answer.body)
+        assert body["code"] == answer.status
+        assert "what went wrong" in (body.get("message"), body.get("error"))
+        found[kind.__name__] = (answer.status, body.get("type"), tgi_error_type(make(kind, "")))
+    assert found == ROWS
+
+
+def test_an_error_that_nobody_mapped_is_one_of_the_engine() -> None:
+    assert reply(RequestError("odd")).body == b'{"error":"odd","code":424}'
+    assert tgi_error_type(RequestError("odd")) == "generation"
 
 
 @pytest.mark.parametrize("kind", [InvalidRequestError, PromptTooLongError, UnsupportedParameterError, GenerationError])
@@ -80,13 +98,32 @@ def test_codes_can_be_changed() -> None:
 def test_a_defect_tells_no_internals() -> None:
     answer = reply(KeyError("secret"))
     assert answer.status == 500
-    assert b"secret" not in answer.body
-    assert json.loads(answer.body)["type"] == "InternalServerException"
+    assert json.loads(answer.body) == {
+        "code": 500,
+        "type": "InternalServerException",
+        "message": "Internal server error, see the server's log.",
+    }
 
 
-@pytest.mark.parametrize("status", [400, 404, 405, 413, 415])
-def test_front_end_errors_have_djls_shape(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "djl_type"),
+    [
+        (400, "BadRequestException"),
+        (404, "ResourceNotFoundException"),
+        (405, "MethodNotAllowedException"),
+        (413, "RequestEntityTooLargeException"),
+        (415, "UnsupportedMediaTypeException"),
+        (418, "BadRequestException"),
+    ],
+)
+def test_front_end_errors_have_djls_shape(status: int, djl_type: str) -> None:
     answer = front_end(status, "no")
-    assert answer.status == status
+    assert (answer.status, answer.content_type, answer.headers) == (status, "application/json", ())
+    assert json.loads(answer.body) == {"code": status, "type": djl_type, "message": "no"}
     assert list(json.loads(answer.body)) == ["code", "type", "message"]
-    assert answer.body.endswith(b"\n")
+    # As DJL prints it: indented, with a line end.
+    assert answer.body == json.dumps(json.loads(answer.body), indent=2).encode() + b"\n"
+
+
+def test_a_front_end_error_may_have_a_type_of_its_own() -> None:
+    assert json.loads(front_end(404, "no", "ModelNotFoundException").body)["type"] == "ModelNotFoundException"

@@ -35,6 +35,19 @@ def test_request_id_is_sagemakers_inference_id_otherwise() -> None:
     assert headers.request_id({headers.INFERENCE_ID: "s-1"}) == "s-1"
 
 
+def test_the_names_of_the_headers_are_amazons() -> None:
+    assert headers.CUSTOM_ATTRIBUTES == "x-amzn-sagemaker-custom-attributes"
+    assert headers.INFERENCE_ID == "x-amzn-sagemaker-inference-id"
+    assert headers.REQUEST_ID == "x-request-id"
+
+
+def test_an_id_of_256_characters_is_the_longest() -> None:
+    assert headers.request_id({"x-request-id": "x" * 256}) == "x" * 256
+    assert headers.request_id({"x-request-id": " a b "}) != "a b"
+    assert headers.request_id({"x-request-id": "x" * 257, headers.INFERENCE_ID: "s-1"}) == "s-1"
+    assert headers.request_id({"x-request-id": " !~ "}) == "!~"
+
+
 def test_request_id_is_generated_where_none_is_usable() -> None:
     for given in ({}, {"x-request-id": ""}, {"x-request-id": "a\r\nb"}, {"x-request-id": "x" * 300}):
         assert uuid.UUID(headers.request_id(given))

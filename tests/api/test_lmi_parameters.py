@@ -1,206 +1,213 @@
+"""The tables of the LMI dialect: what each parameter takes, refuses and becomes, wherever it stands."""
+
 from __future__ import annotations
 
-import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from djl_trtllm.api import Call, lmi
-from djl_trtllm.api.lmi_parameters import CHAT_FIELDS, INPUTS_PARAMETERS
-from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
+from djl_trtllm.api.lmi_parameters import BEDROCK_FIELDS, CHAT_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.parameters import Problems, Table
 from djl_trtllm.executor.protocol import Guide, GuideKind
 
-
-def parse(**parameters: Any) -> Call:
-    return lmi.parse(json.dumps({"inputs": "The wolf", "parameters": parameters}).encode())
-
-
+MOST = 2**31 - 1
+BOOLEANS: tuple[list[Any], list[Any]] = ([(True, True), (False, False)], [0, 1, "true"])
+COUNTS: tuple[list[Any], list[Any]] = ([(0, 0), (MOST, MOST)], [-1, MOST + 1, 2.0, "3", True])
+NUMBERS: tuple[list[Any], list[Any]] = ([(1, 1), (MOST, MOST)], [0, MOST + 1, 2.0, "3", True])
+STRINGS: list[Any] = [("a", ("a",)), (["a", "b", "a"], ("a", "b")), ([], ())]
+PENALTIES: tuple[list[Any], list[Any]] = ([(-2, -2.0), (2, 2.0), (0.5, 0.5)], [-2.01, 2.01, True, "1"])
 SCHEMA = Guide(GuideKind.JSON_SCHEMA, '{"type":"object"}')
 
-HONOURED: list[tuple[str, Any, str, Any]] = [
-    ("max_new_tokens", 7, "max_new_tokens", 7),
-    ("min_new_tokens", 7, "min_new_tokens", 7),
-    ("min_length", 7, "min_new_tokens", 7),
-    ("min_tokens", 7, "min_new_tokens", 7),
-    ("do_sample", True, "do_sample", True),
-    ("temperature", 0.5, "temperature", 0.5),
-    ("temperature", 2, "temperature", 2.0),
-    ("top_k", 7, "top_k", 7),
-    ("top_k", -1, "top_k", 0),
-    ("top_p", 0.5, "top_p", 0.5),
-    ("top_p", 1, "top_p", 1.0),
-    ("repetition_penalty", 1.5, "repetition_penalty", 1.5),
-    ("presence_penalty", -2, "presence_penalty", -2.0),
-    ("frequency_penalty", 2, "frequency_penalty", 2.0),
-    ("seed", 2**64 - 1, "seed", 2**64 - 1),
-    ("n", 2, "n", 2),
-    ("best_of", 2, "best_of", 2),
-    ("ignore_eos_token", True, "ignore_eos", True),
-    ("ignore_eos", True, "ignore_eos", True),
-    ("stop", "a", "stop", ("a",)),
-    ("stop", ["a", "b", "a"], "stop", ("a", "b")),
-    ("stop_sequences", ["a"], "stop", ("a",)),
-    ("stop_sequences", [], "stop", ()),
-    ("stop_token_ids", [3, 4], "stop_token_ids", (3, 4)),
-    ("truncate", 7, "truncate", 7),
-    ("min_p", 0.1, "min_p", 0.1),
-    ("no_repeat_ngram_size", 3, "no_repeat_ngram_size", 3),
-    ("bad_words", ["a", "b"], "bad", ("a", "b")),
-    ("bad_words", "", "bad", ()),
-    ("bad_sequences", [], "bad", ()),
-    ("num_beams", 4, "beam_width", 4),
-    ("beam_width", 2, "beam_width", 2),
-    ("length_penalty", 0.5, "length_penalty", 0.5),
-    ("early_stopping", True, "early_stopping", True),
-    ("beam_search_diversity_rate", 0.5, "beam_search_diversity_rate", 0.5),
-    ("adapters", "french", "adapter", "french"),
-    ("adapters", ["french"], "adapter", "french"),
-    ("adapters", [], "adapter", None),
-    ("adapter_id", "", "adapter", None),
-    ("grammar", {"type": "json", "value": {"type": "object"}}, "guide", SCHEMA),
-    ("grammar", {"type": "regex", "value": "a+"}, "guide", Guide(GuideKind.REGEX, "a+")),
-    ("guided_json", {"type": "object"}, "guide", SCHEMA),
-    ("guided_json", '{"type": "object"}', "guide", SCHEMA),
-    ("guided_regex", "a+", "guide", Guide(GuideKind.REGEX, "a+")),
-    ("guided_choice", ["a.", "b"], "guide", Guide(GuideKind.REGEX, r"(a\.|b)")),
-    ("guided_grammar", 'root ::= "a"', "guide", Guide(GuideKind.GRAMMAR, 'root ::= "a"')),
-    ("response_format", {"type": "text"}, "guide", None),
-    ("response_format", {"type": "json_object"}, "guide", Guide(GuideKind.JSON_OBJECT)),
-    ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "guide", SCHEMA),
-    ("response_format", {"type": "json", "value": {"type": "object"}}, "guide", SCHEMA),
-    ("guided_decoding", {"json": {"type": "object"}}, "guide", SCHEMA),
-    ("guided_decoding", {"json_object": True, "regex": None}, "guide", Guide(GuideKind.JSON_OBJECT)),
-]
+# By target: its names, values and what they become, and values that are refused.
+SAMPLING: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "do_sample": ("do_sample", *BOOLEANS),
+    "top_k": ("top_k", [(0, 0), (7, 7), (MOST, MOST), (-1, 0)], [-2, MOST + 1, 1.0, "1", True]),
+    "top_p": ("top_p", [(0.001, 0.001), (1, 1.0)], [0, 1.001, "1", True]),
+    "repetition_penalty": ("repetition_penalty", [(0.001, 0.001), (1e9, 1e9)], [0, -1, "1"]),
+    "presence_penalty": ("presence_penalty", *PENALTIES),
+    "frequency_penalty": ("frequency_penalty", *PENALTIES),
+    "seed": ("seed", [(0, 0), (2**64 - 1, 2**64 - 1)], [-1, 2**64, 1.0]),
+    "n": ("n", [(1, 1), (2**70, 2**70)], [0, 1.0, True]),
+    "best_of": ("best_of", [(1, 1), (2**70, 2**70)], [0, 1.0, True]),
+    "min_new_tokens": ("min_new_tokens min_length min_tokens", *COUNTS),
+    "stop": ("stop_sequences stop", STRINGS, ["", [""], [1], True, [str(i) for i in range(65)]]),
+    "stop_token_ids": ("stop_token_ids", [([3, 4, 3], (3, 4)), ([], ())], [3, [-1], [True], ["3"]]),
+    "ignore_eos": ("ignore_eos_token ignore_eos", *BOOLEANS),
+    "truncate": ("truncate", *NUMBERS),
+    "min_p": ("min_p", [(0, 0.0), (1, 1.0)], [-0.01, 1.01]),
+    "no_repeat_ngram_size": ("no_repeat_ngram_size", *COUNTS),
+    "bad": ("bad_sequences bad_words", [*STRINGS, ("", ())], [[""], [1], 0]),
+    "beam_width": ("num_beams beam_width", [(1, 1), (64, 64)], [0, 65, 1.0]),
+    "length_penalty": ("length_penalty", [(-10, -10.0), (10, 10.0)], [-10.1, 10.1]),
+    "early_stopping": ("early_stopping", *BOOLEANS),
+    "beam_search_diversity_rate": ("beam_search_diversity_rate", [(0, 0.0), (10, 10.0)], [-0.1, 10.1]),
+    "output_formatter": ("output_formatter", [("sse", "sse"), ("", "")], [3, ["sse"]]),
+}
+ADAPTER: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "adapter": (
+        "adapters adapter_id",
+        [("french", "french"), (["french"], "french"), ([], None), ("", None), ([""], None)],
+        [3, [3], ["a", "b"], {"a": 1}],
+    ),
+}
+GUIDED = {
+    "grammar": ({"type": "json", "value": {"type": "object"}}, SCHEMA),
+    "guided_json": ({"type": "object"}, SCHEMA),
+    "guided_regex": ("a+", Guide(GuideKind.REGEX, "a+")),
+    "guided_choice": (["a"], Guide(GuideKind.REGEX, "(a)")),
+    "guided_grammar": ("x", Guide(GuideKind.GRAMMAR, "x")),
+    "response_format": ({"type": "text"}, None),
+    "guided_decoding": ({"json_object": True}, Guide(GuideKind.JSON_OBJECT)),
+}
+OWN_OF_INPUTS: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "max_new_tokens": ("max_new_tokens", *NUMBERS),
+    "temperature": ("temperature", [(0, 0.0), (2.5, 2.5), (100, 100.0)], [-0.1, True, "1"]),
+    "details": ("details", *BOOLEANS),
+    "return_full_text": ("return_full_text", *BOOLEANS),
+    "prefill": ("decoder_input_details", *BOOLEANS),
+}
+STREAM: dict[str, tuple[str, list[Any], list[Any]]] = {"stream": ("stream", *BOOLEANS)}
+OWN_OF_CHAT: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "max_new_tokens": ("max_tokens max_completion_tokens max_new_tokens", *NUMBERS),
+    "temperature": ("temperature", [(0, 0.0), (2, 2.0)], [-0.1, 2.1, True]),
+    **STREAM,
+    "stream_options": ("stream_options", [({"a": 1}, {"a": 1})], [[], True]),
+    "logprobs": ("logprobs", *BOOLEANS),
+}
+OF_BEDROCK: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "temperature": ("temperature", [(0, 0.0), (100, 100.0)], [-0.1]),
+    "top_p": ("top_p", [(0.001, 0.001), (1, 1.0)], [0, 1.001]),
+    "max_new_tokens": ("max_gen_len", *NUMBERS),
+}
+
+# By name: values that change nothing, others, and what the refusal adds.
+NOT_HONOURED: dict[str, tuple[list[Any], list[Any], str]] = {
+    "top_n_tokens": ([0], [1, 5], "tokens carry the chosen token's log-probability only"),
+    "prompt_logprobs": ([0, False], [1, True], ""),
+    "typical_p": ([1, 1.0], [0.9], "use 'top_p'"),
+    "watermark": ([False, 0], [True, 1], ""),
+    "logit_bias": ([{}], [{"1": 5}], ""),
+    "cached_prompt": ([], ["x"], "equal prompt beginnings are reused by themselves (prefix caching)"),
+    "include_stop_str_in_output": ([False], [True], ""),
+    "skip_special_tokens": ([True], [False], ""),
+    "spaces_between_special_tokens": ([True], [False], ""),
+}
+CHOSEN_ONLY = "only the chosen token's is available"
+NO_TOOLS = "this dialect has no tool calls"
+NOT_IN_INPUTS = NOT_HONOURED | {"logprobs": ([0, 1, True, False], [2, 5], CHOSEN_ONLY)}
+NOT_IN_CHAT = NOT_HONOURED | {
+    "top_logprobs": ([0, 1], [2], CHOSEN_ONLY),
+    "tools": ([[]], [[{}]], NO_TOOLS),
+    "tool_choice": (["none", "auto"], ["required", {"type": "function"}], NO_TOOLS),
+}
+
+TABLES = {
+    "parameters": (INPUTS_PARAMETERS, SAMPLING | ADAPTER | OWN_OF_INPUTS, NOT_IN_INPUTS, GUIDED, ""),
+    "inputs": (INPUTS_FIELDS, ADAPTER | STREAM, NOT_HONOURED, {}, "inputs parameters model options"),
+    "chat": (CHAT_FIELDS, SAMPLING | ADAPTER | OWN_OF_CHAT, NOT_IN_CHAT, GUIDED, "messages model user"),
+    "bedrock": (BEDROCK_FIELDS, OF_BEDROCK, {}, {}, "prompt"),
+}
 
 
-@pytest.mark.parametrize(("name", "value", "field", "becomes"), HONOURED)
-def test_honoured(name: str, value: Any, field: str, becomes: Any) -> None:
-    request = parse(**{name: value}).request
-    holder = request if hasattr(request, field) else request.sampling
-    assert getattr(holder, field) == becomes
+def read(table: Table, **given: Any) -> tuple[dict[str, Any], Problems]:
+    problems = Problems()
+    return table.read(given, problems, "parameter"), problems
 
 
-WRONG: list[tuple[str, Any]] = [
-    ("max_new_tokens", 0),
-    ("max_new_tokens", 2.0),
-    ("max_new_tokens", "3"),
-    ("max_new_tokens", True),
-    ("max_new_tokens", 2**31),
-    ("min_new_tokens", -1),
-    ("do_sample", 1),
-    ("do_sample", "true"),
-    ("temperature", -0.1),
-    ("temperature", True),
-    ("temperature", "1"),
-    ("top_k", -2),
-    ("top_p", 0),
-    ("top_p", 1.1),
-    ("repetition_penalty", 0),
-    ("presence_penalty", 2.1),
-    ("frequency_penalty", -2.1),
-    ("seed", -1),
-    ("seed", 2**64),
-    ("n", 0),
-    ("best_of", 0),
-    ("ignore_eos", 0),
-    ("stop", True),
-    ("stop", [""]),
-    ("stop_sequences", [1]),
-    ("stop_sequences", [str(i) for i in range(65)]),
-    ("stop_token_ids", [-1]),
-    ("stop_token_ids", [True]),
-    ("truncate", 0),
-    ("min_p", 1.5),
-    ("no_repeat_ngram_size", -1),
-    ("bad_words", [""]),
-    ("num_beams", 0),
-    ("num_beams", 65),
-    ("early_stopping", 1),
-    ("adapters", ["a", "b"]),
-    ("adapters", [3]),
-    ("grammar", {"type": "ebnf", "value": "x"}),
-    ("grammar", "a+"),
-    ("guided_json", "not json"),
-    ("guided_json", []),
-    ("guided_json", {"description": "x" * 70_000}),
-    ("guided_regex", ""),
-    ("guided_choice", []),
-    ("guided_choice", [""]),
-    ("guided_grammar", 3),
-    ("response_format", {"type": "yaml"}),
-    ("response_format", "json"),
-    ("guided_decoding", {}),
-    ("guided_decoding", {"regex": "a", "json_object": True}),
-    ("details", "false"),
-    ("return_full_text", 1),
-    ("decoder_input_details", 0),
-    ("output_formatter", 3),
-]
+@pytest.mark.parametrize("name", TABLES)
+def test_every_name_of_a_table_is_tested_here(name: str) -> None:
+    table, honoured, refused, guided, ignored = TABLES[name]
+    names = [spelling for spellings, _, _ in honoured.values() for spelling in spellings.split()]
+    assert sorted(table.rows) == sorted([*names, *refused, *guided, *ignored.split()])
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_wrong(name: str, value: Any) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        parse(**{name: value})
-    assert not isinstance(caught.value, UnsupportedParameterError)
-    message = str(caught.value)
-    assert f"'{name}' is " in message
-    assert ": expected " in message
+@pytest.mark.parametrize("name", TABLES)
+def test_values_become_those_of_their_target_under_any_name(name: str) -> None:
+    table, honoured, _, guided, _ = TABLES[name]
+    wrong = []
+    for target, (spellings, values, _) in honoured.items():
+        for spelling in spellings.split():
+            for value, becomes in values:
+                found, problems = read(table, **{spelling: value})
+                same = found == {target: becomes} and type(found[target]) is type(becomes)
+                if not same or problems != Problems():
+                    wrong.append((spelling, value, found, problems))
+    for spelling, (value, guide) in guided.items():
+        if read(table, **{spelling: value}) != ({"guide": guide}, Problems()):
+            wrong.append((spelling, value, *read(table, **{spelling: value})))
+    assert wrong == []
 
 
-UNSUPPORTED: list[tuple[str, list[Any], Any]] = [
-    ("top_n_tokens", [0], 1),
-    ("prompt_logprobs", [0, False], 1),
-    ("typical_p", [1, 1.0], 0.9),
-    ("watermark", [False], True),
-    ("logit_bias", [{}], {"1": 5}),
-    ("cached_prompt", [], "x"),
-    ("include_stop_str_in_output", [False], True),
-    ("skip_special_tokens", [True], False),
-    ("spaces_between_special_tokens", [True], False),
-    ("logprobs", [0, 1, True, False], 5),
-]
+@pytest.mark.parametrize("name", TABLES)
+def test_other_values_are_refused_with_what_is_expected(name: str) -> None:
+    table, honoured, _, _, _ = TABLES[name]
+    taken = []
+    for spellings, _, others in honoured.values():
+        for spelling in spellings.split():
+            for value in others:
+                found, problems = read(table, **{spelling: value})
+                begin = f"'{spelling}' is "
+                if found or len(problems.invalid) != 1 or not problems.invalid[0].startswith(begin):
+                    taken.append((spelling, value, found, problems))
+    assert taken == []
 
 
-@pytest.mark.parametrize(("name", "neutral", "value"), UNSUPPORTED)
-def test_unsupported_unless_neutral(name: str, neutral: list[Any], value: Any) -> None:
-    for harmless in (None, *neutral):
-        assert parse(**{name: harmless}).request.prompt == "The wolf"
-    with pytest.raises(UnsupportedParameterError, match=f"'{name}' is .* not supported"):
-        parse(**{name: value})
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_not_honoured_is_taken_where_it_changes_nothing_and_refused_elsewhere(name: str) -> None:
+    table, _, refused, _, ignored = TABLES[name]
+    wrong = []
+    for spelling, (neutral, others, advice) in refused.items():
+        for value in (None, *neutral):
+            if read(table, **{spelling: value}) != ({}, Problems()):
+                wrong.append((spelling, value))
+        for value in others:
+            _, problems = read(table, **{spelling: value})
+            end = f"not supported by this backend{': ' if advice else ''}{advice}"
+            if problems.invalid or len(problems.unsupported) != 1 or not problems.unsupported[0].endswith(end):
+                wrong.append((spelling, problems))
+    for spelling in ignored.split():
+        if read(table, **{spelling: [object]}) != ({}, Problems()):
+            wrong.append((spelling, "not ignored"))
+    assert wrong == []
 
 
-def test_a_request_has_one_guide() -> None:
-    with pytest.raises(InvalidRequestError, match="give one"):
-        parse(guided_regex="a+", guided_json={"type": "object"})
+def test_both_names_of_lists_are_joined() -> None:
+    for table in (INPUTS_PARAMETERS, CHAT_FIELDS):
+        lists = {"stop": ["a", "b"], "stop_sequences": ["b", "c"], "bad_words": ["a"], "bad_sequences": ["b"]}
+        assert read(table, **lists) == ({"stop": ("a", "b", "c"), "bad": ("a", "b")}, Problems())
 
 
-def test_beams_are_ranked_by_the_engine_and_not_sampled() -> None:
-    sampling = parse(num_beams=3, n=2, temperature=0.7).request.sampling
-    assert (sampling.sequences, sampling.n, sampling.best_of, sampling.do_sample) == (3, 2, None, False)
-    for wrong in ({"num_beams": 2, "n": 3}, {"num_beams": 2, "best_of": 4}, {"num_beams": 17}):
-        with pytest.raises(InvalidRequestError, match=r"beams|best_of"):
-            parse(**wrong)
+def test_a_number_that_is_too_large_or_a_word_is_told_with_the_range() -> None:
+    _, problems = read(INPUTS_PARAMETERS, top_k=-2, adapters=["a", "b"], adapter_id=3)
+    assert problems.invalid == [
+        f"'top_k' is -2: expected an integer from 0 to {MOST}, 0 for the whole vocabulary",
+        '\'adapters\' is ["a","b"]: expected the name of an adapter, or a list of one '
+        "(a request is one prompt, and has one adapter)",
+        "'adapter_id' is 3: expected the name of an adapter, or a list of one",
+    ]
 
 
-def test_log_probabilities_are_needed_where_they_rank_and_wanted_where_they_are_shown() -> None:
-    assert not parse(details=True).request.needs_logprobs
-    assert parse(details=True).request.logprobs
-    assert parse(best_of=2).request.needs_logprobs
-
-
-def test_every_row_is_tested_here() -> None:
-    tested = {name for name, *_ in (*HONOURED, *UNSUPPORTED)}
-    shown = {"details", "return_full_text", "decoder_input_details", "output_formatter"}
-    assert set(INPUTS_PARAMETERS.rows) == tested | shown
+IN_PARAMETERS = [name for name in INPUTS_PARAMETERS.rows if name not in INPUTS_FIELDS.rows]
+BESIDE = "to requests without 'messages'"
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("tools", [{}]), ("tool_choice", "required"), ("top_logprobs", 2), ("logit_bias", {"1": 1})]
+    ("table", "names", "place"),
+    [
+        (INPUTS_PARAMETERS, ["inputs", "stream", "messages"], "beside 'parameters', not in it"),
+        (INPUTS_FIELDS, IN_PARAMETERS, "in 'parameters'"),
+        (INPUTS_FIELDS, ["prompt"], "to requests under option.bedrock_compat, here it is 'inputs'"),
+        (CHAT_FIELDS, ["inputs"], BESIDE),
+        (CHAT_FIELDS, ["parameters"], f"{BESIDE}, here its members stand beside 'messages'"),
+    ],
 )
-def test_unsupported_in_chat(name: str, value: Any) -> None:
-    with pytest.raises(UnsupportedParameterError, match=name):
-        lmi.parse(json.dumps({"messages": [{"role": "user", "content": "a"}], name: value}).encode())
+def test_a_name_of_another_place_is_sent_there(table: Table, names: list[str], place: str) -> None:
+    assert names
+    _, problems = read(table, **dict.fromkeys(names, 1))
+    assert problems.invalid == [f"'{name}' belongs {place}" for name in names]
+    assert read(table, **dict.fromkeys(names)) == ({}, Problems())
 
 
 def test_every_sampling_parameter_is_known_in_chat() -> None:
@@ -208,29 +215,9 @@ def test_every_sampling_parameter_is_known_in_chat() -> None:
     assert set(INPUTS_PARAMETERS.rows) - shown <= set(CHAT_FIELDS.rows)
 
 
-def test_null_is_not_given() -> None:
-    assert parse(**dict.fromkeys(INPUTS_PARAMETERS.rows)).request == parse().request
-
-
-def test_both_kinds_of_stop_strings_are_joined() -> None:
-    assert parse(stop=["a", "b"], stop_sequences=["b", "c"]).request.stop == ("a", "b", "c")
-
-
-def test_two_names_of_one_parameter_must_agree() -> None:
-    assert parse(min_length=2, min_tokens=2).request.sampling.min_new_tokens == 2
-    with pytest.raises(InvalidRequestError, match="mean the same"):
-        parse(min_length=2, min_tokens=3)
-
-
-def test_json_types_are_explained() -> None:
-    with pytest.raises(InvalidRequestError, match=r"'top_k' is 5\.0: .*written without a decimal point: 5"):
-        parse(top_k=5.0)
-    with pytest.raises(InvalidRequestError, match=r"'do_sample' is \"True\": .*without quotation marks"):
-        parse(do_sample="True")
-
-
-def test_unknown_parameters_are_refused_with_a_suggestion() -> None:
-    with pytest.raises(InvalidRequestError, match=r"unknown parameter \"temprature\", did you mean 'temperature'"):
-        parse(temprature=1)
-    with pytest.raises(InvalidRequestError, match=r'unknown parameter "qqqq"$'):
-        parse(qqqq=1)
+def test_the_page_names_what_is_honoured() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", page))
+    # `min_tokens` and `adapter_id` are vLLM's and TGI's names of what the page names as documented.
+    honoured = {name for name in INPUTS_PARAMETERS.rows if name not in NOT_IN_INPUTS}
+    assert honoured - named == {"min_tokens", "adapter_id"}
