@@ -207,7 +207,7 @@ def output(**input_fields: Any) -> TextGenerationOutput:
 def test_an_output_has_a_best_sequence_from_the_start() -> None:
     found = output(input_text="The wolf")
     assert list(found.sequences) == [found.best_sequence_index] == [0]
-    assert (found.request_id, found.finished, found.input.input_text) == (7, False, "The wolf")
+    assert (found.request_id, found.finished, found.input) == (7, False, TextInput(input_text="The wolf"))
     assert (found.prompt_tokens_details, found.other_sequences_indices) == ([], [])
 
 

@@ -16,7 +16,7 @@ from djl_trtllm.executor.protocol import Guide, GuideKind
 from .scripts import EOS, FAILURE, PROMPT, TEXT, answer, several
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
-SAMPLED = {
+SAMPLED: dict[str, Any] = {
     "temperature": 0.5,
     "top_k": 5,
     "top_p": 0.5,
@@ -28,7 +28,7 @@ SAMPLED = {
     "no_repeat_ngram_size": 3,
     "max_new_tokens": 7,
 }
-GIVEN = {
+GIVEN: dict[str, Any] = {
     **SAMPLED,
     "min_tokens": 2,
     "ignore_eos": True,
@@ -84,7 +84,7 @@ def test_every_parameter_reaches_the_request() -> None:
 
 
 def test_beams_reach_the_request() -> None:
-    beams = {"length_penalty": 0.5, "early_stopping": True, "beam_search_diversity_rate": 0.25}
+    beams: dict[str, Any] = {"length_penalty": 0.5, "early_stopping": True, "beam_search_diversity_rate": 0.25}
     assert inputs(num_beams=3, temperature=0.5, n=2, **beams).request == GenerationRequest(
         prompt="The wolf",
         sampling=SamplingParameters(beam_width=3, n=2, temperature=0.5, **beams),
@@ -148,7 +148,8 @@ def test_the_least_number_of_tokens_may_be_the_most() -> None:
 def test_as_many_sequences_as_the_model_allows() -> None:
     limit = Defaults(max_best_of=3)
     for name in ("n", "best_of", "num_beams"):
-        assert inputs(defaults=limit, **{name: 3}).request.sampling.sequences == 3
+        three: dict[str, Any] = {name: 3}
+        assert inputs(defaults=limit, **three).request.sampling.sequences == 3
         assert refusal(inputs, defaults=limit, **{name: 4}) == f"'{name}' is 4: expected at most 3"
     assert refusal(inputs, defaults=limit, n=2, best_of=4) == "'best_of' is 4: expected at most 3"
     assert refusal(inputs, defaults=limit, n=2, num_beams=4) == "'num_beams' is 4: expected at most 3"
@@ -215,7 +216,8 @@ def test_every_parameter_reaches_the_chat() -> None:
     expected = GenerationRequest(messages=MESSAGES, sampling=SAMPLING, **OTHERS)
     assert chat(**GIVEN).request == expected
     for name in ("max_tokens", "max_completion_tokens"):
-        assert chat(**{name: 7}).request.sampling.max_new_tokens == 7
+        seven: dict[str, Any] = {name: 7}
+        assert chat(**seven).request.sampling.max_new_tokens == 7
 
 
 @pytest.mark.parametrize(
