@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from djl_trtllm.engine import EngineDir, prepare
 from djl_trtllm.model import inspect
-from tests.support.s3_server import Store, s3_server, variables
+from tests.support.s3_fixtures import s3, store
 
 from .helpers import configured, write_checkpoint
+
+__all__ = ["s3", "store"]
 
 
 @pytest.fixture(scope="session")
@@ -49,24 +51,6 @@ def engine(checkpoint: Path, engine_cache: Path, build_progress: list[str]) -> E
     """The tiny checkpoint compiled for real, once per run, as serving a checkpoint does it."""
     config = configured(engine_cache_dir=engine_cache)
     return prepare(config, inspect(checkpoint), build_progress.append)
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, str]]:
-    """A store for all tests, because each endpoint costs a client of its own."""
-    store = Store(tmp_path_factory.mktemp("store"))
-    with s3_server(store) as endpoint:
-        yield store, endpoint
-
-
-@pytest.fixture
-def store(s3: tuple[Store, str], monkeypatch: pytest.MonkeyPatch) -> Store:
-    """An empty store, of which this process is a client."""
-    store, endpoint = s3
-    store.clear()
-    for name, value in variables(endpoint).items():
-        monkeypatch.setenv(name, value)
-    return store
 
 
 @pytest.fixture

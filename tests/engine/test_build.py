@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from djl_trtllm.engine import EnginePlan, build_engine, plan_engine
 from djl_trtllm.errors import BuildError, CompilerMissingError, EngineError
 from djl_trtllm.model import inspect
 
-from .helpers import CPU_ONLY, configured
+from .helpers import CPU_ONLY, configured, wait_until
 
 Fake = Callable[..., list[str]]
 
@@ -32,15 +31,6 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_a_build_has_a_manifest_tells_its_phases_and_keeps_its_log(
@@ -108,7 +98,7 @@ def test_cancelling_kills_the_compiler_and_what_it_started(
     threading.Thread(target=cancel_when_running).start()
     with pytest.raises(BuildError, match="was cancelled in phase load"):
         build_engine(plan, tmp_path / "engine", print, cancel=cancel, command=fake_compiler("hang", str(pids)))
-    assert wait_until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
+    wait_until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
     assert not list(tmp_path.glob(".engine*"))
 
 
@@ -116,7 +106,7 @@ def test_a_build_past_its_time_is_killed(plan: EnginePlan, tmp_path: Path, fake_
     pids = tmp_path / "pids"
     with pytest.raises(BuildError, match="took longer than 1 s and was killed"):
         build_engine(plan, tmp_path / "engine", print, timeout=1, command=fake_compiler("hang", str(pids)))
-    assert wait_until(lambda: not pids.exists() or not any(alive(int(pid)) for pid in pids.read_text().split()))
+    wait_until(lambda: not pids.exists() or not any(alive(int(pid)) for pid in pids.read_text().split()))
 
 
 def test_an_interrupt_kills_the_compiler(plan: EnginePlan, tmp_path: Path, fake_compiler: Fake) -> None:
@@ -127,7 +117,7 @@ def test_an_interrupt_kills_the_compiler(plan: EnginePlan, tmp_path: Path, fake_
 
     with pytest.raises(KeyboardInterrupt):
         build_engine(plan, tmp_path / "engine", interrupt, command=fake_compiler("hang", str(pids)))
-    assert wait_until(lambda: not pids.exists() or not any(alive(int(pid)) for pid in pids.read_text().split()))
+    wait_until(lambda: not pids.exists() or not any(alive(int(pid)) for pid in pids.read_text().split()))
     assert not list(tmp_path.glob(".engine*"))
 
 
@@ -150,12 +140,12 @@ def test_the_compiler_dies_with_a_parent_that_is_killed(checkpoint: Path, tmp_pa
         [sys.executable, "-c", _PARENT, str(checkpoint), str(tmp_path / "engine"), *command],
         env={**os.environ, "PYTHONPATH": root},
     )
-    assert wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
+    wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
     compiler = int(pid_file.read_text())
     assert alive(compiler)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert wait_until(lambda: not alive(compiler), 10)
+    wait_until(lambda: not alive(compiler))
     assert not (tmp_path / "engine").exists()
 
 

@@ -30,7 +30,7 @@ class Clock:
     """Time that passes while this process sleeps and not otherwise; `meanwhile` is called then."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = 1000.0
         self.slept: list[float] = []
         self.meanwhile: Callable[[float], object] = lambda now: None
 
@@ -105,7 +105,7 @@ def test_the_manifest_is_written_last_as_where_it_was_compiled(store: Store, tmp
 
 def test_what_another_machine_compiles_meanwhile_is_fetched(store: Store, tmp_path: Path, clock: Clock) -> None:
     assert Lease(BUCKET, LEASE, 60.0).acquire()
-    clock.meanwhile = lambda now: build_elsewhere(store, tmp_path / "other") if now == 33 else None
+    clock.meanwhile = lambda now: build_elsewhere(store, tmp_path / "other") if now == 1033 else None
     build = Builder()
     lines = provide(tmp_path / "a", build)
     assert whole(tmp_path / "a") and build.calls == 0
@@ -150,10 +150,10 @@ def test_a_wait_that_is_too_long_ends_in_compiling_here(store: Store, tmp_path: 
 def test_waiting_can_be_cancelled(store: Store, tmp_path: Path, clock: Clock) -> None:
     assert Lease(BUCKET, LEASE, 60.0).acquire()
     build, cancel = Builder(), threading.Event()
-    clock.meanwhile = lambda now: cancel.set() if now == 6 else None
+    clock.meanwhile = lambda now: cancel.set() if now == 1006 else None
     with pytest.raises(EngineError, match=f"cancelled while another machine was compiling {KEY}"):
         provide(tmp_path / "a", build, cancel=cancel)
-    assert (build.calls, clock.now) == (0, 6)
+    assert (build.calls, clock.now) == (0, 1006)
 
 
 def test_an_engine_completed_between_the_look_and_the_lease_is_fetched(store: Store, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def test_a_mark_that_is_held_is_not_free(mark: Path) -> None:
     assert not is_free(mark)
     with in_use.nobody(mark) as free:
         assert not free
+
+
+def test_other_users_may_look_and_not_write(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        in_use.hold(tmp_path / "held.use")
+        with in_use.nobody(tmp_path / "free.use"):
+            pass
+    finally:
+        os.umask(mask)
+    assert [stat.S_IMODE(mark.stat().st_mode) for mark in tmp_path.iterdir()] == [0o644, 0o644]
 
 
 def test_several_processes_hold_a_mark(mark: Path) -> None:

@@ -93,13 +93,25 @@ def test_of_two_that_find_it_given_back_one_gets_it(store: Store) -> None:
     assert not lease().acquire()
 
 
-def test_renewing_ends_with_what_it_is_held_for(store: Store) -> None:
+def test_renewing_has_ended_before_it_is_given_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Watched(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            order.append(f"{self.name} joined")
+            super().join(timeout)
+
+    def note(request: Request) -> None:
+        order.append(request.method)
+
     first = lease()
     assert first.acquire()
+    store.fault = note
+    monkeypatch.setattr(threading, "Thread", Watched)
     with first.held():
         (thread,) = (thread for thread in threading.enumerate() if thread.name == "lease")
         assert thread.daemon  # the end of the process does not wait for it
-    assert not thread.is_alive()
+    assert order == ["lease joined", "DELETE"]
 
 
 def test_it_is_renewed_while_it_is_held_and_given_back(store: Store) -> None:

@@ -88,6 +88,21 @@ def test_as_long_as_the_parent_is_there_it_lives(ends: ExitStack) -> None:
     assert runs(started.child) and started.process.poll() is None
 
 
+def test_a_process_that_is_done_does_not_wait_for_its_parent() -> None:
+    program = "import runpy, sys, threading; runpy.run_path(sys.argv[1])['die_with_parent']()\n"
+    program += "print([thread.name for thread in threading.enumerate()], flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(lifeline.__file__)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"['MainThread', 'parent-watch']\n"
+        try:
+            assert process.wait(300) == 0
+        finally:
+            process.kill()
+
+
 def test_without_a_standard_input_there_is_no_parent() -> None:
     program = "import os, runpy, sys, time; os.close(0)\n"
     program += "runpy.run_path(sys.argv[1])['die_with_parent'](); time.sleep(600)"

@@ -20,7 +20,7 @@ class Process:
     def __init__(self, pid: int, *command: str) -> None:
         self.pid = pid
         self.command = command
-        self.state = psutil.STATUS_SLEEPING
+        self.state: str = psutil.STATUS_SLEEPING
 
     def cmdline(self) -> Sequence[str]:
         if not self.command:
@@ -28,7 +28,7 @@ class Process:
         return self.command
 
     def is_running(self) -> bool:
-        return self.state != psutil.STATUS_DEAD
+        return bool(self.state != psutil.STATUS_DEAD)
 
     def status(self) -> str:
         if self.state == psutil.STATUS_STOPPED:

@@ -25,6 +25,12 @@ def test_what_fails_leaves_nothing(tmp_path: Path, error: type[BaseException]) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_failure_is_told_also_where_there_is_nothing_left_to_remove(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), staged(tmp_path / "out") as partial:
+        partial.rmdir()
+        raise ValueError("mine")
+
+
 def test_a_directory_with_content_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").touch()

@@ -1,232 +1,263 @@
-"""Models of the hub, from a hub on this machine. huggingface_hub reads its settings when it is imported."""
+"""Models of the hub, from a hub on this machine."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote.hub import hub_id, is_hub_id
+from djl_trtllm.model.remote import hub as hub_module
+from djl_trtllm.model.remote.hub import explain, hub_id, is_hub_id
 from tests.support.hub_server import Hub, hub_server
 
+from .hub_process import Fetched, HubProcess
+
+WEIGHTS = bytes(range(256)) * 4000
 FILES = {
     "config.json": b'{"model_type": "llama"}',
-    "model.safetensors": bytes(range(256)) * 4000,
+    "model.safetensors": WEIGHTS,
     "pytorch_model.bin": b"a copy",
     "tokenizer.json": b"{}",
     "README.md": b"# A model",
+    "odd[1]*?.json": b"[]",
     "onnx/model.onnx": b"another copy",
     ".gitattributes": b"",
 }
-PROGRAM = """
-import sys
-from pathlib import Path
-from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote.fetch import fetch
-try:
-    path = fetch(sys.argv[1], Path(sys.argv[2]), lambda line: print("told", line), revision=sys.argv[3] or None)
-    print("path", path)
-except DownloadError as error:
-    print("error", error)
-"""
+NEEDED = {"config.json", "model.safetensors", "tokenizer.json", "README.md", "odd[1]*?.json"}
+OFFLINE = "from huggingface_hub import constants; constants.HF_HUB_OFFLINE = True"
 
 
-def fetch(
-    tmp_path: Path,
-    endpoint: str,
-    text: str,
-    revision: str = "",
-    told: list[str] | None = None,
-    before: str = "",
-    *,
-    variables: Mapping[str, str] = {},
-) -> tuple[str, str]:
-    """What `fetch` did in a process of its own, after the line `before`: ("path" or "error", which)."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1"} | dict(variables)
-    environment |= {"no_proxy": "127.0.0.1", "HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "3"}
-    done = subprocess.run(
-        [sys.executable, "-c", before + PROGRAM, text, str(tmp_path), revision],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    if told is not None:
-        told += [line for line in done.stdout.splitlines() if line.startswith("told")]
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("told")]
-    assert lines, done.stderr
-    what, _, value = "\n".join(lines).partition(" ")
-    return what, value
-
-
-def names(path: str) -> set[str]:
-    root = Path(path)
-    return {file.relative_to(root).as_posix() for file in root.rglob("*") if not file.is_dir()}
-
-
-def test_only_what_serving_needs_is_fetched(tmp_path: Path) -> None:
-    with hub_server(Hub({"acme/story": FILES})) as endpoint:
-        what, path = fetch(tmp_path, endpoint, "acme/story")
-    assert what == "path", path
-    assert names(path) == {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
-    assert Path(path, "model.safetensors").read_bytes() == FILES["model.safetensors"]
-
-
-def test_what_is_here_is_not_fetched_again(tmp_path: Path) -> None:
-    hub = Hub({"acme/story": FILES})
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, HubProcess]]:
+    hub = Hub({})
     with hub_server(hub) as endpoint:
-        first = fetch(tmp_path, endpoint, "acme/story")
-        hub.fetched.clear()
-        assert fetch(tmp_path, endpoint, "acme/story") == first
+        process = HubProcess(endpoint, tmp_path_factory.mktemp("hub"))
+        yield hub, process
+        process.close()
+
+
+@pytest.fixture
+def hub(served: tuple[Hub, HubProcess]) -> Hub:
+    """A hub with one model."""
+    hub = served[0]
+    fresh = Hub({"acme/story": dict(FILES)})
+    for name in fresh.__dataclass_fields__:
+        setattr(hub, name, getattr(fresh, name))
+    return hub
+
+
+@pytest.fixture
+def process(served: tuple[Hub, HubProcess], hub: Hub) -> HubProcess:
+    return served[1]
+
+
+def fetched(found: Fetched) -> Path:
+    assert found.path is not None, found.error
+    return found.path
+
+
+def names(path: Path) -> set[str]:
+    return {file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir()}
+
+
+def test_only_what_serving_needs_is_fetched(process: HubProcess, tmp_path: Path) -> None:
+    path = fetched(process.fetch("acme/story", tmp_path))
+    assert names(path) == NEEDED
+    assert {name: (path / name).read_bytes() for name in NEEDED} == {name: FILES[name] for name in NEEDED}
+    assert path.is_relative_to(tmp_path)
+
+
+def test_for_its_tokenizer_a_model_comes_without_weights(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
+    path = fetched(process.fetch("hf://acme/story", tmp_path, tokenizer_only=True))
+    assert names(path) == NEEDED - {"model.safetensors"}
+    assert fetched(process.fetch("hf://acme/story", tmp_path)) == path
+    assert sorted(hub.fetched) == sorted(NEEDED)
+
+
+def test_what_is_here_is_not_fetched_again(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
+    first = process.fetch("acme/story", tmp_path)
+    assert re.fullmatch(r"downloading acme/story from http://127\.0\.0\.1:\d+: 5 files, 1\.0 MB", first.told[0])
+    assert re.match(r"downloading acme/story: 1\.0 MB in ", first.told[1])
+    assert first.told[2].startswith("comparing acme/story with the hub's checksums: 1.0 MB in ")
+    assert len(first.told) == 3
+    hub.fetched.clear()
+    second = process.fetch("acme/story", tmp_path)
+    assert second.path == first.path
+    assert second.told == ["acme/story is in the hub's cache: 5 files, 1.0 MB"]
     assert hub.fetched == []
 
 
-def test_offline_takes_what_is_here_and_says_when_it_is_not(tmp_path: Path) -> None:
-    with hub_server(Hub({"acme/story": FILES})) as endpoint:
-        first = fetch(tmp_path, endpoint, "acme/story")
-    assert fetch(tmp_path, endpoint, "acme/story", variables={"HF_HUB_OFFLINE": "1"}) == first
-    what, message = fetch(tmp_path / "empty", endpoint, "acme/story", variables={"HF_HUB_OFFLINE": "1"})
-    assert what == "error" and "not whole in the hub's cache" in message
+def test_a_revision_is_fetched_and_named(process: HubProcess, tmp_path: Path) -> None:
+    found = process.fetch("acme/story", tmp_path, revision="main")
+    assert found.told[0].startswith("downloading acme/story at main from http")
 
 
-def test_a_download_that_breaks_off_is_gone_on_with(tmp_path: Path) -> None:
-    hub = Hub({"acme/story": FILES}, cut={"model.safetensors": 100_000})
-    with hub_server(hub) as endpoint:
-        what, path = fetch(tmp_path, endpoint, "acme/story")
-        if what == "error":  # the next start goes on
-            what, path = fetch(tmp_path, endpoint, "acme/story")
-    assert what == "path", path
-    assert Path(path, "model.safetensors").read_bytes() == FILES["model.safetensors"]
+def test_offline_takes_what_is_here_and_says_when_it_is_not(process: HubProcess, tmp_path: Path) -> None:
+    first = process.fetch("acme/story", tmp_path / "full")
+    offline = process.fetch("acme/story", tmp_path / "full", before=OFFLINE)
+    assert offline.path == first.path
+    assert offline.told == ["HF_HUB_OFFLINE is set: taking acme/story from the hub's cache"]
+    missing = process.fetch("acme/story", tmp_path / "empty", before=OFFLINE)
+    assert missing.error.startswith("acme/story cannot be had from the Hugging Face hub: it is not whole in the hub's")
 
 
-WEIGHTS = FILES["model.safetensors"]
+def test_a_download_that_breaks_off_is_gone_on_with(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
+    hub.cut["model.safetensors"] = 100_000
+    found = process.fetch("acme/story", tmp_path)
+    if found.error:  # the next start goes on
+        found = process.fetch("acme/story", tmp_path)
+        assert "of them here already" in found.told[0]
+    assert (fetched(found) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_what_has_arrived_already_is_told(process: HubProcess, tmp_path: Path) -> None:
+    path = fetched(process.fetch("acme/story", tmp_path))
+    (path / "config.json").resolve().unlink()
+    (path / "config.json").unlink()
+    again = process.fetch("acme/story", tmp_path)
+    assert again.told[0].endswith(": 5 files, 1.0 MB, 1.0 MB of them here already")
+    assert again.path == path
 
 
 @pytest.mark.parametrize(
-    ("name", "sent", "said"),
-    [
-        (
-            "model.safetensors",
-            b"\1" + WEIGHTS[1:],
-            "model.safetensors arrived with another SHA-256 (the hub's SHA-256: ",
-        ),
-        ("model.safetensors", WEIGHTS[:-1000], "model.safetensors arrived with 1,023,000 bytes instead of 1,024,000"),
-        (
-            "config.json",
-            b'{"model_type": "lLama"}',
-            "config.json arrived with another git SHA-1 (the hub's git SHA-1: ",
-        ),
-    ],
-    ids=["a wrong byte", "cut", "a small file"],
+    ("name", "sent"),
+    [("model.safetensors", b"\1" + WEIGHTS[1:]), ("config.json", b'{"model_type": "lLama"}')],
+    ids=["a wrong byte", "a small file"],
 )
 def test_a_file_that_is_not_what_the_hub_says_is_removed_and_fetched_again(
-    tmp_path: Path, name: str, sent: bytes, said: str
+    hub: Hub, process: HubProcess, tmp_path: Path, name: str, sent: bytes
 ) -> None:
-    hub = Hub({"acme/story": FILES}, changed={name: sent})
-    with hub_server(hub) as endpoint:
-        what, message = fetch(tmp_path, endpoint, "acme/story")
-        assert what == "error" and "acme/story" in message and said in message
-        assert "removed, and the next start fetches again" in message and "HF_ENDPOINT" in message
-        assert not [path for path in (tmp_path / "hf").rglob("*") if path.is_file() and path.read_bytes() == sent]
-        hub.changed.clear()
-        hub.fetched.clear()
-        what, path = fetch(tmp_path, endpoint, "acme/story")
-    assert what == "path" and Path(path, name).read_bytes() == FILES[name]
+    hub.changed[name] = sent
+    error = process.fetch("acme/story", tmp_path).error
+    assert error.startswith(f"acme/story cannot be had from the Hugging Face hub: {name} arrived with another ")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == sent]
+    hub.changed.clear()
+    hub.fetched.clear()
+    assert (fetched(process.fetch("acme/story", tmp_path)) / name).read_bytes() == FILES[name]
     assert hub.fetched == [name]
 
 
-def test_a_file_is_compared_once(tmp_path: Path) -> None:
-    with hub_server(Hub({"acme/story": FILES})) as endpoint:
-        _, path = fetch(tmp_path, endpoint, "acme/story")
-        file = Path(path, "model.safetensors").resolve()
-        state = file.stat()
-        file.write_bytes(b"\1" + WEIGHTS[1:])
-        # As if it had gone bad on the disk: nobody reads everything at every start.
-        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
-        assert fetch(tmp_path, endpoint, "acme/story") == ("path", path)
-        # Written anew, by whomever.
-        os.utime(file)
-        assert fetch(tmp_path, endpoint, "acme/story")[0] == "error"
+def test_a_file_is_compared_once(process: HubProcess, tmp_path: Path) -> None:
+    path = fetched(process.fetch("acme/story", tmp_path))
+    file = (path / "model.safetensors").resolve()
+    state = file.stat()
+    file.write_bytes(b"\1" + WEIGHTS[1:])
+    # As if it had gone bad on the disk: nobody reads everything at every start.
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert process.fetch("acme/story", tmp_path).path == path
+    # Written anew, by whomever.
+    os.utime(file)
+    assert "arrived with another SHA-256" in process.fetch("acme/story", tmp_path).error
 
 
-def test_how_far_the_download_is_stands_in_the_log(tmp_path: Path) -> None:
-    told: list[str] = []
-    hub = Hub({"acme/story": FILES | {"model.safetensors": WEIGHTS * 20}}, bytes_per_second=10e6)
-    often = "from djl_trtllm.model.remote import hub_files, progress\n"
-    often += "hub_files._LOOK_EVERY_SECONDS = progress._TELL_EVERY_SECONDS = 0.3\n"
-    with hub_server(hub) as endpoint:
-        assert fetch(tmp_path, endpoint, "acme/story", told=told, before=often)[0] == "path"
-        assert any(
-            re.search(r"downloading acme/story from http://127.0.0.1:\d+: 4 files, 20.5 MB$", line) for line in told
-        )
-        assert any(re.search(r"downloading acme/story: \S+ MB of 20.5 MB, .*/s, \d+ s left", line) for line in told)
-        assert any(re.search(r"downloading acme/story: 20.5 MB in \S+ s", line) for line in told)
-        told.clear()
-        fetch(tmp_path, endpoint, "acme/story", told=told)
-    assert [line.removeprefix("told ") for line in told] == ["acme/story is in the hub's cache: 4 files, 20.5 MB"]
+def test_bars_and_requests_of_the_hubs_library_stay_out_of_the_log(process: HubProcess, tmp_path: Path) -> None:
+    to_log = "import logging, sys; logging.basicConfig(level='INFO', stream=sys.stderr); logging.info('begun')"
+    found = process.fetch("acme/story", tmp_path, before=to_log)
+    assert found.path is not None and "begun" in found.log
+    assert "Fetching" not in found.log and "HTTP Request" not in found.log
 
 
-def test_bars_and_requests_of_the_hubs_library_stay_out_of_the_log(tmp_path: Path) -> None:
-    logged = tmp_path / "log"
-    to_file = f"import logging, sys; sys.stderr = open({str(logged)!r}, 'w'); logging.basicConfig(level='INFO')\n"
-    with hub_server(Hub({"acme/story": FILES})) as endpoint:
-        assert fetch(tmp_path, endpoint, "acme/story", before=to_file)[0] == "path"
-    assert "Fetching" not in logged.read_text() and "HTTP Request" not in logged.read_text()
+def test_who_wants_the_requests_in_the_log_has_them(process: HubProcess, tmp_path: Path) -> None:
+    to_log = "import logging, sys; logging.basicConfig(level='INFO', stream=sys.stderr)\n"
+    to_log += "logging.getLogger('httpx').setLevel('INFO')"
+    assert "HTTP Request" in process.fetch("acme/story", tmp_path, before=to_log).log
 
 
-def test_room_is_wanted_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = "import shutil; shutil.disk_usage = lambda path: type('Usage', (), {'free': 257 << 20})"
-    with hub_server(Hub({"acme/story": FILES | {"model.safetensors": WEIGHTS * 2}})) as endpoint:
-        what, message = fetch(tmp_path, endpoint, "acme/story", before=usage)
-        assert what == "error" and "2.0 MB of it are still to come" in message and "HF_HOME" in message
-        assert fetch(tmp_path, endpoint, "acme/story")[0] == "path"
-        assert fetch(tmp_path, endpoint, "acme/story", before=usage.replace("257 << 20", "0"))[0] == "path"
+def test_room_is_wanted_for_what_is_missing(process: HubProcess, tmp_path: Path) -> None:
+    size = sum(len(FILES[name]) for name in NEEDED)
+    usage = "import shutil; shutil.disk_usage = lambda path: type('Usage', (), {'free': %d})"
+    error = process.fetch("acme/story", tmp_path, before=usage % (size + (256 << 20) - 1)).error
+    assert "1.0 MB of it are still to come, and 269.5 MB are free" in error and "(268.4 MB are left alone)" in error
+    assert "HF_HOME" in error
+    fetched(process.fetch("acme/story", tmp_path, before=usage % (size + (256 << 20))))
+    fetched(process.fetch("acme/story", tmp_path, before=usage % 0))
+
+
+def test_a_cache_that_is_not_there_yet_is_made(process: HubProcess, tmp_path: Path) -> None:
+    assert fetched(process.fetch("acme/story", tmp_path / "not" / "there")).is_relative_to(tmp_path / "not" / "there")
+
+
+# -- what the hub refuses ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("token", ["", "hf_wrong"])
-def test_a_private_model_says_that_it_wants_a_token(tmp_path: Path, token: str) -> None:
-    with hub_server(Hub({"acme/secret": FILES}, private=frozenset({"acme/secret"}))) as endpoint:
-        environ: dict[str, str] = {"HF_TOKEN": token} if token else {}
-        what, message = fetch(tmp_path, endpoint, "acme/secret", variables=environ)
-        assert what == "error"
-        assert "acme/secret" in message and "HF_TOKEN" in message
-        assert not token or token not in message
-        assert fetch(tmp_path, endpoint, "acme/secret", variables={"HF_TOKEN": "hf_right"})[0] == "path"
+def test_a_private_model_says_that_it_wants_a_token(hub: Hub, process: HubProcess, tmp_path: Path, token: str) -> None:
+    hub.private = frozenset({"acme/story"})
+    error = process.fetch("acme/story", tmp_path, environ={"HF_TOKEN": token} if token else {}).error
+    assert "acme/story" in error and "HF_TOKEN" in error
+    assert not token or token not in error
+    fetched(process.fetch("acme/story", tmp_path, environ={"HF_TOKEN": "hf_right"}))
 
 
-def test_a_gated_model_says_what_to_do(tmp_path: Path) -> None:
-    with hub_server(Hub({"acme/gated": FILES}, gated=frozenset({"acme/gated"}))) as endpoint:
-        what, message = fetch(tmp_path, endpoint, "acme/gated")
-    assert what == "error"
-    assert "acme/gated" in message and "asked for on its page" in message
+def test_a_gated_model_says_what_to_do(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
+    hub.gated = frozenset({"acme/story"})
+    error = process.fetch("acme/story", tmp_path).error
+    assert error.startswith("acme/story cannot be had from the Hugging Face hub: access to it has to be asked for")
 
 
-def test_an_unknown_model_and_an_unknown_revision_are_told_apart(tmp_path: Path) -> None:
-    with hub_server(Hub({"acme/story": FILES})) as endpoint:
-        _, unknown = fetch(tmp_path, endpoint, "acme/tale")
-        _, revision = fetch(tmp_path, endpoint, "acme/story", "v9")
-    assert "no such model" in unknown and "acme/tale" in unknown
-    assert "no such branch, tag or commit" in revision and "v9" in revision
+def test_an_unknown_model_and_an_unknown_revision_are_told_apart(process: HubProcess, tmp_path: Path) -> None:
+    unknown = process.fetch("acme/tale", tmp_path).error
+    assert unknown.startswith("acme/tale cannot be had from the Hugging Face hub: there is no such model, or it is")
+    revision = process.fetch("acme/story", tmp_path, revision="v9").error
+    assert revision.startswith("acme/story at v9 cannot be had from the Hugging Face hub: it has no such branch")
 
 
-def test_a_hub_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
-    what, message = fetch(tmp_path, "http://127.0.0.1:9", "acme/story")
-    assert what == "error" and "acme/story" in message
+def test_a_model_without_files_is_told(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
+    hub.repositories["acme/story"] = {".gitattributes": b""}
+    assert process.fetch("acme/story", tmp_path).error.endswith("hub: it has no files that could be served")
 
 
-@pytest.mark.parametrize("text", ["gpt2", "acme/story", "Qwen/Qwen2.5-0.5B-Instruct"])
+def test_a_hub_that_cannot_be_reached_is_told(process: HubProcess, tmp_path: Path) -> None:
+    nowhere = "from huggingface_hub import constants; constants.ENDPOINT = 'http://127.0.0.1:9'"
+    error = process.fetch("acme/story", tmp_path, before=nowhere).error
+    assert error.startswith("acme/story cannot be had from the Hugging Face hub: ConnectError: ")
+
+
+def test_answers_of_the_hub_say_what_to_do() -> None:
+    from huggingface_hub import errors
+
+    def answered(status: int) -> Exception:
+        response: Any = SimpleNamespace(status_code=status, headers={}, request=None)
+        error = errors.HfHubHTTPError.__new__(errors.HfHubHTTPError)
+        Exception.__init__(error, "it\nwas so")
+        error.response = response
+        return error
+
+    assert explain(answered(401)) == "HF_TOKEN is not valid: make a new one under Settings, Access Tokens"
+    assert explain(answered(502)) == "the hub answered with status 502 (it)"
+    assert explain(DownloadError("no room")) == "no room"
+    assert explain(ValueError("a\nb")) == "ValueError: a"
+    assert explain(ValueError()) == "ValueError: no message"
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["gpt2", "acme/story", "Qwen/Qwen2.5-0.5B-Instruct", "a" * 96 + "/" + "b" * 96])
 def test_names_of_the_hub(text: str) -> None:
     assert is_hub_id(text)
-    assert hub_id(f"hf://{text}") == text
+    assert hub_id(f"hf://{text}/") == hub_id(text) == text
 
 
-@pytest.mark.parametrize("text", ["", "/opt/ml/model", "a/b/c", "./model", "../x", "s3://b/x", "a b", "x--y"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "/opt/ml/model", "a/b/c", "../x", "s3://b/x", "a b", "x--y", "x..y", "acme/story.git", "a" * 97, "é/x\n"],
+)
 def test_what_is_no_name_of_the_hub(text: str) -> None:
-    assert not is_hub_id(text) or text == "./model"
-    if text != "./model":
-        with pytest.raises(DownloadError):
-            hub_id(text)
+    assert not is_hub_id(text)
+    with pytest.raises(DownloadError, match="is not the name of a model on the hub: expected owner/name"):
+        hub_id(text)
+
+
+def test_a_name_is_a_pattern_for_itself() -> None:
+    from fnmatch import fnmatchcase
+
+    for name in ("odd[1]*?.json", "[!a]", "plain.json"):
+        assert fnmatchcase(name, hub_module._literal(name))
+    assert not fnmatchcase("odd1xy.json", hub_module._literal("odd[1]*?.json"))

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from djl_trtllm.model.remote import progress as progress_module
+from djl_trtllm.model.remote.progress import Progress, shown
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Set `clock.now`."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_it_tells_every_five_seconds_how_far_how_fast_and_how_long_still(clock: SimpleNamespace) -> None:
+    lines: list[str] = []
+    progress = Progress("downloading it", 100_000_000, lines.append)
+    for seconds, told in ((4.9, 0), (5.0, 1), (9.9, 1), (10.0, 2), (15.0, 3)):
+        clock.now = 1000.0 + seconds
+        progress.add(10_000_000)
+        assert len(lines) == told
+    assert lines[0] == "downloading it: 20.0 MB of 100.0 MB, 4.0 MB/s, 20 s left"
+    assert lines[1] == "downloading it: 40.0 MB of 100.0 MB, 4.0 MB/s, 15 s left"
+    assert progress.done == 50_000_000
+
+
+def test_the_rate_is_that_of_the_last_seconds(clock: SimpleNamespace) -> None:
+    lines: list[str] = []
+    progress = Progress("it", 10_000_000, lines.append)
+    for count in (1_000_000, 1_000_000, 1_000_000, 50_000):
+        clock.now += 5
+        progress.add(count)
+    # A window of ten seconds is left when it is over: the one after it begins at the third line.
+    assert lines[2].split(", ")[1:] == ["200.0 kB/s", "35 s left"]
+    assert lines[3].split(", ")[1:] == ["10.0 kB/s", "695 s left"]
+
+
+def test_where_nothing_arrives_nobody_knows_how_long_it_takes(clock: SimpleNamespace) -> None:
+    lines: list[str] = []
+    progress = Progress("it", 1000, lines.append)
+    clock.now += 5
+    progress.add(0)
+    assert lines == ["it: 0 bytes of 1.0 kB, 0 bytes/s"]
+
+
+def test_what_has_to_be_fetched_again_counts_back(clock: SimpleNamespace) -> None:
+    lines: list[str] = []
+    progress = Progress("it", 1000, lines.append)
+    progress.add(500)
+    progress.add(-200)
+    assert (progress.done, lines) == (300, [])
+
+
+def test_the_end_is_told_with_the_time_it_took(clock: SimpleNamespace) -> None:
+    lines: list[str] = []
+    progress = Progress("it", 1000, lines.append)
+    progress.add(1000)
+    progress.finish()
+    clock.now += 2
+    progress.finish()
+    assert lines == ["it: 1.0 kB in 0.0 s (1.0 MB/s)", "it: 1.0 kB in 2.0 s (500 bytes/s)"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"), (999, "999 bytes"), (0.4, "0 bytes"), (1000, "1.0 kB"), (999_949, "999.9 kB"),
+        (1_000_000, "1.0 MB"), (1_500_000_000, "1.5 GB"), (2_000_000_000_000, "2000.0 GB"),
+    ],
+)  # fmt: skip
+def test_bytes_are_shown_in_powers_of_a_thousand(count: float, text: str) -> None:
+    assert shown(count) == text
