@@ -1,0 +1,335 @@
+"""The server from its start to its end; what it does with sockets is in tests/integration/server."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp
+
+from djl_trtllm.config import Options
+from djl_trtllm.errors import LayoutError
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.server import app
+from djl_trtllm.server.app import Server, Startup, run
+from djl_trtllm.service import Model
+from tests.server.application import body
+from tests.support.asgi import Client, lifespan
+from tests.support.in_process import Hosts, played_model
+from tests.support.serving_process import scripted_model
+from tests.support.virtual_time import in_virtual_time, until
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often the garbage collector was settled, which is for a process of its own."""
+    times: list[int] = []
+    monkeypatch.setattr(app, "settle_garbage_collector", lambda: times.append(1))
+    return times
+
+
+class Running:
+    """A server's application, and what its options say."""
+
+    def __init__(self, startup: list[Startup], store: Path | None = None, **options: Any) -> None:
+        self.server = Server(Options(**options), startup, store)
+        self.app = cast(ASGIApp, self.server.config.app)
+        self.client = Client(self.app)
+
+    async def ping(self) -> tuple[int, dict[str, str]]:
+        answer = await self.client.get("/ping")
+        return answer.status, {name: model["status"] for name, model in answer.json.items()}
+
+    async def metric(self, name: str) -> float:
+        page = (await self.client.get("/metrics")).body.decode()
+        (line,) = [line for line in page.splitlines() if line.startswith(f"djl_trtllm_{name}")]
+        return float(line.split()[-1])
+
+    def signal(self, number: signal.Signals) -> None:
+        self.server.handle_exit(number, None)
+
+
+def preparing(tokenizer: Tokenizer, name: str = "story", **options: Any) -> Startup:
+    return Startup(name, f"/{name}", lambda: played_model(tokenizer, **options))
+
+
+def failing(error: Exception) -> Startup:
+    def prepare() -> Model:
+        raise error
+
+    return Startup("broken", "/broken", prepare)
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_models_are_loaded_one_after_the_other(hosts: Hosts, tokenizer: Tokenizer, settled: list[int]) -> None:
+    hosts.load_seconds = 10
+    running = Running([preparing(tokenizer, "red"), preparing(tokenizer, "blue")])
+    async with lifespan(running.app):
+        await asyncio.sleep(5)
+        assert await running.ping() == (503, {"red": "PENDING", "blue": "PENDING"})
+        assert len(hosts.made) == 1
+        await asyncio.sleep(10)
+        assert await running.ping() == (503, {"red": "Healthy", "blue": "PENDING"})
+        assert settled == []
+        await asyncio.sleep(10)
+        assert await running.ping() == (200, {"red": "Healthy", "blue": "Healthy"})
+        assert settled == [1]
+        assert (running.server.should_exit, running.server.exit_status) == (False, 0)
+    assert all(host.closed for host in hosts.made)
+
+
+@pytest.mark.parametrize("error", [LayoutError("no model"), KeyError("tokenizer")], ids=["told", "a defect"])
+@in_virtual_time
+async def test_a_server_whose_model_does_not_load_ends_with_1(
+    hosts: Hosts, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = Running([failing(error)])
+    async with lifespan(running.app):
+        await until(lambda: running.server.should_exit)
+        assert running.server.exit_status == 1
+        assert await running.ping() == (500, {"broken": "FAILED"})
+    assert ("Traceback" in caplog.text) == isinstance(error, KeyError)
+
+
+@pytest.mark.parametrize("fail_fast", [True, False])
+@in_virtual_time
+async def test_a_server_whose_model_fails_later_ends_with_1_only_if_it_is_to_fail_fast(
+    hosts: Hosts, tokenizer: Tokenizer, fail_fast: bool
+) -> None:
+    running = Running([preparing(tokenizer, retry_threshold=0)], fail_fast=fail_fast)
+    async with lifespan(running.app):
+        await until(lambda: bool(hosts.made))
+        await asyncio.sleep(1)
+        hosts.last.die()
+        await asyncio.sleep(1)
+        assert await running.ping() == (500, {"story": "FAILED"})
+        assert (running.server.should_exit, running.server.exit_status) == (fail_fast, int(fail_fast))
+
+
+@in_virtual_time
+async def test_models_may_be_registered_from_the_store(hosts: Hosts, tmp_path: Path) -> None:
+    scripted_model(tmp_path / "red")
+    running = Running([], tmp_path)
+    async with lifespan(running.app):
+        answer = await running.client.post("/models", query="url=red")
+        assert (answer.status, len(hosts.made)) == (200, 1)
+        hosts.load_seconds = 60
+        await running.client.post("/models", query="url=red&model_name=other&synchronous=false")
+        await until(lambda: len(hosts.made) == 2)
+    # Nothing goes on when the server has ended, and nothing was waited for.
+    assert [host.closed for host in hosts.made] == [True, True]
+    assert asyncio.get_running_loop().time() < 30
+
+
+@in_virtual_time
+async def test_the_end_of_a_server_does_not_wait_for_what_loads(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.load_seconds = 60
+    running = Running([preparing(tokenizer)])
+    async with lifespan(running.app):
+        await until(lambda: bool(hosts.made))
+    assert asyncio.get_running_loop().time() < 30
+    assert hosts.last.closed
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@in_virtual_time
+async def test_a_signal_refuses_new_requests_and_lets_running_ones_end(
+    hosts: Hosts, tokenizer: Tokenizer, number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    running = Running([preparing(tokenizer)])
+    async with lifespan(running.app):
+        await until(lambda: bool(hosts.made))
+        await asyncio.sleep(1)
+        request = running.client.begin("POST", "/invocations", body(1))
+        await until(lambda: bool(hosts.last.submitted))
+        running.signal(number)
+        await asyncio.sleep(1)
+        assert await running.ping() == (503, {"story": "Unhealthy"})
+        assert (await running.client.post("/invocations", body())).headers["connection"] == "close"
+        ended = [running.server.should_exit]
+        hosts.last.step()
+        assert (await request.end()).status == 200
+        await asyncio.sleep(0.1)
+        assert [*ended, running.server.should_exit] == [False, True]
+        assert (running.server.force_exit, running.server.exit_status, hosts.last.closed) == (False, 0, True)
+    assert f"{number.name}: refusing new requests" in caplog.text
+
+
+@in_virtual_time
+async def test_a_signal_refuses_new_requests_before_anything_else_has_ended(
+    hosts: Hosts, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    scripted_model(tmp_path / "red")
+    running = Running([preparing(tokenizer)], tmp_path)
+    async with lifespan(running.app):
+        await until(lambda: bool(hosts.made))
+        await asyncio.sleep(1)
+        hosts.load_seconds = 60
+        await running.client.post("/models", query="url=red&synchronous=false")
+        await until(lambda: len(hosts.made) == 2)
+        running.signal(signal.SIGTERM)
+        await asyncio.sleep(0)
+        assert not hosts.last.closed
+        assert (await running.client.post("/predictions/story", body())).headers["connection"] == "close"
+
+
+@in_virtual_time
+async def test_running_requests_have_shutdown_timeout_seconds(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    running = Running([preparing(tokenizer)], shutdown_timeout=7)
+    async with lifespan(running.app):
+        await until(lambda: bool(hosts.made))
+        await asyncio.sleep(1)
+        request = running.client.begin("POST", "/invocations", body(100))
+        await until(lambda: bool(hosts.last.submitted))
+        running.signal(signal.SIGTERM)
+        await asyncio.sleep(6.9)
+        ended = [running.server.should_exit]
+        await asyncio.sleep(0.2)
+        ended.append(running.server.should_exit)
+        assert ended == [False, True]
+        assert (await request.end()).status == 503
+
+
+@in_virtual_time
+async def test_a_second_sigterm_changes_nothing_and_a_second_sigint_is_immediate(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    running = Running([preparing(tokenizer)])
+    async with lifespan(running.app):
+        await until(lambda: bool(hosts.made))
+        await asyncio.sleep(1)
+        request = running.client.begin("POST", "/invocations", body(100))
+        await until(lambda: bool(hosts.last.submitted))
+        seen = []
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            running.signal(number)
+            await asyncio.sleep(1)
+            seen.append((running.server.should_exit, running.server.force_exit))
+        assert seen == [(False, False)] * 4 + [(True, True)]
+        request.leave()
+        await request.end()
+    await asyncio.sleep(1)
+
+
+@in_virtual_time
+async def test_a_signal_ends_what_still_loads(hosts: Hosts, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    scripted_model(tmp_path / "red")
+    hosts.load_seconds = 60
+    running = Running([preparing(tokenizer), preparing(tokenizer, "later")], tmp_path)
+    async with lifespan(running.app):
+        await running.client.post("/models", query="url=red&synchronous=false")
+        await until(lambda: len(hosts.made) == 2)
+        running.signal(signal.SIGTERM)
+        await asyncio.sleep(1)
+        assert running.server.should_exit
+        assert [host.closed for host in hosts.made] == [True, True]
+        await asyncio.sleep(100)
+        assert len(hosts.made) == 2
+
+
+@in_virtual_time
+async def test_a_signal_before_there_is_a_loop_is_uvicorns() -> None:
+    server = Server(Options(), [], None)
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit
+
+
+# -- what the options say ----------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_requests_and_answers_are_as_the_options_say(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    running = Running(
+        [preparing(tokenizer, max_rolling_batch_size=1, job_queue_size=1, predict_timeout=1e-9)],
+        max_request_size=300,
+        request_id_header_key="x-trace",
+        wlm_error_http_code=531,
+        throttle_error_http_code=529,
+        timeout_http_code=418,
+        server_error_http_code=555,
+        stream_write_timeout=3,
+    )
+    async with lifespan(running.app):
+        loading = await running.client.post("/invocations", body(), {"x-trace": "story-1"})
+        assert (loading.status, loading.headers["x-trace"]) == (531, "story-1")
+        assert (await running.client.post("/invocations", b" " * 301)).status == 413
+        await until(lambda: bool(hosts.made))
+        await asyncio.sleep(1)
+        waiting = [running.client.begin("POST", "/invocations", body()) for _ in range(2)]
+        await until(lambda: bool(hosts.last.submitted))
+        await asyncio.sleep(0)
+        assert (await running.client.post("/invocations", body())).status == 529
+        for request in waiting:
+            assert (await request.end()).status == 418
+        hosts.last.step()
+        stalled = running.client.begin("POST", "/invocations", body(stream=True))
+        stalled.stop_reading()
+        await until(lambda: len(hosts.last.submitted) == 2)
+        hosts.last.step()
+        await asyncio.sleep(2.9)
+        aborted = [stalled.aborted]
+        await asyncio.sleep(0.2)
+        assert [*aborted, stalled.aborted] == [False, True]
+        await stalled.end()
+
+
+@in_virtual_time
+async def test_a_defect_has_the_status_that_the_options_say(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("secret")
+
+    running = Running([preparing(tokenizer)], server_error_http_code=555)
+    async with lifespan(running.app):
+        await until(lambda: bool(hosts.made))
+        await asyncio.sleep(1)
+        monkeypatch.setattr(Model, "parse", broken)
+        assert (await running.client.post("/invocations", body())).status == 555
+
+
+def test_uvicorn_listens_where_the_options_say_and_adds_nothing_of_its_own() -> None:
+    config = Server(Options(host="127.0.0.9", port=7), [], None).config
+    assert (config.host, config.port, config.ws, config.lifespan) == ("127.0.0.9", 7, "none", "on")
+    assert (config.log_config, config.access_log, config.server_header) == (None, False, False)
+    assert (config.http, config.timeout_graceful_shutdown) == (app._HttpProtocol, 2)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_process_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    ran: list[Server] = []
+
+    def play(server: Server) -> None:
+        ran.append(server)
+        server.exit_status = status or server.exit_status
+
+    monkeypatch.setattr(uvicorn.Server, "run", play)
+    assert run(Options(), []) == status
+    assert len(ran) == 1
+
+
+# -- how late the event loop is ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_stalls_of_the_event_loop_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running([])
+    loop = asyncio.get_running_loop()
+    async with lifespan(running.app):
+        await asyncio.sleep(1.01)
+        assert await running.metric("event_loop_stall_seconds_count") == 50
+        assert await running.metric("event_loop_stall_seconds_sum") < 1e-6
+        loop.now += 0.5  # type: ignore[attr-defined]
+        await asyncio.sleep(0.001)
+        assert await running.metric("event_loop_stall_seconds_sum") == pytest.approx(0.49)

@@ -1,0 +1,90 @@
+"""Connections that the server drops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from djl_trtllm.config import Options
+from djl_trtllm.server.app import Server, _HttpProtocol
+from djl_trtllm.server.exchange import ABORT
+
+
+class Wire(asyncio.Transport):
+    """A transport that notes what is done to it."""
+
+    def __init__(self, connection: socket.socket | None) -> None:
+        super().__init__({"socket": connection})
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def abort_of(wire: Wire) -> Callable[[], None]:
+    """What a request over a transport has as the server's extension."""
+    scopes: list[Scope] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+
+    server = Server(Options(), [], None)
+    config = server.config
+    config.load()
+    config.loaded_app = application
+    loop = asyncio.get_running_loop()
+    protocol = _HttpProtocol(config, server.server_state, {}, loop)
+    protocol.connection_made(wire)
+    protocol.data_received(b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n")
+    await asyncio.sleep(0)
+    assert scopes[0]["path"] == "/ping"
+    call: Callable[[], None] = scopes[0]["extensions"][ABORT]["call"]
+    protocol.connection_lost(None)
+    await asyncio.sleep(0)
+    return call
+
+
+def lingers(connection: socket.socket) -> tuple[int, int]:
+    on, seconds = struct.unpack("ii", connection.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))
+    return on, seconds
+
+
+def test_a_connection_is_dropped_together_with_what_was_not_read() -> None:
+    async def body() -> None:
+        with socket.socket() as connection:
+            wire = Wire(connection)
+            abort = await abort_of(wire)
+            assert lingers(connection)[0] == 0
+            abort()
+            assert lingers(connection) == (1, 0)
+        assert wire.aborted
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_connection_that_is_closed_or_has_no_socket_is_dropped_too(closed: bool) -> None:
+    async def body() -> None:
+        connection = socket.socket() if closed else None
+        wire = Wire(connection)
+        abort = await abort_of(wire)
+        if connection is not None:
+            connection.close()
+        abort()
+        assert wire.aborted
+
+    asyncio.run(body())
