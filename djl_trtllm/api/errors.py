@@ -58,7 +58,6 @@ ERRORS: dict[type[RequestError], Row] = {
 """Subclasses share their nearest base's row."""
 
 _FRONT_END_TYPES = {
-    400: "BadRequestException",
     404: "ResourceNotFoundException",
     405: "MethodNotAllowedException",
     413: "RequestEntityTooLargeException",

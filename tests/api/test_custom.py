@@ -13,7 +13,7 @@ from djl_trtllm.api.custom_framers import ObjectFramer, StepFramer
 from djl_trtllm.errors import InvalidRequestError, OverloadedError
 
 from .models import HEAD, STREAM, WHOLE, load, parse
-from .scripts import EOS, TEXT, answer, several
+from .scripts import EOS, FAILURE, TEXT, answer, several
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
@@ -337,6 +337,23 @@ def test_the_first_argument_says_that_an_output_formatter_is_called_per_token(tm
     assert answer(streamed.framer, EOS).decode() == repr(({"top_k": 3}, True, 1))
     several_call = parse(formatters, {"inputs": "The wolf", "parameters": {"n": 2}})
     assert answer(several_call.framer, several(2)).decode() == repr(({"n": 2}, False, 2))
+
+
+def test_an_error_before_the_prompt_was_tokenised_finds_what_was_sent(tmp_path: Path) -> None:
+    formatters = load(
+        tmp_path,
+        """
+        from djl_python.output_formatter import RequestOutput, output_formatter
+
+        @output_formatter
+        def write(request_output: RequestOutput) -> str:
+            return request_output.input.input_text
+        """,
+    )
+    assert parse(formatters, STREAM).framer.error(FAILURE) == b"The wolf"
+    headers = {"x-amzn-sagemaker-forwarded-api": "InvokeEndpointWithResponseStream"}
+    call = formatters.parse(b'{"prompt": "The fox"}', None, Defaults(bedrock_compat=True), headers)
+    assert call.framer.error(FAILURE) == b"The fox"
 
 
 def test_an_output_formatter_without_arguments_or_signature_gets_dictionaries() -> None:

@@ -135,6 +135,12 @@ def test_a_handler_of_djl_or_sagemaker_is_not_called_and_named(
     assert f"{tmp_path}/model.py: {name} is not called: this server runs the model itself" in caplog.text
 
 
+def test_a_name_of_a_handler_that_is_no_function_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "model.py").write_text("handle = 'a word'\n")
+    assert load_custom(tmp_path) is None
+    assert caplog.text == ""
+
+
 def test_a_prediction_handler_is_not_called_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = "from djl_python.input_parser import prediction_handler\n@prediction_handler\ndef predict(x): pass\n"
     (tmp_path / "model.py").write_text(source)

@@ -154,6 +154,8 @@ def test_as_many_sequences_as_the_model_allows() -> None:
     assert refusal(inputs, defaults=limit, n=2, best_of=4) == "'best_of' is 4: expected at most 3"
     assert refusal(inputs, defaults=limit, n=2, num_beams=4) == "'num_beams' is 4: expected at most 3"
     assert refusal(inputs, defaults=limit, n=4, best_of=4) == "'n' is 4: expected at most 3"
+    assert refusal(inputs, defaults=Defaults(max_best_of=1), num_beams=2) == "'num_beams' is 2: expected at most 1"
+    assert refusal(inputs, True, n=17) == "'n' is 17: expected at most 16"
     told = refusal(inputs, n=2**40, best_of=2**40)
     assert told == f"'n' is {2**40}: expected at most 16"
 
@@ -172,6 +174,7 @@ def test_beams_and_best_of_are_one_number() -> None:
         assert refusal(inputs, num_beams=beams, best_of=5) == (
             f"'num_beams' is {beams} and 'best_of' 5: give one of them"
         )
+    assert refusal(inputs, num_beams=3, best_of=2) == "'num_beams' is 3 and 'best_of' 2: give one of them"
     assert inputs(num_beams=1, best_of=2).request.sampling.best_of == 2
     assert refusal(inputs, num_beams=2, n=3) == "'best_of' is 2: expected at least 'n', which is 3"
 

@@ -41,7 +41,7 @@ def test_the_file_has_one_row_per_line_in_order() -> None:
     text = resources.files("djl_trtllm.config").joinpath("tensorrt_llm_names.json").read_text()
     lines = [line.rstrip(",") for line in text.splitlines() if line.startswith('{"owner":')]
     rows = [json.loads(line) for line in lines]
-    assert len(rows) == len(all_members())
+    assert len(rows) == len(all_members()) > 300
     keys = [(row["owner"].lower(), row["owner"], row["name"], Version(row["since"])) for row in rows]
     assert keys == sorted(keys)
 
