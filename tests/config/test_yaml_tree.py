@@ -63,7 +63,7 @@ TOO_DEEP = "more than 50 levels inside each other"
         ("a: 1\nb: {c: 1,\n c: 2}\n", 3, "c is here and on line 2; keep one"),
         (DEEP, 52, TOO_DEEP),
         ("a: " + "[" * 51 + "1" + "]" * 51, 1, TOO_DEEP),
-        ("a: " + "[" * 100_000, 1, "this is not YAML: its values stand too deep inside each other"),
+        ("a: " + "[" * 5_000, 1, "this is not YAML: its values stand too deep inside each other"),
         (BOMB, 1, "more than 20000 values"),
     ],
     ids=lambda value: None if isinstance(value, str) and len(value) > 60 else value,
