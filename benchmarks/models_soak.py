@@ -25,7 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.support.serving_process import JSON, ServingProcess, body, scripted_model, serving, wait_until
+from tests.support.client import JSON, body
+from tests.support.models import scripted_model
+from tests.support.server import Server, serving
+from tests.support.waiting import wait_until
 
 _MOST_WORKERS = 3
 
@@ -33,7 +36,7 @@ _MOST_WORKERS = 3
 class Soak:
     """The life of the models of one server."""
 
-    def __init__(self, server: ServingProcess, names: list[str], seed: int) -> None:
+    def __init__(self, server: Server, names: list[str], seed: int) -> None:
         self.server = server
         self.names = names
         self.seed = seed
@@ -112,24 +115,24 @@ def main() -> None:
     sys.exit(status)
 
 
-def run(server: ServingProcess, names: list[str], arguments: argparse.Namespace, temporary: Path) -> int:
+def run(server: Server, names: list[str], arguments: argparse.Namespace, temporary: Path) -> int:
     """The soak, its table, and the exit status."""
     soak = Soak(server, names, arguments.seed)
 
     def rest() -> dict[str, float]:
         for name in names:
-            server.client.delete(f"/models/{name}")
+            server.http.delete(f"/models/{name}")
         wait_until(lambda: len(server.hosts()) == 1, 30, "one host")
-        server.client.close()
-        server.client = httpx.Client(base_url=server.url, timeout=30, trust_env=False)
+        server.http.close()
+        server.http = httpx.Client(base_url=server.url, timeout=30, trust_env=False)
         server.ping()
         time.sleep(2)
         return {
             "processes": len(server.descendants()),
-            "descriptors": server.info.num_fds(),
-            "threads": server.info.num_threads(),
+            "descriptors": server.process.num_fds(),
+            "threads": server.process.num_threads(),
             "files in TMPDIR": len(list(temporary.rglob("*"))),
-            "memory of the server, MB": server.info.memory_info().rss / 1e6,
+            "memory of the server, MB": server.process.memory_info().rss / 1e6,
             "unfinished sequences": server.metric("running") + server.metric("waiting"),
         }
 

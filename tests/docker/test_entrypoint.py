@@ -15,7 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.serving_process import JSON, body, free_port, scripted_model, wait_until
+from tests.support.client import JSON, body
+from tests.support.models import scripted_model
+from tests.support.server import free_port
+from tests.support.waiting import wait_until
 
 ENTRYPOINT = Path(__file__).parent.parent.parent / "docker" / "entrypoint.sh"
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.serving_process import wait_until
+from tests.support.waiting import wait_until
 
 from .observing import Observer, call, start
 

@@ -1,4 +1,4 @@
-"""Servers that tests share. Each is started once, and what a test leaves behind in it fails when it is stopped."""
+"""Servers that tests share. Each is started once, and a test that leaves something behind in one fails."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.harness import Server, serving
+from tests.support import golden
+from tests.support.server import Server, check_leaks, serving
 
 if TYPE_CHECKING:
     from tests.support.reference import Reference
 
 MODEL_VARIABLE = "DJL_TRTLLM_TEST_MODEL"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """After every test: nothing waits, runs or is open in a server that goes on."""
+    yield
+    check_leaks()
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +45,12 @@ def reference(model: Path) -> Reference:
     from tests.support.reference import Reference
 
     return Reference(model)
+
+
+@pytest.fixture(scope="session")
+def golden_tokens(model: Path) -> golden.Tokens:
+    """What transformers generates from it."""
+    return golden.tokens_for(model)
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import Answer, Server, body, exchange, serving, until
+from djl_trtllm.model import Tokenizer
+from tests.support.client import Answer, exchange, lmi
 from tests.support.prompts import story
-from tests.support.reference import Reference
+from tests.support.server import Server, serving
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
 
 POOL_TOKENS = 2048
 REQUESTS = 200
@@ -39,15 +43,15 @@ def kinds() -> list[tuple[str, int]]:
 
 
 def test_every_request_that_is_not_cancelled_ends_with_its_sequential_answer(
-    server: Server, tight: Server, reference: Reference
+    server: Server, tight: Server, tokenizer: Tokenizer
 ) -> None:
-    offered = [body(prompt, stream=True, details=True, max_new_tokens=length) for prompt, length in kinds()]
+    offered = [lmi(prompt, stream=True, details=True, max_new_tokens=length) for prompt, length in kinds()]
     # One after the other, on a server with room and without reuse.
     sequential = [server.together([request])[0] for request in offered]
     rng = random.Random(4)
     order = [at % KINDS for at in range(REQUESTS)]
     rng.shuffle(order)
-    tokens = sum(len(reference.ids(kinds()[at][0])) + len(sequential[at].token_ids) for at in order)
+    tokens = sum(len(tokenizer.encode(kinds()[at][0])) + len(sequential[at].token_ids) for at in order)
     assert tokens >= 10 * POOL_TOKENS
     leaving = [rng.choice((None, None, None, rng.randint(0, 40))) for _ in order]
 
@@ -56,8 +60,9 @@ def test_every_request_that_is_not_cancelled_ends_with_its_sequential_answer(
             *(exchange(tight.port, offered[at], leave_after=leave) for at, leave in zip(order, leaving, strict=True))
         )
 
+    finished, asked = tight.metric("finished_total"), tight.metric("requests_total")
     answers = asyncio.run(all_at_once())
-    until(tight.idle, "an idle server")
+    wait_until(tight.idle, what="an idle server")
 
     stayed = [(at, answer) for at, answer, leave in zip(order, answers, leaving, strict=True) if leave is None]
     assert len(stayed) > REQUESTS // 2
@@ -66,9 +71,9 @@ def test_every_request_that_is_not_cancelled_ends_with_its_sequential_answer(
         assert answer.complete
         assert answer.lines[-1]["details"]["finish_reason"] in ("eos_token", "length")
         assert answer.token_ids == sequential[at].token_ids
-    assert tight.metric("finished_total", reason="error") == 0
-    assert tight.metric("finished_total", reason="cancelled") > 0
-    assert tight.metric("finished_total") == REQUESTS == tight.metric("requests_total")
+    assert tight.finished("error") == 0
+    assert tight.finished("cancelled") > 0
+    assert tight.metric("finished_total") - finished == REQUESTS == tight.metric("requests_total") - asked
     assert tight.metric("reused_prompt_tokens_total") > 0
 
 

@@ -13,8 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.harness import Answer, Server, body, exchange, serving, until
+from tests.support import observed
+from tests.support.client import Answer, exchange, lmi
 from tests.support.prompts import SHORT, story
+from tests.support.server import Server, running
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
 
 STREAMS = 64
 SECONDS = float(os.environ.get("DJL_TRTLLM_CHAOS_SECONDS", "10"))
@@ -29,25 +34,21 @@ def count_file(scratch: Path) -> Path:
 @pytest.fixture(scope="module")
 def crowded(model: Path, scratch: Path, count_file: Path) -> Iterator[Server]:
     """A server that tells its tasks, with fewer places than there are streams."""
-    with serving(
-        model,
-        scratch,
-        command=(str(Path(__file__).with_name("observed.py")), str(count_file)),
-        OPTION_MAX_ROLLING_BATCH_SIZE="48",
-    ) as started:
+    program = (observed.__file__, str(count_file))
+    with running(Server(model, {"OPTION_MAX_ROLLING_BATCH_SIZE": "48"}, scratch, program)) as started:
         yield started
 
 
 def tasks(server: Server, count_file: Path) -> int:
     count_file.unlink(missing_ok=True)
     server.process.send_signal(signal.SIGUSR1)
-    until(count_file.exists, "a count of tasks")
+    wait_until(count_file.exists, what="a count of tasks")
     return int(count_file.read_text())
 
 
 def level(server: Server, count_file: Path) -> dict[str, int]:
     """What a quiet server holds."""
-    until(server.idle, "an idle server")
+    wait_until(server.idle, what="an idle server")
     counted = tasks(server, count_file)
     host = server.host()
     return {
@@ -62,7 +63,7 @@ def level(server: Server, count_file: Path) -> dict[str, int]:
 def requests() -> list[dict[str, Any]]:
     rng = random.Random(1)
     prompts = [*SHORT, *(story(1 + first % 7, first) for first in range(16))]
-    return [body(prompt, stream=True, max_new_tokens=rng.randint(8, 80)) for prompt in prompts]
+    return [lmi(prompt, stream=True, max_new_tokens=rng.randint(8, 80)) for prompt in prompts]
 
 
 def told(answer: Answer) -> tuple[list[int], list[str], str]:
@@ -73,7 +74,7 @@ def told(answer: Answer) -> tuple[list[int], list[str], str]:
 
 
 async def come_and_go(port: int, seconds: float, seed: int) -> tuple[list[tuple[int, Answer]], int]:
-    """The answers that were waited for, by request, and how many were left."""
+    """The answers that were waited for, by request, and how many were left. For longer where that were few."""
     rng = random.Random(seed)
     offered = requests()
     deadline = time.monotonic() + seconds
@@ -82,7 +83,7 @@ async def come_and_go(port: int, seconds: float, seed: int) -> tuple[list[tuple[
 
     async def client() -> None:
         nonlocal left
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or min(len(stayed), left) <= STREAMS:
             at = rng.randrange(len(offered))
             leave_after = rng.choice((None, None, 0, 1, rng.randint(2, 60)))
             answer = await exchange(port, offered[at], leave_after=leave_after, reset=rng.random() < 0.5)
@@ -95,7 +96,7 @@ async def come_and_go(port: int, seconds: float, seed: int) -> tuple[list[tuple[
     return stayed, left
 
 
-@pytest.mark.timeout(300 + SECONDS)
+@pytest.mark.timeout(900 + SECONDS)
 def test_those_who_stay_get_their_sequential_answer(crowded: Server, count_file: Path) -> None:
     sequential = [crowded.together([request])[0] for request in requests()]
     assert all(answer.complete for answer in sequential)

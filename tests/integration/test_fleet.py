@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
+import functools
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
-from moto.core import DEFAULT_ACCOUNT_ID
-from moto.s3.models import s3_backends
 
 from djl_trtllm.engine.cache import EngineCache
-from tests.support.harness import environment, run_cli
-from tests.support.moto_server import BUCKET, keys, moto_server
+from tests.support.models import tensorrt_llm_model
+from tests.support.moto_server import BUCKET, age, keys, moto_server
 from tests.support.s3_server import variables
-from tests.support.serving_process import ServingProcess, tensorrt_llm_model, wait_until
+from tests.support.server import START_SECONDS, Server, environment, run_cli
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
 
 SERVERS = 8
 FLEET_CACHE = f"s3://{BUCKET}/engines"
-
-
-def told(log: list[str], text: str) -> bool:
-    """Whether a line of the log has this text."""
-    return any(text in line for line in list(log))
 
 
 class Fleet:
@@ -36,21 +31,25 @@ class Fleet:
         self.model, fake = tensorrt_llm_model(
             root / "model",
             {"build_seconds": build_seconds},
-            backend="tensorrt",
-            **{"option.max_rolling_batch_size": 4, "option.max_seq_len": 1024, "option.max_output_len": 512},
+            **{
+                "option.backend": "tensorrt",
+                "option.max_rolling_batch_size": 4,
+                "option.max_seq_len": 1024,
+                "option.max_output_len": 512,
+            },
         )
         self._calls = root / "calls.jsonl"
         self._cache_of = cache_of
         self._fake = {**fake, **environ, "FAKE_TENSORRT_LLM_LOG": str(self._calls)}
-        self.servers: list[ServingProcess] = []
+        self.servers: list[Server] = []
 
     def environ(self, number: int) -> dict[str, str]:
         """Of the server of this number, and of commands on its machine."""
         return environment(self._cache_of(number), **self._fake, OPTION_ENGINE_CACHE_DIR=str(self._cache_of(number)))
 
-    def start(self, number: int) -> ServingProcess:
+    def start(self, number: int) -> Server:
         """One more server."""
-        server = ServingProcess(self.model, self.environ(number))
+        server = Server(self.model, self.environ(number))
         self.servers.append(server)
         return server
 
@@ -63,7 +62,7 @@ class Fleet:
         """Every server becomes ready and answers a request; all with the same text."""
         for server in self.servers:
             # Asking /ping every few milliseconds would take the servers' time.
-            wait_until(lambda log=server.log: told(log, " is ready: "), 120, "a server that is ready")  # type: ignore[misc]
+            wait_until(functools.partial(server.says, " is ready: "), START_SECONDS, "a server that is ready")
             server.wait_for_ping()
         with ThreadPoolExecutor(SERVERS) as threads:
             answers = list(threads.map(lambda server: server.generate(4), self.servers))
@@ -72,25 +71,33 @@ class Fleet:
 
     def kill_the_builder(self) -> int:
         """Half-way through the build, with everything it started; the number of the server that it was."""
-        wait_until(lambda: bool(self.building()), 60, "a server that compiles")
+        wait_until(lambda: bool(self.building()), START_SECONDS, "a server that compiles")
         (number,) = self.building()
         builder = self.servers[number]
-        processes = [*builder.descendants(), builder.info]
-        assert len(processes) > 1, "no compiler"
-        for process in processes:
+        compiler = builder.descendants()
+        assert compiler
+        for process in (*compiler, builder.process):
             process.kill()
-        psutil.wait_procs(processes, 10)
         builder.close()
         self.servers.remove(builder)
         return number
 
+    def hold_the_compiler(self, text: str) -> None:
+        """Stop it half-way through the build until all the other servers have said this."""
+        wait_until(lambda: bool(self.building()), START_SECONDS, "a server that compiles")
+        (number,) = self.building()
+        for process in self.servers[number].descendants():
+            process.suspend()
+        wait_until(lambda: self.tellers(text) == SERVERS - 1, START_SECONDS, text)
+        self.servers[number].resume()
+
     def building(self) -> list[int]:
         """The servers whose compiler is in the middle of its work."""
-        return [number for number, server in enumerate(self.servers) if told(server.log, "compiling: build")]
+        return [number for number, server in enumerate(self.servers) if server.says("compiling: build")]
 
     def tellers(self, text: str) -> int:
         """How many servers have a log with this text."""
-        return sum(told(server.log, text) for server in self.servers)
+        return sum(server.says(text) for server in self.servers)
 
     def check_caches(self) -> None:
         """`djl-trtllm cache verify` finds a whole engine, each cache has that one, and nothing unfinished beside it."""
@@ -103,14 +110,9 @@ class Fleet:
             assert [path.name for path in cache.iterdir() if path.name.startswith(".")] == []
 
     def close(self) -> None:
-        """End all servers; their executor hosts go with them."""
-        hosts = [host for server in self.servers for host in server.descendants()]
+        """End all servers; what they have started goes with them."""
         for server in self.servers:
             server.close()
-        _, alive = psutil.wait_procs(hosts, timeout=10)
-        for host in alive:
-            host.kill()
-        assert not alive, "an executor host outlived its server"
 
 
 @contextlib.contextmanager
@@ -141,9 +143,7 @@ def leases(url: str) -> list[str]:
 
 def let_the_lease_expire() -> None:
     """What a minute does that nobody renews it in."""
-    bucket = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET]
-    (lease,) = (key for name, key in bucket.keys.items() if name.endswith(".lease"))
-    lease.last_modified -= datetime.timedelta(minutes=2)
+    age(".lease", 120)
 
 
 def check_store(url: str) -> None:
@@ -155,10 +155,10 @@ def check_store(url: str) -> None:
 
 def test_eight_servers_on_one_directory_compile_once(tmp_path: Path) -> None:
     with fleet(tmp_path, lambda number: tmp_path / "cache", 2.0) as servers:
+        servers.hold_the_compiler("another process is compiling this engine")
         servers.answers()
         assert servers.compiles() == 1
         servers.check_caches()
-        assert servers.tellers("another process is compiling this engine") > 1
 
 
 def test_eight_servers_on_one_directory_outlive_their_builder(tmp_path: Path) -> None:

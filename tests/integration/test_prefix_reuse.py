@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import pytest
 
-from tests.support.harness import Server, body, serving
+from djl_trtllm.model import Tokenizer
+from tests.support.client import lmi
 from tests.support.prompts import story
-from tests.support.reference import Reference
+from tests.support.server import Server, serving
 
 REUSED = "reused_prompt_tokens_total"
 
@@ -33,14 +33,14 @@ def prefix(number: int, sentences: int) -> str:
 
 
 def first_token_seconds(server: Server, prompt: str) -> float:
-    (answer,) = server.together([body(prompt, stream=True, max_new_tokens=2)])
+    (answer,) = server.together([lmi(prompt, stream=True, max_new_tokens=2)])
     assert answer.complete
     return answer.time_to_first_token
 
 
-def test_a_shared_prefix_is_counted(reusing: Server, reference: Reference) -> None:
+def test_a_shared_prefix_is_counted(reusing: Server, tokenizer: Tokenizer) -> None:
     shared = prefix(0, 14)
-    length = len(reference.ids(shared))
+    length = len(tokenizer.encode(shared))
     assert length > 200
     before = reusing.metric(REUSED)
     reusing.post(f"{shared} The wolf", max_new_tokens=1)
@@ -51,14 +51,16 @@ def test_a_shared_prefix_is_counted(reusing: Server, reference: Reference) -> No
     assert reused % 32 == 0
 
 
-def test_a_shared_prefix_makes_the_first_token_come_sooner(reusing: Server, reference: Reference) -> None:
+@pytest.mark.slow
+def test_a_shared_prefix_makes_the_first_token_come_sooner(reusing: Server, tokenizer: Tokenizer) -> None:
     cold, warm = [], []
     for number in range(1, 8):
         shared = prefix(number, 85)
-        assert 1200 < len(reference.ids(shared)) < 2200
+        assert 1200 < len(tokenizer.encode(shared)) < 2200
         cold.append(first_token_seconds(reusing, f"{shared} The wolf"))
         warm.append(first_token_seconds(reusing, f"{shared} The grandmother"))
-    assert median(warm) < median(cold) / 2, f"cold {cold}, warm {warm}"
+    # The least of several, which a busy machine disturbs least.
+    assert min(warm) < min(cold) / 2, f"cold {cold}, warm {warm}"
 
 
 def test_reuse_does_not_change_the_answer(reusing: Server, server: Server) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.harness import environment, run_cli, serving
+import pytest
+
 from tests.support.hub_server import Hub, hub_server
 from tests.support.s3_server import Store, s3_server, variables
+from tests.support.server import environment, run_cli, serving
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -16,6 +18,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
+@pytest.mark.skipif(Path("/opt/ml/model").exists(), reason="this machine has a model where SageMaker puts it")
 def test_hf_model_id_is_fetched_and_served_and_nothing_else_is(tiny_stories: Path, tmp_path: Path) -> None:
     hub = Hub({"acme/tiny-stories": files_of(tiny_stories) | {"flax_model.msgpack": b"another format"}})
     with hub_server(hub) as endpoint:
@@ -39,6 +42,7 @@ def test_hf_model_id_is_fetched_and_served_and_nothing_else_is(tiny_stories: Pat
         assert hub.fetched == []
 
 
+@pytest.mark.slow
 def test_an_s3_address_is_fetched_once_and_served(tiny_stories: Path, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     store = Store(tmp_path / "store")
@@ -54,6 +58,7 @@ def test_an_s3_address_is_fetched_once_and_served(tiny_stories: Path, tmp_path: 
     assert len(gets) == len(set(gets))
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_reached_is_an_error_for_the_reader(tmp_path: Path) -> None:
     settings = environment(tmp_path, **variables("http://127.0.0.1:9"))
     missing = run_cli("compile", "s3://models/nothing", str(tmp_path / "out"), environ=settings)

@@ -20,9 +20,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.fakes import fake_tensorrt_llm
-from tests.support.harness import environment, run_cli
 from tests.support.moto_server import BUCKET
 from tests.support.sagemaker_front import Hosted, SageMaker, sagemaker
+from tests.support.server import environment, run_cli
+
+pytestmark = pytest.mark.slow
 
 REQUIREMENT = "sagemaker>=2.240,<3"
 CHECKPOINT = f"s3://{BUCKET}/little-llama"

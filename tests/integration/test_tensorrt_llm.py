@@ -16,7 +16,7 @@ import pytest
 from djl_trtllm.engine import Manifest
 from tests.engine.helpers import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, write_checkpoint
 from tests.fakes import fake_tensorrt_llm
-from tests.support.serving_process import serving
+from tests.support.server import serving
 
 RUNNING = {
     "guided_decoding_backend": "xgrammar",
@@ -151,6 +151,7 @@ def test_an_engine_compiled_ahead_of_time_is_served_without_compiling(checkpoint
     assert run == RUNNING | {"max_batch_size": 8, "max_num_tokens": 8 * CONTEXT, "tensor_parallel_size": 2}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_tensorrt_llms_own_format_is_compiled(checkpoint: Path, tmp_path: Path) -> None:
     converted = tmp_path / "converted"
     converted.mkdir()
@@ -181,6 +182,7 @@ def test_a_checkpoint_in_tensorrt_llms_own_format_is_compiled(checkpoint: Path, 
     assert machine.calls() == [BUILDING]
 
 
+@pytest.mark.slow
 def test_without_the_engine_backend_the_checkpoint_is_served_by_pytorch(checkpoint: Path, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine", version="1.3.0")
     log: list[str] = []
@@ -193,6 +195,7 @@ def test_without_the_engine_backend_the_checkpoint_is_served_by_pytorch(checkpoi
     assert "as it is: there is nothing to compile, serve it" in compiled.stderr
 
 
+@pytest.mark.slow
 def test_without_the_engine_backend_an_engine_is_refused_with_the_explanation(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert Machine(tmp_path / "old").run("compile", str(checkpoint), str(out)).returncode == 0
@@ -221,6 +224,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "phase", "cause", "advice"), FAILURES, ids=[str(case[0]["build_error"]) for case in FAILURES]
 )
@@ -237,10 +241,12 @@ def test_a_failure_says_what_it_was_and_what_to_do_and_leaves_nothing(
     assert cause in error[0]
     assert advice in error[1]
     assert error[-1] == f"whole log: {tmp_path / 'out.log'}"
-    assert left_behind(tmp_path) == list(workspace.iterdir()) == []
+    assert left_behind(tmp_path) == []
+    assert list(workspace.iterdir()) == []
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_compile(checkpoint: Path, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine", gpus=2, build_error="die")
     failed = machine.run("compile", str(checkpoint), str(tmp_path / "out"), OPTION_TENSOR_PARALLEL_DEGREE="2")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import random
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,27 +22,29 @@ UNICODE = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @pytest.fixture(scope="module")
-def grammar():
+def grammar() -> Any:
+    """The module that told the stories; those that it imports lie beside it."""
     sys.path.insert(0, str(SERVING / "tiny_stories"))
     try:
-        import grammar
+        return importlib.import_module("grammar")
     finally:
         sys.path.pop(0)
-    return grammar
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def auto_tokenizer() -> Any:
+    """As transformers loads it."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(MODEL)
 
 
-def load(name: str) -> dict:
-    return json.loads((MODEL / name).read_text(encoding="utf-8"))
+def load(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((MODEL / name).read_text(encoding="utf-8"))
+    return loaded
 
 
-def tensors() -> dict[str, dict]:
+def tensors() -> dict[str, dict[str, Any]]:
     with (MODEL / "model.safetensors").open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -50,57 +54,57 @@ RAW = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 
 
 @given(UNICODE)
-def test_the_tokenizer_writes_down_any_text(text):
+def test_the_tokenizer_writes_down_any_text(text: str) -> None:
     ids = RAW.encode(text).ids
     assert ids[0] == 1
     assert RAW.decode(ids[1:], skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize("text", ["🐺🏠", "👩‍👩‍👧 e\u0301", "  two  spaces \n\n\tand a tab ", "Ünïcödé 狼と少女", ""])
-def test_auto_tokenizer_round_trips(tokenizer, text):
-    ids = tokenizer(text)["input_ids"]
+def test_auto_tokenizer_round_trips(auto_tokenizer: Any, text: str) -> None:
+    ids = auto_tokenizer(text)["input_ids"]
     assert ids[0] == 1 and 2 not in ids
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert auto_tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_special_ids(tokenizer):
-    assert (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
-    assert tokenizer.pad_token_id == 0
+def test_special_ids(auto_tokenizer: Any) -> None:
+    assert (auto_tokenizer.unk_token_id, auto_tokenizer.bos_token_id, auto_tokenizer.eos_token_id) == (0, 1, 2)
+    assert auto_tokenizer.pad_token_id == 0
     roles = ["<|system|>", "<|user|>", "<|assistant|>"]
-    assert tokenizer.convert_tokens_to_ids(roles) == [3, 4, 5]
+    assert auto_tokenizer.convert_tokens_to_ids(roles) == [3, 4, 5]
     assert RAW.encode("".join(roles)).ids == [1, 3, 4, 5]
 
 
-def test_the_chat_template_renders(tokenizer):
+def test_the_chat_template_renders(auto_tokenizer: Any) -> None:
     chat = [
         {"role": "system", "content": "You are a storyteller."},
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "Hello!"},
         {"role": "user", "content": [{"type": "text", "text": "Tell me a story"}]},
     ]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    text = auto_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text == (
         "<s><|system|>You are a storyteller.<|user|>Hello<|assistant|>Hello!</s><|user|>Tell me a story<|assistant|>"
     )
-    without = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
+    without = auto_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
     assert without + "<|assistant|>" == text
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = auto_tokenizer(text, add_special_tokens=False)["input_ids"]
     assert ids[:2] == [1, 3] and ids[-1] == 5 and ids.count(2) == 1
 
 
-def test_the_chat_template_refuses_an_unknown_role(tokenizer):
+def test_the_chat_template_refuses_an_unknown_role(auto_tokenizer: Any) -> None:
     with pytest.raises(Exception, match="roles"):
-        tokenizer.apply_chat_template([{"role": "wolf", "content": "Let me in"}], tokenize=False)
+        auto_tokenizer.apply_chat_template([{"role": "wolf", "content": "Let me in"}], tokenize=False)
 
 
-def test_the_weights_are_small_and_of_half_precision():
+def test_the_weights_are_small_and_of_half_precision() -> None:
     held = tensors()
     assert sum(math.prod(entry["shape"]) for entry in held.values()) <= 5_000_000
     assert {entry["dtype"] for entry in held.values()} == {"F16"}
     assert sum(path.stat().st_size for path in MODEL.iterdir() if path.is_file()) <= 11_000_000
 
 
-def test_the_configuration():
+def test_the_configuration() -> None:
     config = load("config.json")
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["dtype"] == "float16"
@@ -110,8 +114,8 @@ def test_the_configuration():
     assert load("generation_config.json")["eos_token_id"] == 2
 
 
-def test_a_seed_is_a_corpus(grammar):
-    def corpus(seed: int) -> list:
+def test_a_seed_is_a_corpus(grammar: Any) -> None:
+    def corpus(seed: int) -> list[Any]:
         rng = random.Random(seed)
         return [grammar.document(rng) for _ in range(30)]
 
@@ -120,7 +124,7 @@ def test_a_seed_is_a_corpus(grammar):
 
 
 @given(seed=st.integers(min_value=0, max_value=2**32))
-def test_stories_are_short_and_finished(grammar, seed):
+def test_stories_are_short_and_finished(grammar: Any, seed: int) -> None:
     told = grammar.story(random.Random(seed))
     assert 60 <= len(told.text.split()) <= 250
     assert not re.search(r"[\[\]{}|]|  |\ba [aeio]", told.text)
@@ -128,7 +132,7 @@ def test_stories_are_short_and_finished(grammar, seed):
     assert told.subjects
 
 
-def test_every_plot_can_be_told(grammar):
+def test_every_plot_can_be_told(grammar: Any) -> None:
     rng = random.Random(0)
     beginnings = {grammar.story(rng).text[:200] for _ in range(400)}
     assert len(beginnings) > 300

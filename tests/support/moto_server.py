@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +26,7 @@ def moto_server() -> Iterator[str]:
         host, port = server.get_host_and_port()
         url = f"http://{host}:{port}"
         # Its state is the process's, and outlives the server.
-        httpx.post(f"{url}/moto-api/reset", trust_env=False).raise_for_status()
+        httpx.post(f"{url}/moto-api/reset", trust_env=False, timeout=60).raise_for_status()
         client(url).create_bucket(Bucket=BUCKET)
         yield url
     finally:
@@ -43,3 +44,13 @@ def client(url: str, service: str = "s3") -> Any:
 def keys(url: str, prefix: str = "") -> list[str]:
     """The keys in the bucket."""
     return [entry["Key"] for entry in client(url).list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", ())]
+
+
+def age(suffix: str, seconds: float) -> None:
+    """Let the only object whose key ends so have been written `seconds` earlier."""
+    from moto.core.models import DEFAULT_ACCOUNT_ID
+    from moto.s3.models import s3_backends
+
+    bucket = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET]
+    (aged,) = (key for name, key in bucket.keys.items() if name.endswith(suffix))
+    aged.last_modified -= datetime.timedelta(seconds=seconds)

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from djl_trtllm.cli import main
-
 
 def count_tasks(_: int, __: FrameType | None) -> None:
     """Write the number of tasks, in one piece."""
@@ -19,6 +17,8 @@ def count_tasks(_: int, __: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    from djl_trtllm.cli import main
+
     COUNT_FILE = Path(sys.argv.pop(1))
     signal.signal(signal.SIGUSR1, count_tasks)
     main()

@@ -23,20 +23,19 @@ class Reference:
         ids: list[int] = self.tokenizer(text)["input_ids"]
         return ids
 
-    @torch.inference_mode()
     def greedy(self, prompt_ids: list[int], max_new_tokens: int, **settings: Any) -> list[int]:
         """`generate(do_sample=False)`: the new tokens, the end token included."""
         prompt = torch.tensor([prompt_ids])
-        output = self.model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=max_new_tokens, **settings
-        )
+        settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **settings}
+        with torch.inference_mode():
+            output = self.model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
         ids: list[int] = output[0, len(prompt_ids) :].tolist()
         return ids
 
-    @torch.inference_mode()
     def logits(self, ids: list[int], last: int = 1) -> torch.Tensor:
         """Logits after each of the last so many tokens."""
-        return self.model(torch.tensor([ids])).logits[0, -last:].float()
+        with torch.inference_mode():
+            return self.model(torch.tensor([ids])).logits[0, -last:].float()
 
     def logprobs(self, prompt_ids: list[int], output_ids: list[int]) -> list[float]:
         """Log-probability of each output token, from the whole softmax."""

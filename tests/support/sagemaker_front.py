@@ -24,8 +24,8 @@ import boto3
 import httpx
 from botocore.exceptions import ClientError
 
-from tests.support.harness import Server, serving
 from tests.support.moto_server import moto_server
+from tests.support.server import Server, serving
 
 REGION = "us-east-1"
 ROLE_NAME = "SageMakerRole"

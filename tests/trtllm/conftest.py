@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,8 @@ import pytest
 
 from djl_trtllm.config.tensorrt_llm_names import members
 from tests.fakes import fake_tensorrt_llm
-from tests.support.serving_process import ServingProcess
+from tests.support import server as cli
+from tests.support.server import Server, running
 
 CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 START_SECONDS = 900
@@ -41,7 +41,18 @@ class Installation:
         return bool(members(f"LLM.{backend}", self.version))
 
 
-@pytest.fixture(scope="session", params=["fake", pytest.param("installed", marks=pytest.mark.trtllm)])
+def _installed() -> str | None:
+    """The version of the real package."""
+    try:
+        return importlib.metadata.version("tensorrt_llm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@pytest.fixture(
+    scope="session",
+    params=["fake", *([pytest.param("installed", marks=pytest.mark.trtllm)] if _installed() is not None else [])],
+)
 def installation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """The fake TensorRT-LLM 1.2.1, and what is installed."""
     scratch = tmp_path_factory.mktemp(request.param)
@@ -50,14 +61,12 @@ def installation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         # Slow enough to be disconnected from in the middle.
         fake = fake_tensorrt_llm(scratch / "fake", version="1.2.1", script={"steps_per_second": 2000})
         return Installation("fake", "1.2.1", {**environ, **fake})
-    try:
-        version = importlib.metadata.version("tensorrt_llm")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("TensorRT-LLM is not installed; docker/verify runs this in NVIDIA's container")
+    version = _installed()
+    assert version is not None
     return Installation("installed", version, environ)
 
 
-@pytest.fixture(scope="session", params=["tensorrt", "pytorch"])
+@pytest.fixture(scope="session", params=[pytest.param("tensorrt", marks=pytest.mark.slow), "pytorch"])
 def backend(request: pytest.FixtureRequest, installation: Installation) -> str:
     """The backends that this TensorRT-LLM has."""
     if not installation.has(request.param):
@@ -94,37 +103,19 @@ def make_model(tmp_path_factory: pytest.TempPathFactory, tiny_stories: Path) -> 
 
 def run_cli(installation: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`djl-trtllm` to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "djl_trtllm.cli", *arguments],
-        env={**os.environ, **installation.environ},
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-        check=False,
-    )
+    return cli.run_cli(*arguments, environ={**os.environ, **installation.environ}, timeout=START_SECONDS)
 
 
 @contextlib.contextmanager
-def serving(installation: Installation, model: Path) -> Iterator[ServingProcess]:
+def serving(installation: Installation, model: Path) -> Iterator[Server]:
     """A server that is ready. It ends with status 0, and nothing of it is left."""
-    server = ServingProcess(model, installation.environ)
-    try:
-        server.wait_for_ping(timeout=START_SECONDS)
-        descendants = server.descendants()
+    with running(Server(model, installation.environ), START_SECONDS) as server:
         yield server
-        server.terminate()
-        assert server.wait(60) == 0, "\n".join(server.log)
-        assert not [process for process in descendants if process.is_running()]
-    finally:
-        for process in server.descendants():
-            process.kill()
-        server.close()
 
 
-def ask(server: ServingProcess, inputs: str, *, stream: bool = False, **parameters: Any) -> httpx.Response:
+def ask(server: Server, inputs: str, *, stream: bool = False, **parameters: Any) -> httpx.Response:
     """One request, to its end."""
-    body = {"inputs": inputs, "parameters": parameters, "stream": stream}
-    return server.client.post("/invocations", json=body)
+    return server.post(inputs, stream=stream, **parameters)
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +132,7 @@ def compiled(installation: Installation, make_model: MakeModel, tmp_path_factory
 @pytest.fixture(scope="session")
 def server(
     request: pytest.FixtureRequest, installation: Installation, backend: str, make_model: MakeModel
-) -> Iterator[ServingProcess]:
+) -> Iterator[Server]:
     """A server with two places."""
     model = request.getfixturevalue("compiled") if backend == "tensorrt" else make_model("pytorch")
     with serving(installation, model) as started:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.model import Tokenizer
-from tests.support.serving_process import ServingProcess
+from tests.support.server import Server
 
 from .conftest import START_SECONDS, Installation, ask
 
@@ -21,7 +21,7 @@ ROUNDING = 0.25
 """How far below the best logit of float32 a token may lie that float16 has chosen."""
 
 
-def greedy(server: ServingProcess, prompt: str = PROMPT, tokens: int = 32, **parameters: Any) -> dict[str, Any]:
+def greedy(server: Server, prompt: str = PROMPT, tokens: int = 32, **parameters: Any) -> dict[str, Any]:
     """The answer with details."""
     answer = ask(server, prompt, max_new_tokens=tokens, details=True, **parameters)
     assert answer.status_code == 200, answer.text
@@ -33,7 +33,7 @@ def ids_of(answer: dict[str, Any]) -> list[int]:
     return [token["id"] for token in answer["details"]["tokens"]]
 
 
-def test_the_ids_are_of_the_vocabulary_and_the_text_is_theirs(server: ServingProcess, tokenizer: Tokenizer) -> None:
+def test_the_ids_are_of_the_vocabulary_and_the_text_is_theirs(server: Server, tokenizer: Tokenizer) -> None:
     answer = greedy(server)
     ids = ids_of(answer)
     assert answer["details"]["generated_tokens"] == len(ids) <= 32
@@ -42,7 +42,7 @@ def test_the_ids_are_of_the_vocabulary_and_the_text_is_theirs(server: ServingPro
     assert len(answer["generated_text"].split()) > 5
 
 
-def test_greedy_is_the_same_each_time_and_streamed(server: ServingProcess) -> None:
+def test_greedy_is_the_same_each_time_and_streamed(server: Server) -> None:
     whole = greedy(server)
     assert ids_of(greedy(server)) == ids_of(whole)
     lines = ask(server, PROMPT, stream=True, max_new_tokens=32, details=True).text.splitlines()
@@ -50,9 +50,7 @@ def test_greedy_is_the_same_each_time_and_streamed(server: ServingProcess) -> No
     assert json.loads(lines[-1])["generated_text"] == whole["generated_text"]
 
 
-def test_greedy_is_what_transformers_says(
-    installation: Installation, server: ServingProcess, tiny_stories: Path
-) -> None:
+def test_greedy_is_what_transformers_says(installation: Installation, server: Server, tiny_stories: Path) -> None:
     """Each token is the best one for float32, or as good up to rounding."""
     if installation.is_fake:
         pytest.skip("the fake repeats the prompt")
@@ -65,7 +63,7 @@ def test_greedy_is_what_transformers_says(
     assert max(behind) < ROUNDING, behind
 
 
-def test_the_end_token_is_told_once_and_is_last(installation: Installation, server: ServingProcess) -> None:
+def test_the_end_token_is_told_once_and_is_last(installation: Installation, server: Server) -> None:
     """Both backends' results are told alike, whether the end token is in TensorRT-LLM's token_ids or not."""
     if installation.is_fake:
         pytest.skip("the fake ends where a test says, in tests/executor")
@@ -76,7 +74,7 @@ def test_the_end_token_is_told_once_and_is_last(installation: Installation, serv
     assert ids_of(answer).count(2) == 1 and ids_of(answer)[-1] == 2
 
 
-def test_log_probabilities_come_where_the_backend_has_them(server: ServingProcess, backend: str) -> None:
+def test_log_probabilities_come_where_the_backend_has_them(server: Server, backend: str) -> None:
     tokens = greedy(server)["details"]["tokens"]
     if backend == "tensorrt":  # without option.gather_generation_logits
         assert all(token["log_prob"] is None for token in tokens)
@@ -84,7 +82,7 @@ def test_log_probabilities_come_where_the_backend_has_them(server: ServingProces
         assert all(token["log_prob"] <= 0 for token in tokens)
 
 
-def test_a_stop_string_ends_the_text_before_it(server: ServingProcess) -> None:
+def test_a_stop_string_ends_the_text_before_it(server: Server) -> None:
     full = greedy(server)["generated_text"]
     word = full.split()[4]
     answer = greedy(server, stop=[word])
@@ -92,12 +90,12 @@ def test_a_stop_string_ends_the_text_before_it(server: ServingProcess) -> None:
     assert answer["generated_text"] == full[: full.index(word)]
 
 
-def test_sampling_follows_its_seed(server: ServingProcess) -> None:
-    settings = {"do_sample": True, "temperature": 1.5, "seed": 7}
+def test_sampling_follows_its_seed(server: Server) -> None:
+    settings: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "seed": 7}
     assert ids_of(greedy(server, **settings)) == ids_of(greedy(server, **settings))
 
 
-def test_more_requests_than_places_are_all_answered(server: ServingProcess) -> None:
+def test_more_requests_than_places_are_all_answered(server: Server) -> None:
     alone = ids_of(greedy(server, tokens=24))
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: ids_of(greedy(server, tokens=24)), range(6)))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.model import Tokenizer
-from tests.support.serving_process import ServingProcess
+from tests.support.server import Server
 
 from .conftest import START_SECONDS, Installation, MakeModel, ask, run_cli, serving
 
-pytestmark = pytest.mark.timeout(3 * START_SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_SECONDS)]
 
 WORD = " wolf"
 
@@ -26,7 +26,7 @@ def prompt_of(tokenizer: Tokenizer, tokens: int) -> str:
     return text
 
 
-def test_the_longest_prompt_is_answered_and_a_longer_one_refused(server: ServingProcess, tokenizer: Tokenizer) -> None:
+def test_the_longest_prompt_is_answered_and_a_longer_one_refused(server: Server, tokenizer: Tokenizer) -> None:
     assert ask(server, prompt_of(tokenizer, 512), max_new_tokens=4).status_code == 200
     refused = ask(server, prompt_of(tokenizer, 513), max_new_tokens=4)
     assert refused.status_code == 424
@@ -34,9 +34,7 @@ def test_the_longest_prompt_is_answered_and_a_longer_one_refused(server: Serving
     assert ask(server, "the wolf", max_new_tokens=4).status_code == 200
 
 
-def test_the_longest_sequence_is_answered_and_a_longer_one_refused(
-    server: ServingProcess, tokenizer: Tokenizer
-) -> None:
+def test_the_longest_sequence_is_answered_and_a_longer_one_refused(server: Server, tokenizer: Tokenizer) -> None:
     room = 1536 - 512
     answer = ask(server, prompt_of(tokenizer, 512), max_new_tokens=room, ignore_eos_token=True, details=True)
     assert answer.status_code == 200, answer.text

@@ -9,7 +9,7 @@ import pytest
 
 from .conftest import START_SECONDS, Installation, MakeModel, ask, run_cli, serving
 
-pytestmark = pytest.mark.timeout(3 * START_SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_SECONDS)]
 
 
 def test_a_checkpoint_is_served_without_compiling(

@@ -200,10 +200,10 @@ class Engine:
             if fault["action"] == "cuda":
                 self._broken = True
                 return None
-            if fault["action"] != "error":
-                strike(fault["action"])
-            self._scheduler.end(sequence.siblings, FinishReason.CANCELLED)
-            return self._error(sequence.request.id, fault.get("message", "scripted error"))
+            if fault["action"] == "error":
+                self._scheduler.end(sequence.siblings, FinishReason.CANCELLED)
+                return self._error(sequence.request.id, fault.get("message", "scripted error"))
+            strike(fault["action"])  # goes on where it was stopped, and is continued
         sequence.advance()
         if sequence.finish or self._is_sent(sequence):
             return self._respond(sequence)

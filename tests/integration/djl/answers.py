@@ -41,7 +41,7 @@ class DjlAnswer:
         self.ended_at = time.monotonic()
         self._ended.set()
 
-    def wait(self, timeout: float = 30.0) -> DjlAnswer:
+    def wait(self, timeout: float = 300.0) -> DjlAnswer:
         """Until its end; AssertionError after `timeout` seconds."""
         assert self._ended.wait(timeout), f"no end within {timeout:g} s; so far {self.body[-200:]!r}"
         return self

@@ -1,4 +1,4 @@
-"""Our handlers in both modes of DJL, under its Java engine and under its Python engine alone."""
+"""Our handlers in both modes of DJL, under its Java engine (`slow`) and under its Python engine alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from tests.integration.djl.socket_engine import SocketEngine
 Engine: TypeAlias = "JavaEngine | SocketEngine"
 Start: TypeAlias = "Callable[..., Engine]"
 
+DRIVERS = (pytest.param("java", marks=pytest.mark.slow), "socket")
+KINDS = [
+    *(pytest.param(("java", mode), marks=pytest.mark.slow, id=f"java-{mode}") for mode in MODES),
+    *(pytest.param(("socket", mode), id=f"socket-{mode}") for mode in MODES),
+]
+STOPPING = 31
+"""Tokens of a request that stops the executor host at its third token."""
 
-DRIVERS = ("java", "socket")
-_WIDE = {"option.max_rolling_batch_size": 64, "option.max_input_len": 4096}
-_NARROW = {"option.max_rolling_batch_size": 4, "job_queue_size": 2, "option.predict_timeout": 4}
+_SCRIPT = {"steps_per_second": 200, "faults": [{"action": "stop", "at_token": 2, "max_new_tokens": STOPPING}]}
+_WIDE = {"option.max_rolling_batch_size": 64, "option.max_input_len": 4096, "option.executor_hang_timeout": 600}
+_NARROW = {"option.max_rolling_batch_size": 4, "job_queue_size": 2, "option.executor_hang_timeout": 600}
 
 
 def engine_of(driver: str, mode: str, model: Path) -> Engine:
@@ -40,14 +47,14 @@ def start(request: pytest.FixtureRequest, mode: str, tmp_path: Path) -> Iterator
     with ExitStack() as stack:
 
         def start_one(script: dict[str, object] | None = None, **options: object) -> Engine:
-            return stack.enter_context(
-                engine_of(request.param, mode, djl_model(tmp_path / "model", mode, script, **options))
-            )
+            engine = engine_of(request.param, mode, djl_model(tmp_path / "model", mode, script, **options))
+            stack.enter_context(engine)
+            return engine
 
         yield start_one
 
 
-@pytest.fixture(scope="module", params=[(driver, mode) for driver in DRIVERS for mode in MODES], ids="-".join)
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
     """A driver and a mode, of engines that tests share."""
     found: tuple[str, str] = request.param
@@ -58,15 +65,15 @@ def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
 def wide(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """200 tokens per second and request, 64 requests at once."""
     driver, mode = kind
-    model = djl_model(tmp_path_factory.mktemp("wide") / "model", mode, {"steps_per_second": 200}, **_WIDE)
+    model = djl_model(tmp_path_factory.mktemp("wide") / "model", mode, _SCRIPT, **_WIDE)
     with engine_of(driver, mode, model) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def narrow(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """20 tokens per second and request, 4 requests at once and 2 that wait, 4 seconds for each."""
+    """The same, 4 requests at once and 2 that wait."""
     driver, mode = kind
-    model = djl_model(tmp_path_factory.mktemp("narrow") / "model", mode, {"steps_per_second": 20}, **_NARROW)
+    model = djl_model(tmp_path_factory.mktemp("narrow") / "model", mode, _SCRIPT, **_NARROW)
     with engine_of(driver, mode, model) as engine:
         yield engine

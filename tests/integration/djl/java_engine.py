@@ -18,8 +18,9 @@ import psutil
 
 from tests.integration.djl.answers import DjlAnswer
 from tests.integration.djl.jars import djl_engine
+from tests.support.waiting import survivors
 
-_START_SECONDS = 120
+_START_SECONDS = 300
 
 
 class JavaEngine:
@@ -75,7 +76,7 @@ class JavaEngine:
         children = self.children()
         self._process.stdin.close()  # type: ignore[union-attr]
         try:
-            self._process.wait(20)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -83,7 +84,7 @@ class JavaEngine:
             thread.join(10)
         self._process.stdout.close()  # type: ignore[union-attr]
         self._process.stderr.close()  # type: ignore[union-attr]
-        _, alive = psutil.wait_procs(children, timeout=10)
+        alive = survivors(children)
         for process in alive:
             process.kill()
         self._temporary.cleanup()

@@ -22,8 +22,9 @@ import psutil
 
 from tests.integration.djl.answers import DjlAnswer
 from tests.integration.djl.jars import djl_python
+from tests.support.waiting import survivors
 
-_START_SECONDS = 60
+_START_SECONDS = 300
 
 
 class _Request:
@@ -37,7 +38,7 @@ class _Request:
     def take(self, content: bytes, headers: dict[str, str]) -> None:
         """What `ai.djl.python.engine.Request.addResponse` does."""
         self.answer.headers |= headers
-        pairs = _Reader(content)
+        pairs = Reader(content)
         values = {pairs.text(): pairs.text() for _ in range(pairs.short())}
         data, self.last = values.get("data") or "", values.get("last", "").lower() == "true"
         if not data and not self.last:
@@ -128,7 +129,7 @@ class SocketEngine:
             connection.close()
         self._thread.join(10)
         self._file.close()
-        _, alive = psutil.wait_procs(children, timeout=10)
+        alive = survivors(children)
         assert not alive, f"outlived DJL's worker: {alive}"
 
     @property
@@ -241,13 +242,13 @@ class SocketEngine:
             self._socket.sendall(_encoded(properties, contents))
 
     def _receive(self) -> tuple[int, str, dict[str, str], list[bytes]]:
-        reader = _Reader(self._file)
+        reader = Reader(self._file)
         code, message = reader.short(), reader.text()
         properties = {reader.text(): reader.text() for _ in range(reader.short())}
         contents: deque[bytes] = deque()
         for _ in range(reader.short()):
             reader.text()
-            contents.append(reader.bytes())
+            contents.append(reader.data())
         return code, message, properties, list(contents)
 
 
@@ -264,7 +265,7 @@ def _encoded(properties: dict[str, str], contents: list[tuple[str, bytes]]) -> b
     return struct.pack(">h", len(properties)) + pairs + struct.pack(">h", len(contents)) + bodies
 
 
-class _Reader:
+class Reader:
     """Big-endian counts, lengths and texts."""
 
     def __init__(self, source: BinaryIO | bytes) -> None:
@@ -273,11 +274,11 @@ class _Reader:
     def short(self) -> int:
         return int(struct.unpack(">h", self._take(2))[0])
 
-    def bytes(self) -> bytes:
+    def data(self) -> bytes:
         return self._take(max(0, struct.unpack(">i", self._take(4))[0]))
 
     def text(self) -> str:
-        return self.bytes().decode()
+        return self.data().decode()
 
     def _take(self, count: int) -> bytes:
         if isinstance(self._source, bytes):

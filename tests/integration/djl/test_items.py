@@ -15,11 +15,11 @@ from djl_trtllm.djl.streams import Stream, Streams
 from djl_trtllm.djl.worker import Metrics, load_status
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.service import ModelService
-from tests.integration.djl.socket_engine import _Reader
+from tests.integration.djl.socket_engine import Reader
 
 
 def decoded(encoded: bytes) -> dict[str, str]:
-    reader = _Reader(encoded)
+    reader = Reader(encoded)
     pairs = {reader.text(): reader.text() for _ in range(reader.short())}
     with pytest.raises(EOFError):
         reader.text()
@@ -61,13 +61,13 @@ class Socket:
         """Tracking id, data and last of every frame."""
         found = []
         for data in self.sent:
-            reader = _Reader(data)
+            reader = Reader(data)
             while reader._at < len(data):
                 assert (reader.short(), reader.text()) == (200, "OK")
                 properties = {reader.text(): reader.text() for _ in range(reader.short())}
                 assert reader.short() == 1
                 reader.text()
-                item = decoded(reader.bytes())
+                item = decoded(reader.data())
                 found.append((properties["request_tracking_id"], item["data"], item["last"] == "true"))
         return found
 

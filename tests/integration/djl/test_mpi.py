@@ -9,7 +9,7 @@ import psutil
 
 from tests.integration.djl.models import djl_model
 from tests.integration.djl.socket_engine import SocketEngine
-from tests.support.serving_process import body
+from tests.support.client import body
 
 
 def test_the_first_rank_serves_and_the_others_stay_idle(mode: str, tmp_path: Path) -> None:

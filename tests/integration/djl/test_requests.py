@@ -7,12 +7,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.integration.djl.answers import DjlAnswer
-from tests.integration.djl.conftest import Engine, Start
+from tests.integration.djl.conftest import STOPPING, Engine, Start
 from tests.integration.djl.models import djl_model
-from tests.support.serving_process import body, serving, wait_until
+from tests.support.client import body
+from tests.support.server import serving
+from tests.support.waiting import wait_until
 
 REQUESTS = [json.loads(line) for line in (Path(__file__).parent / "requests.jsonl").read_text().splitlines()]
 _OPTIONS = {"option.max_rolling_batch_size": 64, "option.max_input_len": 4096}
@@ -41,7 +44,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Expected]:
             headers = {"Content-Type": "application/json"} | {
                 name.replace("_", "-"): value for name, value in request["headers"].items()
             }
-            got = server.client.post("/invocations", content=request["body"].encode(), headers=headers)
+            got = server.http.post("/invocations", content=request["body"].encode(), headers=headers)
             answers[request["name"]] = Expected(got.status_code, got.headers["content-type"], got.content)
     return answers
 
@@ -78,11 +81,20 @@ def test_all_requests_at_once_get_what_they_get_alone(wide: Engine, expected: di
         assert answer.code == expected[name].status, name
 
 
+def stopped(engine: Engine) -> psutil.Process:
+    """The executor host, where its script has stopped it."""
+    host = engine.host()
+    wait_until(lambda: host.status() == psutil.STATUS_STOPPED, what="a host that stands still")
+    return host
+
+
 def test_tokens_travel_as_they_come(wide: Engine) -> None:
-    answer = wide.request(body(100, stream=True)).wait()
-    assert answer.body.count(b"\n") == 100
-    assert len(answer.chunks) >= 10
-    assert answer.times[-1] - answer.times[0] > 0.25
+    answer = wide.request(body(STOPPING, stream=True))
+    host = stopped(wide)
+    wait_until(lambda: answer.body.count(b"\n") == 2, what="the tokens so far")
+    assert not answer.ended
+    host.resume()
+    assert answer.wait().body.count(b"\n") == STOPPING
 
 
 def test_64_streams_run_together(wide: Engine) -> None:
@@ -95,9 +107,12 @@ def test_64_streams_run_together(wide: Engine) -> None:
 def test_too_many_requests_are_refused_at_once(narrow: Engine, kind: tuple[str, str]) -> None:
     # DJL itself keeps the requests of a rolling batch that are more than its max_rolling_batch_size waiting.
     refused = 0 if kind == ("java", "rolling") else 2
-    answers = [narrow.request(body(30, stream=True)) for _ in range(8)]
-    if refused:
-        wait_until(lambda: sum(answer.ended for answer in answers) == refused, what="two refusals")
+    answers = [narrow.request(body(STOPPING, stream=True))]
+    host = stopped(narrow)
+    # The others are for fewer tokens, and stop nothing.
+    answers += [narrow.request(body(STOPPING - 1, stream=True)) for _ in range(7)]
+    wait_until(lambda: sum(answer.ended for answer in answers) == refused, what="refusals")
+    host.resume()
     codes = sorted(answer.wait().code for answer in answers)
     assert codes == [200] * (8 - refused) + [503] * refused
     for answer in answers:
@@ -106,8 +121,9 @@ def test_too_many_requests_are_refused_at_once(narrow: Engine, kind: tuple[str, 
             assert int(answer.headers["Retry-After"]) >= 1
 
 
-def test_a_timeout_is_told(narrow: Engine) -> None:
-    answer = narrow.request(body(4000)).wait()
+def test_a_timeout_is_told(start: Start) -> None:
+    engine = start({"steps_per_second": 20}, **{"option.predict_timeout": 1})
+    answer = engine.request(body(1_000_000)).wait()
     assert answer.code == 400
     assert "predict_timeout" in json.loads(answer.body)["error"]
 
@@ -141,7 +157,7 @@ def test_a_models_own_formatters_work_as_in_the_http_server(start: Start, mode: 
     request = json.dumps({"story": "the little red riding hood"}).encode()
     with serving(model) as server:
         over_http, refused = (
-            server.client.post("/invocations", content=content, headers={"Content-Type": "application/json"})
+            server.http.post("/invocations", content=content, headers={"Content-Type": "application/json"})
             for content in (request, b"{}")
         )
     (tmp_path / "model").mkdir()

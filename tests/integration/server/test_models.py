@@ -14,7 +14,10 @@ import pytest
 
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.server.startup import plan_startup
-from tests.support.serving_process import JSON, ServingProcess, body, scripted_model, serving, wait_until
+from tests.support.client import JSON, body, raw_post, read_all
+from tests.support.models import scripted_model
+from tests.support.server import Server, serving
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -33,79 +36,77 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def _running(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingProcess]:
+def _running(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = scripted_model(tmp_path_factory.mktemp("first") / "model", {"steps_per_second": 100})
     cache = tmp_path_factory.mktemp("cache")
     with serving(model, SERVING_MODEL_STORE=str(store), DJL_CACHE_DIR=str(cache)) as server:
         yield server
-        server.terminate()
-        assert server.wait() == 0
 
 
 @pytest.fixture
-def server(_running: ServingProcess) -> Iterator[ServingProcess]:
+def server(_running: Server) -> Iterator[Server]:
     """A server with the model `scripted` and a model store; whatever a test registers is gone after it."""
     yield _running
-    for model in _running.client.get("/models").json()["models"]:
+    for model in _running.http.get("/models").json()["models"]:
         if model["modelName"] != "scripted":
-            _running.client.delete(f"/models/{model['modelName']}")
+            _running.http.delete(f"/models/{model['modelName']}")
     assert len(_running.hosts()) == 1
     assert _running.ping() == 200
 
 
-def register(server: ServingProcess, url: str, **values: str) -> httpx.Response:
-    return server.client.post("/models", params={"url": url, **values})
+def register(server: Server, url: str, **values: str) -> httpx.Response:
+    return server.http.post("/models", params={"url": url, **values})
 
 
-def invoke(server: ServingProcess, model: str) -> httpx.Response:
-    return server.client.post(f"/models/{model}/invoke", content=body(3), headers=JSON)
+def invoke(server: Server, model: str) -> httpx.Response:
+    return server.http.post(f"/models/{model}/invoke", content=body(3), headers=JSON)
 
 
-def test_a_registered_model_serves_in_a_host_of_its_own(server: ServingProcess) -> None:
+def test_a_registered_model_serves_in_a_host_of_its_own(server: Server) -> None:
     assert invoke(server, "red").status_code == 404
     answer = register(server, "red")
     assert (answer.status_code, answer.json()) == (200, {"status": 'Model "red" registered.'})
     assert invoke(server, "red").json()["generated_text"]
-    assert server.client.post("/predictions/red", content=body(3), headers=JSON).status_code == 200
+    assert server.http.post("/predictions/red", content=body(3), headers=JSON).status_code == 200
     assert len(server.hosts()) == 2
-    listed = {model["modelName"]: model for model in server.client.get("/models").json()["models"]}
+    listed = {model["modelName"]: model for model in server.http.get("/models").json()["models"]}
     assert listed["red"] == {"modelName": "red", "modelUrl": "red", "status": "READY"}
-    assert server.client.delete("/models/red").json() == {"status": 'Model "red" unregistered'}
+    assert server.http.delete("/models/red").json() == {"status": 'Model "red" unregistered'}
     assert invoke(server, "red").status_code == 404
     assert len(server.hosts()) == 1
 
 
-def test_with_several_models_a_request_names_one(server: ServingProcess) -> None:
+def test_with_several_models_a_request_names_one(server: Server) -> None:
     register(server, "red")
-    unnamed = server.client.post("/invocations", content=body(3), headers=JSON)
+    unnamed = server.http.post("/invocations", content=body(3), headers=JSON)
     assert (unnamed.status_code, unnamed.json()["code"]) == (400, 400)
     assert "model_name is required" in unnamed.text
     assert "red, scripted" in unnamed.text
-    assert server.client.post("/invocations?model_name=red", content=body(3), headers=JSON).status_code == 200
+    assert server.http.post("/invocations?model_name=red", content=body(3), headers=JSON).status_code == 200
     header = {**JSON, "X-Amzn-SageMaker-Custom-Attributes": "model_name=red"}
-    assert server.client.post("/invocations", content=body(3), headers=header).status_code == 200
-    assert server.client.post("/invocations?model_name=green", content=body(3), headers=JSON).status_code == 404
+    assert server.http.post("/invocations", content=body(3), headers=header).status_code == 200
+    assert server.http.post("/invocations?model_name=green", content=body(3), headers=JSON).status_code == 404
 
 
-def test_sagemaker_registers_with_json_and_an_absolute_path(server: ServingProcess, store: Path) -> None:
-    answer = server.client.post("/models", json={"model_name": "m1", "url": str(store / "red")})
+def test_sagemaker_registers_with_json_and_an_absolute_path(server: Server, store: Path) -> None:
+    answer = server.http.post("/models", json={"model_name": "m1", "url": str(store / "red")})
     assert answer.status_code == 200
     assert invoke(server, "m1").status_code == 200
-    assert server.client.post("/models", json={"model_name": "m1", "url": str(store / "red")}).status_code == 409
+    assert server.http.post("/models", json={"model_name": "m1", "url": str(store / "red")}).status_code == 409
 
 
-def test_an_archive_of_the_store_is_a_model(server: ServingProcess) -> None:
+def test_an_archive_of_the_store_is_a_model(server: Server) -> None:
     assert register(server, "packed.tar.gz").status_code == 200
     assert invoke(server, "packed").status_code == 200
 
 
-def test_a_registration_in_the_background_answers_at_once(server: ServingProcess) -> None:
+def test_a_registration_in_the_background_answers_at_once(server: Server) -> None:
     answer = register(server, "slow", synchronous="false")
     assert answer.status_code == 202
     assert invoke(server, "slow").status_code == 503
     # What only is being loaded does not make the server unhealthy.
     assert server.ping() == 200
-    assert server.client.delete("/models/slow").status_code == 200
+    assert server.http.delete("/models/slow").status_code == 200
     wait_until(lambda: len(server.hosts()) == 1, what="the end of the host")
 
 
@@ -113,51 +114,41 @@ def test_a_registration_in_the_background_answers_at_once(server: ServingProcess
     ("url", "status", "reason"),
     [("broken", 500, "no such engine"), ("full", 507, "lower option.kv_cache_free_gpu_mem_fraction")],
 )
-def test_a_model_that_does_not_load_is_not_registered(
-    server: ServingProcess, url: str, status: int, reason: str
-) -> None:
+def test_a_model_that_does_not_load_is_not_registered(server: Server, url: str, status: int, reason: str) -> None:
     answer = register(server, url)
     assert answer.status_code == status
     assert reason in answer.json()["message"]
-    assert server.client.get(f"/models/{url}").status_code == 404
+    assert server.http.get(f"/models/{url}").status_code == 404
 
 
 @pytest.mark.parametrize(
     ("url", "status"),
     [("", 400), ("..", 400), ("/etc", 400), ("../first/model", 400), (".", 400), ("green", 404), ("s3://a/b", 404)],
 )
-def test_models_come_from_the_store_only(server: ServingProcess, url: str, status: int) -> None:
+def test_models_come_from_the_store_only(server: Server, url: str, status: int) -> None:
     assert register(server, url).status_code == status
-    assert len(server.client.get("/models").json()["models"]) == 1
+    assert len(server.http.get("/models").json()["models"]) == 1
 
 
-def test_scaling_adds_and_removes_hosts_and_loses_nothing(server: ServingProcess) -> None:
+def test_scaling_adds_and_removes_hosts_and_loses_nothing(server: Server) -> None:
     register(server, "red", min_worker="2")
     assert len(server.hosts()) == 3
-    answers: list[int] = []
-
-    def ask() -> None:
-        answers.append(
-            httpx.post(
-                f"{server.url}/models/red/invoke", content=body(60), headers=JSON, timeout=30, trust_env=False
-            ).status_code
-        )
-
-    threads = [threading.Thread(target=ask) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: server.metric('running{model="red"}') == 12, what="12 sequences")
-    assert server.client.put("/models/red", params={"min_worker": "1"}).status_code == 200
-    assert server.client.put("/models/red", params={"min_worker": "3", "max_worker": "3"}).status_code == 200
-    for thread in threads:
-        thread.join()
-    assert answers == [200] * 12
-    (described,) = server.client.get("/models/red").json()[0]["models"]
+    finished = server.finished("length")
+    connections = [server.connect() for _ in range(12)]
+    for connection in connections:
+        connection.sendall(raw_post(body(60), "Connection: close", path="/models/red/invoke"))
+    wait_until(lambda: server.metric("running", model="red") + server.finished("length") == finished + 12)
+    assert server.http.put("/models/red", params={"min_worker": "1"}).status_code == 200
+    assert server.http.put("/models/red", params={"min_worker": "3", "max_worker": "3"}).status_code == 200
+    for connection in connections:
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
+        connection.close()
+    (described,) = server.http.get("/models/red").json()[0]["models"]
     assert [worker["status"] for worker in described["workerGroups"][0]["workers"]] == ["READY"] * 3
-    assert server.metric('workers{model="red"}') == 3
+    assert server.metric("workers", model="red") == 3
 
 
-def test_a_model_that_goes_while_it_is_scaled_leaves_nothing(server: ServingProcess) -> None:
+def test_a_model_that_goes_while_it_is_scaled_leaves_nothing(server: Server) -> None:
     register(server, "late")
     scaled: list[int] = []
 
@@ -168,7 +159,7 @@ def test_a_model_that_goes_while_it_is_scaled_leaves_nothing(server: ServingProc
     thread = threading.Thread(target=scale)
     thread.start()
     wait_until(lambda: len(server.hosts()) == 3, what="a host that is being started")
-    assert server.client.delete("/models/late").status_code == 200
+    assert server.http.delete("/models/late").status_code == 200
     thread.join()
     assert scaled == [500]
     wait_until(lambda: len(server.hosts()) == 1, what="the end of the hosts")
@@ -177,15 +168,15 @@ def test_a_model_that_goes_while_it_is_scaled_leaves_nothing(server: ServingProc
 @pytest.mark.parametrize(
     "values", [{"min_worker": "0"}, {"min_worker": "3", "max_worker": "2"}, {"min_worker": "many"}]
 )
-def test_a_scale_that_makes_no_sense_is_refused(server: ServingProcess, values: dict[str, str]) -> None:
-    assert server.client.put("/models/scripted", params=values).status_code == 400
+def test_a_scale_that_makes_no_sense_is_refused(server: Server, values: dict[str, str]) -> None:
+    assert server.http.put("/models/scripted", params=values).status_code == 400
 
 
-def test_a_host_that_dies_costs_its_own_worker_only(server: ServingProcess) -> None:
+def test_a_host_that_dies_costs_its_own_worker_only(server: Server) -> None:
     register(server, "red", min_worker="2")
 
     def first_worker() -> dict[str, object]:
-        described = server.client.get("/models/red").json()[0]["models"][0]
+        described = server.http.get("/models/red").json()[0]["models"][0]
         worker: dict[str, object] = described["workerGroups"][0]["workers"][0]
         return worker
 
@@ -195,12 +186,12 @@ def test_a_host_that_dies_costs_its_own_worker_only(server: ServingProcess) -> N
     assert [invoke(server, name).status_code for name in ("red", "scripted") * 4] == [200] * 8
 
 
-def test_wrong_methods_and_bodies_are_told(server: ServingProcess) -> None:
-    assert server.client.patch("/models").status_code == 405
-    assert server.client.patch("/models/scripted").status_code == 405
-    assert server.client.post("/models", content=b"{").status_code == 400
-    assert server.client.post("/models", content=b"[]").status_code == 400
-    assert server.client.delete("/models/green").status_code == 404
+def test_wrong_methods_and_bodies_are_told(server: Server) -> None:
+    assert server.http.patch("/models").status_code == 405
+    assert server.http.patch("/models/scripted").status_code == 405
+    assert server.http.post("/models", content=b"{").status_code == 400
+    assert server.http.post("/models", content=b"[]").status_code == 400
+    assert server.http.delete("/models/green").status_code == 404
 
 
 def test_without_a_store_nothing_can_be_registered(tmp_path: Path, store: Path) -> None:

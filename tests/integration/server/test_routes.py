@@ -1,31 +1,33 @@
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import json
 import socket
 
 import boto3
 import botocore.config
-import httpx
 import pytest
 
-from tests.support.serving_process import JSON, PROMPT, ServingProcess, body, raw_post, read_all, read_until, wait_until
+from tests.support.client import JSON, body, raw_post, read_all, read_until
+from tests.support.models import PROMPT
+from tests.support.server import Server
+from tests.support.waiting import wait_until
 
 
-def test_ping_names_the_model_and_its_state(server: ServingProcess) -> None:
-    answer = server.client.get("/ping")
+def test_ping_names_the_model_and_its_state(server: Server) -> None:
+    answer = server.http.get("/ping")
     assert (answer.status_code, answer.json()) == (200, {"scripted": {"status": "Healthy"}})
-    assert server.client.head("/ping").status_code == 200
+    assert server.http.head("/ping").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/scripted", "/endpoints/whatever/invocations"])
-def test_every_path_of_a_model_generates(server: ServingProcess, path: str) -> None:
-    answer = server.client.post(path, content=body(5), headers=JSON)
+def test_every_path_of_a_model_generates(server: Server, path: str) -> None:
+    answer = server.http.post(path, content=body(5), headers=JSON)
     assert answer.status_code == 200
     assert PROMPT.startswith(answer.json()["generated_text"].strip())
 
 
-def test_a_stream_joins_to_the_whole_answer(server: ServingProcess) -> None:
+def test_a_stream_joins_to_the_whole_answer(server: Server) -> None:
     whole = server.generate(7).json()["generated_text"]
     answer = server.generate(7, stream=True)
     lines = [json.loads(line) for line in answer.text.splitlines()]
@@ -34,7 +36,7 @@ def test_a_stream_joins_to_the_whole_answer(server: ServingProcess) -> None:
     assert "".join(line["token"]["text"] for line in lines) == lines[-1]["generated_text"] == whole
 
 
-def test_boto3_invokes_an_endpoint(server: ServingProcess) -> None:
+def test_boto3_invokes_an_endpoint(server: Server) -> None:
     config = botocore.config.Config(retries={"max_attempts": 0}, proxies={})
     client = boto3.client(
         "sagemaker-runtime",
@@ -50,8 +52,8 @@ def test_boto3_invokes_an_endpoint(server: ServingProcess) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_an_unknown_path_is_404_in_djls_shape(server: ServingProcess, method: str) -> None:
-    answer = server.client.request(method, "/nowhere")
+def test_an_unknown_path_is_404_in_djls_shape(server: Server, method: str) -> None:
+    answer = server.http.request(method, "/nowhere")
     assert answer.status_code == 404
     assert answer.json() == {
         "code": 404,
@@ -60,64 +62,62 @@ def test_an_unknown_path_is_404_in_djls_shape(server: ServingProcess, method: st
     }
 
 
-def test_an_unknown_model_is_404_and_names_the_loaded_ones(server: ServingProcess) -> None:
-    answer = server.client.post("/predictions/other", content=body(), headers=JSON)
+def test_an_unknown_model_is_404_and_names_the_loaded_ones(server: Server) -> None:
+    answer = server.http.post("/predictions/other", content=body(), headers=JSON)
     assert answer.status_code == 404
     assert "'other'" in answer.json()["message"]
     assert "scripted" in answer.json()["message"]
 
 
 @pytest.mark.parametrize(("method", "path", "allow"), [("GET", "/invocations", "POST"), ("POST", "/ping", "GET")])
-def test_a_wrong_method_is_405_and_names_the_right_one(
-    server: ServingProcess, method: str, path: str, allow: str
-) -> None:
-    answer = server.client.request(method, path)
+def test_a_wrong_method_is_405_and_names_the_right_one(server: Server, method: str, path: str, allow: str) -> None:
+    answer = server.http.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allow)
     assert answer.json()["type"] == "MethodNotAllowedException"
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_body_above_the_limit_is_413(server: ServingProcess, declared: bool) -> None:
+def test_a_body_above_the_limit_is_413(server: Server, declared: bool) -> None:
     content = b" " * 300_000
-    answer = server.client.post("/invocations", content=content if declared else iter([content]), headers=JSON)
+    answer = server.http.post("/invocations", content=content if declared else iter([content]), headers=JSON)
     assert answer.status_code == 413
     assert "max_request_size=200000" in answer.json()["message"]
     assert server.generate().status_code == 200
 
 
-def test_a_websocket_upgrade_is_answered_as_the_get_it_is(server: ServingProcess) -> None:
+def test_a_websocket_upgrade_is_answered_as_the_get_it_is(server: Server) -> None:
     headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "a"}
-    assert server.client.get("/invocations", headers=headers).status_code == 405
+    assert server.http.get("/invocations", headers=headers).status_code == 405
 
 
-def test_the_request_id_is_echoed_or_made(server: ServingProcess) -> None:
-    given = server.client.post("/invocations", content=body(), headers={**JSON, "X-Request-Id": "story-1"})
+def test_the_request_id_is_echoed_or_made(server: Server) -> None:
+    given = server.http.post("/invocations", content=body(), headers={**JSON, "X-Request-Id": "story-1"})
     assert given.headers["x-request-id"] == "story-1"
     assert len(server.generate().headers["x-request-id"]) == 36
-    bad = server.client.post("/invocations", content=b"{", headers={**JSON, "X-Request-Id": "story-2"})
+    bad = server.http.post("/invocations", content=b"{", headers={**JSON, "X-Request-Id": "story-2"})
     assert bad.headers["x-request-id"] == "story-2"
 
 
-def test_a_bad_request_is_424_in_the_handlers_shape(server: ServingProcess) -> None:
-    answer = server.client.post("/invocations", content=b"{", headers=JSON)
+def test_a_bad_request_is_424_in_the_handlers_shape(server: Server) -> None:
+    answer = server.http.post("/invocations", content=b"{", headers=JSON)
     assert answer.status_code == 424
     assert set(answer.json()) == {"error", "code"}
 
 
-def test_a_prompt_that_is_too_long_is_424_with_the_numbers(server: ServingProcess) -> None:
+def test_a_prompt_that_is_too_long_is_424_with_the_numbers(server: Server) -> None:
     content = json.dumps({"inputs": "wolf " * 5000}).encode()
-    answer = server.client.post("/invocations", content=content, headers=JSON)
+    answer = server.http.post("/invocations", content=content, headers=JSON)
     assert answer.status_code == 424
     assert "max_input_len is 4096" in answer.json()["error"]
 
 
-def test_more_sequences_than_there_ever_is_room_for_are_no_overload(server: ServingProcess) -> None:
+def test_more_sequences_than_there_ever_is_room_for_are_no_overload(server: Server) -> None:
     answer = server.generate(2, n=6, do_sample=True)
     assert answer.status_code == 424
     assert "6 sequences" in answer.json()["error"]
 
 
-def test_an_error_of_one_request_is_its_own(server: ServingProcess) -> None:
+def test_an_error_of_one_request_is_its_own(server: Server) -> None:
     whole, streamed = server.generate(77), server.generate(77, stream=True)
     assert whole.status_code == 424
     assert whole.json() == {"error": "scripted error", "code": 424}
@@ -126,19 +126,22 @@ def test_an_error_of_one_request_is_its_own(server: ServingProcess) -> None:
     assert last["details"]["finish_reason"] == "error"
 
 
-def test_metrics_count_requests_tokens_and_ends(server: ServingProcess) -> None:
-    names = ("requests_total", "generated_tokens_total", 'finished_total{reason="length"}', "http_responses_total")
-    before = [server.metric(name) for name in names]
+def test_metrics_count_requests_tokens_and_ends(server: Server) -> None:
+    def counts() -> list[float]:
+        names = ("requests_total", "generated_tokens_total", "http_responses_total")
+        return [*(server.metric(name) for name in names), server.finished("length")]
+
+    before = counts()
     server.generate(6)
-    after = [server.metric(name) for name in names]
-    requests, tokens, lengths, responses = [b - a for a, b in zip(before, after, strict=True)]
+    requests, tokens, responses, lengths = [b - a for a, b in zip(before, counts(), strict=True)]
     assert (requests, tokens, lengths) == (1, 6, 1)
     assert responses >= 1
 
 
-def test_over_capacity_is_503_with_retry_after_and_the_queue_depth(server: ServingProcess) -> None:
-    with concurrent.futures.ThreadPoolExecutor(5) as pool:
-        running = [pool.submit(httpx.post, server.url + "/invocations", content=body(150)) for _ in range(5)]
+def test_over_capacity_is_503_with_retry_after_and_the_queue_depth(server: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(server.connect()).sendall(raw_post(body(1_000_000)))
         wait_until(lambda: server.metric("waiting") == 3)
         refused = server.generate()
         assert refused.status_code == 503
@@ -151,11 +154,11 @@ def test_over_capacity_is_503_with_retry_after_and_the_queue_depth(server: Servi
             "queue_capacity": 3,
         }
         assert server.ping() == 200
-        assert [future.result().status_code for future in running] == [200] * 5
+    wait_until(lambda: server.metric("waiting") == 0)
     assert server.generate().status_code == 200
 
 
-def test_a_connection_is_used_again(server: ServingProcess) -> None:
+def test_a_connection_is_used_again(server: Server) -> None:
     with server.connect() as connection:
         for _ in range(3):
             connection.sendall(raw_post(body(2)))
@@ -164,7 +167,7 @@ def test_a_connection_is_used_again(server: ServingProcess) -> None:
             assert read_until(connection, b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
-def test_pipelined_requests_are_answered_in_order(server: ServingProcess) -> None:
+def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
     with server.connect() as connection:
         ping = b"GET /ping HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
         connection.sendall(raw_post(body(20, stream=True)) + raw_post(body(2)) + ping)
@@ -174,7 +177,7 @@ def test_pipelined_requests_are_answered_in_order(server: ServingProcess) -> Non
     assert stream < whole < pong
 
 
-def test_an_http_1_0_client_gets_its_answer_and_the_end_of_the_connection(server: ServingProcess) -> None:
+def test_an_http_1_0_client_gets_its_answer_and_the_end_of_the_connection(server: Server) -> None:
     with server.connect() as connection:
         connection.sendall(raw_post(body(3), version="1.0"))
         head, _, content = read_all(connection).partition(b"\r\n\r\n")
@@ -185,18 +188,18 @@ def test_an_http_1_0_client_gets_its_answer_and_the_end_of_the_connection(server
         assert b"generated_text" in read_all(connection)
 
 
-def test_a_half_closed_client_is_gone(server: ServingProcess) -> None:
-    before = server.metric('finished_total{reason="cancelled"}')
+def test_a_half_closed_client_is_gone(server: Server) -> None:
+    before = server.finished("cancelled")
     with server.connect() as connection:
         connection.sendall(raw_post(body(2000)))
         wait_until(lambda: server.metric("running") == 1)
         connection.shutdown(socket.SHUT_WR)
         wait_until(lambda: server.metric("running") == 0)
-    assert server.metric('finished_total{reason="cancelled"}') == before + 1
+    assert server.finished("cancelled") == before + 1
 
 
 @pytest.mark.parametrize("part", [0.2, 0.9])
-def test_a_client_that_goes_while_it_sends_leaves_nothing(server: ServingProcess, part: float) -> None:
+def test_a_client_that_goes_while_it_sends_leaves_nothing(server: Server, part: float) -> None:
     request = raw_post(body(5))
     before = server.metric("requests_total")
     with server.connect() as connection:
@@ -205,7 +208,7 @@ def test_a_client_that_goes_while_it_sends_leaves_nothing(server: ServingProcess
     assert server.metric("requests_total") == before + 1
 
 
-def test_what_is_no_http_is_400(server: ServingProcess) -> None:
+def test_what_is_no_http_is_400(server: Server) -> None:
     with server.connect() as connection:
         connection.sendall(b"hello there\r\n\r\n")
         assert read_all(connection).startswith(b"HTTP/1.1 400")
