@@ -7,6 +7,7 @@ install() {
 
 # make_environment VENV PROJECT EXTRA [OPTION ...]: a virtual environment with the project (editable) and one of its
 # extras; the options are those of `uv pip install`.
+# With the Python that PYTHON names, else the first that is new enough.
 # Made once, and again when pyproject.toml has changed. With uv where it can be had (8 s instead of a minute for
 # serving, 25 s instead of 4.5 minutes with torch), else with pip.
 make_environment() {
@@ -16,14 +17,14 @@ make_environment() {
         return
     fi
     python=""
-    for candidate in python3 python3.12 python3.11 python3.10 python3.13; do
+    for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10 python3.13}; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
             python=$candidate
             break
         fi
     done
     if [ -z "$python" ]; then
-        echo "djl-trtllm needs Python 3.10 or newer as python3; none was found" >&2
+        echo "djl-trtllm needs Python 3.10 or newer as ${PYTHON:-python3}; none was found" >&2
         exit 1
     fi
     echo "Setting up $venv (once)" >&2

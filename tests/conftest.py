@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,30 @@ from hypothesis import HealthCheck, settings
 from djl_trtllm.model import Tokenizer, load_tokenizer
 from tests.support import signal_stack
 
-TINY_STORIES = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
+TESTS = Path(__file__).parent
+TINY_STORIES = TESTS.parent / "serving" / "models" / "tiny-stories"
 
 # No test depends on the speed of the machine. HYPOTHESIS_PROFILE=thorough looks for rarer examples.
 settings.register_profile("quick", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+LONG = ("integration", "trtllm", "fakes", "docker", "engine", "executor")
+"""Directories of tests that start processes."""
+
+
+def pytest_configure() -> None:
+    """Where SIGINT is ignored (nohup, a shell's background jobs), programs that tests start would ignore it too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long is begun first, so that several processes end at the same time. Within that the order stays."""
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).parts[0], len(LONG)))
 
 
 @pytest.fixture(scope="session")
