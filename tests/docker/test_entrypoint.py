@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model
-from tests.support.server import free_port
+from tests.support.server import START_SECONDS, free_port
 from tests.support.waiting import wait_until
 
 ENTRYPOINT = Path(__file__).parent.parent.parent / "docker" / "entrypoint.sh"
@@ -52,7 +52,7 @@ def variables(image: Path, **more: str) -> dict[str, str]:
 
 def run(image: Path, *command: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [image / "entrypoint", *command], env=environ, cwd=image, capture_output=True, text=True, timeout=60
+        [image / "entrypoint", *command], env=environ, cwd=image, capture_output=True, text=True, timeout=300
     )
 
 
@@ -83,7 +83,7 @@ def started(command: list[str], environ: Mapping[str, str], log: Path) -> Iterat
 
 def check_served(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """/ping becomes 200, a request is answered, SIGTERM reaches the server itself."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300, trust_env=False) as client:
 
         def ready() -> bool:
             assert process.poll() is None, log.read_text()
@@ -91,7 +91,7 @@ def check_served(process: subprocess.Popen[bytes], port: int, log: Path) -> None
                 return client.get("/ping").status_code == 200
             return False
 
-        wait_until(ready, 60, "/ping 200")
+        wait_until(ready, START_SECONDS, "/ping 200")
         answer = client.post("/invocations", content=body(4), headers=JSON)
         assert answer.status_code == 200 and answer.json()["generated_text"]
         healthy = subprocess.run(
@@ -99,7 +99,7 @@ def check_served(process: subprocess.Popen[bytes], port: int, log: Path) -> None
         )
         assert healthy.returncode == 0
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0, log.read_text()
+    assert process.wait(120) == 0, log.read_text()
 
 
 # -- serve -------------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_healthcheck_without_a_server() -> None:
         [ENTRYPOINT, "healthcheck"],
         env={"PATH": PATH, "SAGEMAKER_BIND_TO_PORT": str(free_port())},
         capture_output=True,
-        timeout=30,
+        timeout=300,
     )
     assert done.returncode != 0
 
@@ -216,7 +216,7 @@ def test_partition_that_cannot_be(image: Path, arguments: list[str], message: st
 def as_nobody(image: Path, *command: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     return subprocess.run(
-        [*user, str(image / "entrypoint"), *command], env=environ, cwd=image, capture_output=True, text=True, timeout=60
+        [*user, str(image / "entrypoint"), *command], env=environ, cwd=image, capture_output=True, text=True, timeout=300
     )
 
 
