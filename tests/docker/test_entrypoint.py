@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.support.client import JSON, body
-from tests.support.models import scripted_model
+from tests.support.models import scripted_model, without_sagemakers_model
 from tests.support.server import START_SECONDS, free_port
 from tests.support.waiting import wait_until
 
@@ -105,6 +105,7 @@ def check_served(process: subprocess.Popen[bytes], port: int, log: Path) -> None
 # -- serve -------------------------------------------------------------------------------------------------------------
 
 
+@without_sagemakers_model
 @pytest.mark.parametrize("command", [["serve"], []], ids=["serve", "without arguments"])
 def test_serve(image: Path, command: list[str]) -> None:
     port = free_port()
@@ -216,7 +217,12 @@ def test_partition_that_cannot_be(image: Path, arguments: list[str], message: st
 def as_nobody(image: Path, *command: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     return subprocess.run(
-        [*user, str(image / "entrypoint"), *command], env=environ, cwd=image, capture_output=True, text=True, timeout=300
+        [*user, str(image / "entrypoint"), *command],
+        env=environ,
+        cwd=image,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub_server import Hub, hub_server
+from tests.support.models import without_sagemakers_model
 from tests.support.s3_server import Store, s3_server, variables
 from tests.support.server import environment, run_cli, serving
 
@@ -18,7 +19,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
-@pytest.mark.skipif(Path("/opt/ml/model").exists(), reason="this machine has a model where SageMaker puts it")
+@without_sagemakers_model
 def test_hf_model_id_is_fetched_and_served_and_nothing_else_is(tiny_stories: Path, tmp_path: Path) -> None:
     hub = Hub({"acme/tiny-stories": files_of(tiny_stories) | {"flax_model.msgpack": b"another format"}})
     with hub_server(hub) as endpoint:

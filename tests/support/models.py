@@ -6,10 +6,16 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.fakes import fake_tensorrt_llm
 
 TINY_STORIES = Path(__file__).parents[2] / "serving" / "models" / "tiny-stories"
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother"
+
+without_sagemakers_model = pytest.mark.skipif(
+    Path("/opt/ml/model").exists(), reason="this machine has a model where SageMaker puts it, which comes first"
+)
 
 
 def scripted_model(directory: Path, script: Mapping[str, object] | None = None, /, **options: object) -> Path:
