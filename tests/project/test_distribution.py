@@ -1,0 +1,188 @@
+"""What is published: a source distribution and a wheel, and a model served from the wheel."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from email.parser import BytesParser
+from pathlib import Path
+
+import httpx
+import pytest
+from packaging.metadata import Metadata
+from packaging.specifiers import SpecifierSet
+
+import djl_trtllm
+from tests.support.uv import uv
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "djl_trtllm"
+LINK = re.compile(r"\]\(([^)]+)\)")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working tree as a developer has it, with what must not be published."""
+    source = tmp_path_factory.mktemp("source") / "tree"
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "models")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    litter = [
+        "scratch.py",
+        "build/lib/djl_trtllm/removed.py",
+        ".venv-test/lib/module.py",
+        "djl_trtllm/__pycache__/a.pyc",
+    ]
+    for name in litter:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("")
+    return source
+
+
+@pytest.fixture(scope="module")
+def dist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where both files are. uv makes the wheel out of the source distribution."""
+    out = tmp_path_factory.mktemp("dist")
+    uv("build", "--out-dir", out, source)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return dist / f"djl_trtllm-{djl_trtllm.__version__}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def sdist(dist: Path) -> Path:
+    return dist / f"djl_trtllm-{djl_trtllm.__version__}.tar.gz"
+
+
+def package_files() -> set[str]:
+    """Every file of the package: modules, py.typed and data."""
+    files = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(ROOT)) for path in files}
+
+
+def test_the_wheel_has_the_package_its_data_and_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    info = f"djl_trtllm-{djl_trtllm.__version__}.dist-info/"
+    assert {name for name in names if not name.startswith(info)} == package_files()
+    assert {"djl_trtllm/py.typed", "djl_trtllm/config/tensorrt_llm_names.json", info + "licenses/LICENSE"} <= names
+
+
+def test_the_source_distribution_has_what_builds_the_wheel_and_the_documents(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
+    root = {
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "PKG-INFO",
+        "README.md",
+        "pyproject.toml",
+        "setup.cfg",
+        "setup.py",
+    }
+    documents = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").iterdir()}
+    assert {name for name in names if not name.startswith("djl_trtllm.egg-info/")} == package_files() | root | documents
+
+
+def test_the_metadata_is_valid(wheel: Path) -> None:
+    text = zipfile.ZipFile(wheel).read(f"djl_trtllm-{djl_trtllm.__version__}.dist-info/METADATA")
+    metadata = Metadata.from_email(text, validate=True)
+    assert str(metadata.version) == djl_trtllm.__version__
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.requires_python == SpecifierSet(">=3.10")
+    assert "Typing :: Typed" in (metadata.classifiers or [])
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.project_urls
+
+
+def links(description: str) -> list[str]:
+    return LINK.findall(description)
+
+
+def test_the_readme_of_the_package_index_has_no_link_to_a_file_that_is_not_there(wheel: Path) -> None:
+    text = zipfile.ZipFile(wheel).read(f"djl_trtllm-{djl_trtllm.__version__}.dist-info/METADATA")
+    description = BytesParser().parsebytes(text).get_payload()
+    assert isinstance(description, str)
+    assert "docs/options.md" in description
+    assert [link for link in links(description) if not link.startswith("https://")] == []
+
+
+def test_with_a_public_repository_the_readme_links_to_it(source: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(source, project)
+    pyproject = (project / "pyproject.toml").read_text()
+    pyproject = pyproject.replace("[project.urls]\n", '[project.urls]\nRepository = "https://example.org/us/here"\n')
+    (project / "pyproject.toml").write_text(pyproject)
+    uv("build", "--sdist", "--out-dir", tmp_path / "dist", project)
+    with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as archive:
+        member = archive.extractfile(f"djl_trtllm-{djl_trtllm.__version__}/PKG-INFO")
+        assert member is not None
+        found = links(member.read().decode())
+    written = [link for link in links((ROOT / "README.md").read_text()) if not link.startswith("https://")]
+    assert written
+    assert [link for link in found if "example.org" in link] == [
+        f"https://example.org/us/here/blob/HEAD/{link}" for link in written
+    ]
+    for link in written:
+        assert (ROOT / link.partition("#")[0]).is_file(), link
+
+
+def test_a_clean_environment_serves_a_model_from_the_wheel(wheel: Path, tiny_stories: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    uv("venv", "--python", sys.executable, environment)
+    uv(
+        "pip",
+        "install",
+        "--python",
+        environment / "bin" / "python",
+        f"djl-trtllm[cpu] @ {wheel.as_uri()}",
+        cwd=tmp_path,
+    )
+    assert not list(environment.glob("lib/python*/site-packages/torch")), "serving needs no torch"
+    shutil.copytree(tiny_stories, tmp_path / "model")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(environment / "bin" / "djl-trtllm"), "serve", "model", "--host", "127.0.0.1", "--port", str(port)]
+    log = tmp_path / "log"
+    # Nothing of this test's own environment: the package has to stand in the new one.
+    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    with log.open("wb") as stderr:
+        server = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=stderr, stderr=stderr)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+            wait_until_ready(client, server, log)
+            request = {"inputs": "Once upon a time, in a dark wood,", "parameters": {"max_new_tokens": 6}}
+            answer = client.post("/invocations", json=request)
+        assert answer.status_code == 200, log.read_text()
+        assert answer.json()["generated_text"].startswith(" there lived")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0, log.read_text()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 180
+    while True:
+        assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+        try:
+            if client.get("/ping").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
