@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 
 from djl_trtllm.executor.protocol import Deframer, FromHost, ToHost, decode_to_host, frame
@@ -23,6 +24,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._deframer = Deframer()
+        self._bodies: deque[bytes] = deque()
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
@@ -49,15 +51,17 @@ class Channel:
                 self._socket.sendall(frame(message))
 
     def receive(self, *, block: bool) -> Iterator[ToHost]:
-        """All messages that have arrived; with `block`, waits for at least some bytes."""
-        while select.select([self._socket], [], [], None if block else 0)[0]:
-            try:
-                data = self._socket.recv(1 << 18)
-            except ConnectionResetError as error:  # it went with something of ours unread
-                raise Disconnected from error
-            if not data:
-                raise Disconnected
-            bodies = self._deframer.feed(data)
-            for body in bodies:
-                yield decode_to_host(body)
-            block = block and not bodies
+        """All messages that have arrived; with `block`, waits for at least one. Those not taken come the next time."""
+        bodies = self._bodies
+        while bodies or select.select([self._socket], [], [], None if block else 0)[0]:
+            if not bodies:
+                try:
+                    data = self._socket.recv(1 << 18)
+                except ConnectionResetError as error:  # it went with something of ours unread
+                    raise Disconnected from error
+                if not data:
+                    raise Disconnected
+                bodies.extend(self._deframer.feed(data))
+            while bodies:
+                block = False
+                yield decode_to_host(bodies.popleft())

@@ -163,7 +163,7 @@ async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
     loop = asyncio.get_running_loop()
     over = threading.Event()
     running = loop.create_task(executor.run(Outbox(send, executor.stats)))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it runs before there are requests
     threading.Thread(target=_watch, args=(channel, executor, loop, end, over), name="engine-watch", daemon=True).start()
     loop.add_reader(channel.fileno(), read)
     try:
@@ -173,8 +173,6 @@ async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
             future.result()
         await executor.close()
     finally:
-        over.set()
-        loop.remove_reader(channel.fileno())
         running.cancel()
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from typing import Any, TypeVar
+
+from typing_extensions import TypeVarTuple, Unpack
 
 from tests.support.virtual_time import VirtualLoop
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _FOR_EVER = 1_000_000.0
 
@@ -21,7 +25,9 @@ class HostLoop(VirtualLoop):
         self.executor_seconds: Callable[[], float] = lambda: 0.0
         super().__init__()
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+    ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
         self.call_later(self.executor_seconds(), self._complete, future, func(*args))
         return future

@@ -1,0 +1,196 @@
+"""The host's end of the socket."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from djl_trtllm.executor import channel as channel_module
+from djl_trtllm.executor.channel import Channel, Disconnected
+from djl_trtllm.executor.protocol import Cancel, Delta, Failed, Ping, Pong, Shutdown, Stats, Step, ToHost, frame
+
+from .host_server import Server
+
+Sockets = list[socket.socket]
+
+
+class Ends:
+    """Both ends of a socket, and the times for which the host's end was waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ours, self.theirs = socket.socketpair()
+        self.server = Server(ours)
+        self.channel = Channel(self.theirs)
+        self.waits: list[float | None] = []
+        self.waits_for_room = 0
+        self.is_full = threading.Event()
+        self._monkeypatch = monkeypatch
+        self._select = select.select
+        monkeypatch.setattr(select, "select", self._noted)
+
+    def _noted(
+        self, read: Sockets, write: Sockets, error: Sockets, timeout: float | None = 60
+    ) -> tuple[Sockets, Sockets, Sockets]:
+        if write:
+            self.waits_for_room += 1
+            self.is_full.set()
+        else:
+            self.waits.append(timeout)
+        return self._select(read, write, error, 60 if timeout is None else timeout)
+
+    def close(self) -> None:
+        self.server.connection.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    made = Ends(monkeypatch)
+    yield made
+    made.close()
+
+
+# -- receiving ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_messages_that_have_arrived_are_given_and_nothing_is_waited_for(ends: Ends) -> None:
+    assert list(ends.channel.receive(block=False)) == []
+    ends.server.send(Ping(), Cancel(3))
+    ends.server.send(Ping())
+    assert list(ends.channel.receive(block=False)) == [Ping(), Cancel(3), Ping()]
+    assert set(ends.waits) == {0}
+
+
+def test_with_block_it_waits_for_a_message_and_for_no_other(ends: Ends) -> None:
+    ends.server.send(Ping())
+    assert list(ends.channel.receive(block=True)) == [Ping()]
+    assert ends.waits == [None, 0]
+
+
+def test_with_block_a_part_of_a_message_is_not_enough(ends: Ends) -> None:
+    sent = frame(Cancel(3))
+    ends.server.connection.sendall(sent[:5])
+    messages = ends.channel.receive(block=True)
+    rest = threading.Timer(0.05, ends.server.connection.sendall, [sent[5:]])
+    rest.start()
+    assert list(messages) == [Cancel(3)]
+    rest.join()
+    assert ends.waits == [None, None, 0]
+
+
+def test_without_block_a_part_of_a_message_is_left_for_the_next_time(ends: Ends) -> None:
+    sent = frame(Cancel(3))
+    ends.server.connection.sendall(sent[:5])
+    assert list(ends.channel.receive(block=False)) == []
+    assert ends.waits == [0, 0]
+    ends.server.connection.sendall(sent[5:])
+    assert list(ends.channel.receive(block=False)) == [Cancel(3)]
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_messages_that_were_not_taken_come_the_next_time(ends: Ends, block: bool) -> None:
+    ends.server.send(Cancel(1), Cancel(2))
+    assert next(ends.channel.receive(block=True)) == Cancel(1)
+    ends.server.send(Shutdown())
+    assert list(ends.channel.receive(block=block)) == [Cancel(2), Shutdown()]
+
+
+def test_the_end_of_the_connection_comes_after_what_was_sent_before(ends: Ends) -> None:
+    ends.server.send(Ping())
+    ends.server.connection.close()
+    got: list[ToHost] = []
+    with pytest.raises(Disconnected):
+        got.extend(ends.channel.receive(block=True))
+    with pytest.raises(Disconnected):
+        list(ends.channel.receive(block=False))
+    assert got == [Ping()] or got == []
+
+
+def test_a_connection_that_is_reset_has_ended(ends: Ends) -> None:
+    ends.channel.send(Pong())
+    ends.server.connection.close()  # with the pong unread
+    with pytest.raises(Disconnected) as caught:
+        list(ends.channel.receive(block=True))
+    assert isinstance(caught.value.__cause__, ConnectionResetError)
+
+
+# -- sending -----------------------------------------------------------------------------------------------------------
+
+
+def big(number: int) -> Step:
+    """A message larger than what lies in a socket."""
+    return Step([Delta(number, [1 << 30] * 200_000)], Stats())
+
+
+def test_a_message_arrives_as_it_is(ends: Ends) -> None:
+    ends.channel.send(Pong())
+    assert ends.server.receive() == Pong()
+    assert ends.channel.fileno() == ends.theirs.fileno()
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_message_is_sent_whole_however_slow_the_server_is(ends: Ends, blocking: bool) -> None:
+    """Where an event loop reads from the socket it does not block, and room is waited for."""
+    ends.theirs.setblocking(blocking)
+    sending = threading.Thread(target=ends.channel.send, args=[big(1)], daemon=True)
+    sending.start()
+    assert blocking or ends.is_full.wait(60)
+    assert ends.server.receive() == big(1)
+    sending.join(60)
+    assert not sending.is_alive()
+    if not blocking:
+        # As often as there was room again, and not all the time.
+        assert 0 < ends.waits_for_room < 1000
+
+
+def test_messages_of_several_threads_are_not_mixed(ends: Ends) -> None:
+    threads = [threading.Thread(target=ends.channel.send, args=[big(number)], daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    messages = [ends.server.receive() for _ in threads]
+    assert sorted(message.deltas[0].request_id for message in messages if isinstance(message, Step)) == [0, 1, 2, 3]
+    assert all(message in [big(number) for number in range(4)] for message in messages)
+
+
+def test_sending_to_a_server_that_is_gone_says_so(ends: Ends) -> None:
+    ends.server.connection.close()
+    with pytest.raises(Disconnected) as caught:
+        ends.channel.send(Pong())
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+# -- the last word -----------------------------------------------------------------------------------------------------
+
+
+def test_the_last_word_arrives(ends: Ends) -> None:
+    ends.theirs.setblocking(False)
+    ends.channel.send_last(Failed("lost"))
+    assert ends.server.receive() == Failed("lost")
+    assert ends.theirs.gettimeout() == 1.0
+
+
+def test_the_last_word_is_given_up_where_the_server_does_not_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "_LAST_WORD_SECONDS", 0.01)
+    ends.channel.send_last(Failed("x" * 1_000_000))
+
+
+def test_the_last_word_is_given_up_where_another_message_is_stuck(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "_LAST_WORD_SECONDS", 0.01)
+    ends.theirs.setblocking(False)
+    stuck = threading.Thread(target=ends.channel.send, args=[big(1)], daemon=True)
+    stuck.start()
+    assert ends.is_full.wait(60)
+    ends.channel.send_last(Failed("lost"))
+    assert ends.server.receive() == big(1)
+    stuck.join(60)
+    ends.channel.send(Pong())
+    assert ends.server.receive() == Pong()  # and nothing was between
+
+
+def test_the_last_word_to_a_server_that_is_gone_is_no_error(ends: Ends) -> None:
+    ends.server.connection.close()
+    ends.channel.send_last(Failed("lost"))
