@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -84,6 +86,17 @@ class Probe:
         await asyncio.sleep(0.05)
         (error,) = self.deaths
         return str(error)
+
+
+def has_ended(process: psutil.Process, seconds: float = 60) -> bool:
+    """Whether a process ends in time. Nobody may be there to collect it: then it stays as a zombie."""
+    for _ in range(round(seconds / 0.01)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+                continue
+        return True
+    return False
 
 
 def children() -> set[psutil.Process]:

@@ -28,6 +28,7 @@ from djl_trtllm.executor.protocol import (
     Step,
     Submit,
     ToHost,
+    frame,
 )
 from djl_trtllm.executor.scripted import ScriptedExecutor
 
@@ -258,10 +259,17 @@ def test_iterations_without_news_send_a_sign_of_life_every_second(monkeypatch: p
             now[0] += 0.25
             return []
 
-    script = Script([request(1)], *([] for _ in range(9)))
+    sent_at: list[float] = []
+
+    class Timed(Script):
+        def send(self, message: FromHost) -> None:
+            super().send(message)
+            sent_at.append(now[0] - 100)
+
+    script = Timed([request(1)], *([] for _ in range(10)))
     follow(script, Prefilling())
-    # At 1.25 and 2.5 seconds: when more than a second has gone by.
     assert script.sent == [Step([], Stats(running=1, kv_usage=1 / 256))] * 2
+    assert sent_at == [1.25, 2.5]  # when more than a second has gone by
 
 
 def test_news_put_the_next_sign_of_life_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +297,18 @@ def test_the_engine_runs_before_the_first_request_and_is_closed_and_then_cancell
     host_.server.send(Shutdown())
     assert host_.ended() is None
     assert engine.closed and engine.cancelled
+
+
+def test_a_message_that_has_arrived_in_part_holds_nothing_up(begin: Begin) -> None:
+    host_ = begin(PushingExecutor(steps_per_second=200), request(1, tokens=1 << 30))
+    host_.server.receive()
+    ping = frame(Ping())
+    host_.server.connection.sendall(ping[:5])
+    for _ in range(20):
+        assert isinstance(host_.server.receive(), Step)
+    host_.server.connection.sendall(ping[5:])
+    while host_.server.receive() != Pong():
+        pass
 
 
 def test_an_engine_that_is_lost_is_not_closed(begin: Begin) -> None:
