@@ -8,6 +8,7 @@ from djl_trtllm.config import Config, KvCacheDType
 from djl_trtllm.engine.citing import cited
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import ModelShape
+from djl_trtllm.model.remote.progress import shown
 
 BLOCK_TOKENS = 32
 """Tokens in one block; OpenVINO's own size on CPUs, it cannot be chosen."""
@@ -94,12 +95,12 @@ def plan_kv_cache(
     if wanted <= share:
         return KvCachePlan(wanted, size, precision, f"{max_sequences} sequences of {max_seq_len} tokens")
     if one <= share:
-        return KvCachePlan(share, size, precision, f"a quarter of {shown_bytes(available_memory)} available memory")
+        return KvCachePlan(share, size, precision, f"a quarter of {shown(available_memory)} available memory")
     if one * size > available_memory:
         raise ConfigError(
             [
-                f"one sequence of {max_seq_len} tokens needs {shown_bytes(one * size)} of KV cache and "
-                f"{shown_bytes(available_memory)} of memory are available: lower {_length_option(config)}"
+                f"one sequence of {max_seq_len} tokens needs {shown(one * size)} of KV cache and "
+                f"{shown(available_memory)} of memory are available: lower {_length_option(config)}"
             ]
         )
     return KvCachePlan(one, size, precision, f"one sequence of {max_seq_len} tokens, more than a quarter of memory")
@@ -116,8 +117,8 @@ def _check_asked(config: Config, blocks: int, size: int | None, decisive: str, a
     if size is not None and blocks * size > available_memory:
         raise ConfigError(
             [
-                f"{cited(config, decisive)} needs {shown_bytes(blocks * size)} of KV cache "
-                f"({size} bytes per {BLOCK_TOKENS} tokens) and {shown_bytes(available_memory)} of memory are available"
+                f"{cited(config, decisive)} needs {shown(blocks * size)} of KV cache "
+                f"({size} bytes per {BLOCK_TOKENS} tokens) and {shown(available_memory)} of memory are available"
             ]
         )
 
@@ -126,11 +127,3 @@ def _length_option(config: Config) -> str:
     if config.is_set("max_seq_len"):
         return cited(config, "max_seq_len")
     return f"{cited(config, 'max_input_len')} or {cited(config, 'max_output_len')}"
-
-
-def shown_bytes(count: int) -> str:
-    """Bytes for a reader: `1.5 GB`, powers of 1000."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} bytes"

@@ -12,12 +12,13 @@ from djl_trtllm.engine import compilers
 from djl_trtllm.engine.citing import cited
 from djl_trtllm.engine.directory import check_engine
 from djl_trtllm.engine.hardware import Hardware
-from djl_trtllm.engine.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache, shown_bytes
+from djl_trtllm.engine.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
 from djl_trtllm.engine.manifest import Manifest, OptionValue, installed_versions
 from djl_trtllm.engine.plan import EnginePlan, common_facts, planned_length, planned_sequences
 from djl_trtllm.engine.spec import OpenVinoSpec
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Kind, Layout, ModelShape
+from djl_trtllm.model.remote.progress import shown
 from djl_trtllm.model.weights import read_header
 
 _MANY_SEQUENCES = 256
@@ -117,7 +118,7 @@ class OpenVinoPlan(EnginePlan):
         if self.kv_cache is None:
             return line
         size = self.kv_cache.block_bytes
-        memory = "" if size is None else f", {shown_bytes(self.kv_cache.blocks * size)}"
+        memory = "" if size is None else f", {shown(self.kv_cache.blocks * size)}"
         return (
             f"{line}; KV cache {self.kv_cache.blocks} blocks of {BLOCK_TOKENS} tokens in {self.kv_cache.precision}"
             f"{memory} ({self.kv_cache.reason}); up to {self.max_sequences} sequences of {self.max_seq_len} tokens, "

@@ -11,12 +11,12 @@ from djl_trtllm.config import Config
 from djl_trtllm.engine.build import build_engine
 from djl_trtllm.engine.cache import EngineCache
 from djl_trtllm.engine.directory import EngineDir
-from djl_trtllm.engine.kv_cache import shown_bytes
 from djl_trtllm.engine.manifest import Manifest
 from djl_trtllm.engine.plan import EnginePlan
 from djl_trtllm.engine.planning import plan_engine
 from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
 from djl_trtllm.model import Layout
+from djl_trtllm.model.remote.progress import shown
 from djl_trtllm.model.remote.s3 import S3Address
 
 _WORTH_TELLING_BYTES = 2 * 10**9
@@ -130,7 +130,7 @@ def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None], cance
 def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:
     size = sum(path.stat().st_size for path in plan.source.glob("*.safetensors"))
     if size > _WORTH_TELLING_BYTES:
-        progress(f"reading {shown_bytes(size)} of weights to identify the checkpoint")
+        progress(f"reading {shown(size)} of weights to identify the checkpoint")
     return plan.checkpoint_identity
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config import Config, load
-from djl_trtllm.engine import Gpu, Hardware
+from djl_trtllm.engine import EngineDir, EnginePlan, Gpu, Hardware, Manifest
+from djl_trtllm.engine.staging import staged
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY, CONTEXT = 2, 4, 2, 16, 128, 512, 256
 HIDDEN = HEADS * HEAD_DIM
@@ -121,6 +122,21 @@ def write_engine_files(path: Path, *, weights: bytes = bytes(1000)) -> Path:
     (path / "openvino_model.xml").write_text(f'<?xml version="1.0"?>\n<net name="m"><layer>{constant}</layer></net>\n')
     (path / "openvino_model.bin").write_bytes(weights)
     return path
+
+
+def built(plan: EnginePlan, out: Path) -> EngineDir:
+    """What compiling a plan of OpenVINO leaves, as far as checks look at it."""
+    with staged(out) as partial:
+        write_engine_files(partial)
+        Manifest.of(
+            partial,
+            backend=plan.backend.value,
+            checkpoint=plan.checkpoint_identity,
+            options=plan.build_options,
+            versions=plan.versions,
+            platform=plan.platform,
+        ).write(partial)
+    return EngineDir(out, plan.backend.value, Manifest.read(out), out)
 
 
 def write_tensorrt_engine(path: Path, *, ranks: int = 1, version: str = "1.2.1", **build: object) -> Path:

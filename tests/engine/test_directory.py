@@ -20,6 +20,41 @@ def test_an_engine_without_a_manifest_is_no_error(directory: Path) -> None:
     assert check_engine(directory) is None
 
 
+def test_a_whole_engine_is_its_manifest(directory: Path) -> None:
+    manifest = Manifest.of(directory, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64")
+    manifest.write(directory)
+    assert check_engine(directory) == manifest
+    assert ir_problems(directory / "openvino_model.xml") == []
+
+
+def test_the_weights_reach_as_far_as_the_furthest_constant(tmp_path: Path) -> None:
+    data = [(0, 10), (500, 100), (20, 30)]
+    constants = "".join(f'<data element_type="f16" offset="{at}" size="{size}" />' for at, size in data)
+    (tmp_path / "model.xml").write_text(f"<net>{constants}</net>\n")
+    (tmp_path / "model.bin").write_bytes(bytes(600))
+    assert ir_problems(tmp_path / "model.xml") == []
+    (tmp_path / "model.bin").write_bytes(bytes(599))
+    assert ir_problems(tmp_path / "model.xml") == ["model.bin: truncated, 599 bytes where model.xml refers to 600"]
+
+
+def test_weights_are_never_empty(tmp_path: Path) -> None:
+    (tmp_path / "model.xml").write_text("<net></net>")
+    (tmp_path / "model.bin").touch()
+    assert ir_problems(tmp_path / "model.xml") == ["model.bin: truncated, 0 bytes where model.xml refers to 1"]
+    (tmp_path / "model.bin").write_bytes(b"x")
+    assert ir_problems(tmp_path / "model.xml") == []
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    (tmp_path / "model.xml").mkdir()
+    (problem,) = ir_problems(tmp_path / "model.xml")
+    assert problem.startswith("model.xml: cannot be read (") and "Is a directory" in problem
+    (tmp_path / "other.xml").write_text("<net></net>")
+    (tmp_path / "other.bin").symlink_to("other.bin")
+    (problem,) = ir_problems(tmp_path / "other.xml")
+    assert problem.startswith("other.bin: ") and "symbolic links" in problem
+
+
 def test_truncated_weights_are_named_with_both_sizes_by_the_manifest(directory: Path) -> None:
     Manifest.of(directory, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64").write(
         directory

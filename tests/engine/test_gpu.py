@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,6 +149,12 @@ def test_where_the_drivers_files_are_hidden_its_devices_count(
     for name in files:
         (tmp_path / name).touch()
     assert visible_gpus({}, driver_files=tmp_path / "hidden", device_files=tmp_path) == ((Gpu(),) * count, None)
+
+
+def test_the_files_are_those_of_the_driver() -> None:
+    parameters = inspect.signature(visible_gpus).parameters
+    assert parameters["driver_files"].default == Path("/proc/driver/nvidia/gpus")
+    assert parameters["device_files"].default == Path("/dev")
 
 
 @pytest.mark.parametrize(

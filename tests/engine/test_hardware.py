@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-import json
-import subprocess
+import importlib
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import psutil
 import pytest
 from packaging.version import Version
 
+from djl_trtllm.engine import hardware
 from djl_trtllm.engine.hardware import Hardware, available_memory, release_of
 
-from .helpers import gpu_machine
+from .helpers import H200, gpu_machine
 
 
 def files(directory: Path, **contents: str) -> Path:
@@ -60,6 +62,12 @@ def test_the_limit_of_a_version_1_group_counts(tmp_path: Path) -> None:
     assert available_memory(root, member(tmp_path, "4:cpu,memory:/app")) == 800_000
 
 
+def test_page_cache_above_the_usage_frees_no_more_than_the_limit(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    files(root, memory__max="1000", memory__current="500", memory__stat="inactive_file 800")
+    assert available_memory(root, member(tmp_path, "0::/")) == 1000
+
+
 def test_usage_above_the_limit_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "cgroup"
     files(root, memory__max="1000", memory__current="2000", memory__stat="")
@@ -71,28 +79,22 @@ def test_without_limits_the_systems_figure_stands(tmp_path: Path) -> None:
         assert 0 < available_memory(tmp_path / "cgroup", membership) <= psutil.virtual_memory().total
 
 
-_PROBE = """
-import json, sys
-from djl_trtllm.engine.hardware import Hardware
-found = Hardware.probe()
-assert "tensorrt_llm" not in sys.modules
-print(json.dumps([found.tensorrt_llm, found.tensorrt, found.engine_backend, found.has_engine_backend]))
-"""
+Probe = Callable[[Path], list[Any]]
 
 
-def probe(site: Path) -> list[Any]:
-    """What a process sees that has `site` on its path; importing TensorRT-LLM there would fail."""
-    # This machine may have the real packages: their absence is a matter of no fake ones being found.
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE],
-        env={"PYTHONPATH": f"{site}:{Path(__file__).parents[2]}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    found: list[Any] = json.loads(done.stdout)
-    return found
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
+    """What a process sees that has a folder on its path; importing TensorRT-LLM there would fail."""
+
+    def look(site: Path) -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [str(site), *sys.path])
+            importlib.invalidate_caches()
+            found = Hardware.probe()
+        assert "tensorrt_llm" not in sys.modules
+        return [found.tensorrt_llm, found.tensorrt, found.engine_backend, found.has_engine_backend]
+
+    return look
 
 
 def install(site: Path, *, engine_backend: bool, **versions: str) -> Path:
@@ -108,23 +110,36 @@ def install(site: Path, *, engine_backend: bool, **versions: str) -> Path:
     return site
 
 
-def test_tensorrt_llm_is_found_without_importing_it(tmp_path: Path) -> None:
+def test_tensorrt_llm_is_found_without_importing_it(tmp_path: Path, probe: Probe) -> None:
     site = install(tmp_path, engine_backend=True, tensorrt_llm="1.2.1", tensorrt="10.14.1.48")
     assert probe(site) == ["1.2.1", "10.14.1.48", True, True]
 
 
-def test_a_tensorrt_llm_without_the_engine_backend_is_told_by_its_files(tmp_path: Path) -> None:
-    assert probe(install(tmp_path, engine_backend=False, tensorrt_llm="1.3.0")) == ["1.3.0", None, False, False]
+def test_a_tensorrt_llm_without_the_engine_backend_is_told_by_its_files(tmp_path: Path, probe: Probe) -> None:
+    assert probe(install(tmp_path, engine_backend=False, tensorrt_llm="1.3.0")) == [
+        "1.3.0",
+        None,
+        False,
+        False,
+    ]
 
 
-def test_a_source_checkout_tells_its_version_in_a_file(tmp_path: Path) -> None:
-    assert probe(install(tmp_path, engine_backend=True, tensorrt_cu13="10.13"))[:2] == ["1.2.0rc8", "10.13"]
+def test_a_source_checkout_tells_its_version_in_a_file(tmp_path: Path, probe: Probe) -> None:
+    assert probe(install(tmp_path, engine_backend=True, tensorrt_cu13="10.13"))[:2] == [
+        "1.2.0rc8",
+        "10.13",
+    ]
+    files(tmp_path / "tensorrt_cu12-10.12.dist-info", METADATA="Name: tensorrt-cu12\nVersion: 10.12\n")
+    assert probe(tmp_path)[1] == "10.13"
+    (tmp_path / "tensorrt_cu13-10.13.dist-info" / "METADATA").unlink()
+    (tmp_path / "tensorrt_cu13-10.13.dist-info").rmdir()
+    assert probe(tmp_path)[1] == "10.12"
     (tmp_path / "tensorrt_llm" / "version.py").unlink()
     assert probe(tmp_path)[0] == "of unknown version"
 
 
 @pytest.mark.skipif(Hardware.probe().tensorrt_llm is not None, reason="TensorRT-LLM is installed here")
-def test_where_tensorrt_llm_is_not_installed_nothing_is_said_of_it(tmp_path: Path) -> None:
+def test_where_tensorrt_llm_is_not_installed_nothing_is_said_of_it(tmp_path: Path, probe: Probe) -> None:
     assert probe(tmp_path) == [None, None, None, False]
 
 
@@ -142,5 +157,15 @@ def test_a_local_version_is_the_release_it_was_built_from() -> None:
     assert release_of("of unknown version") is None and release_of(None) is None
 
 
-def test_probing_this_machine_finds_memory() -> None:
-    assert Hardware.probe().available_memory > 0
+def test_probing_asks_for_gpus_driver_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(hardware, "visible_gpus", lambda environ: ((H200,), environ["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.setattr(hardware, "available_memory", lambda: 77)
+    found = Hardware.probe()
+    assert (found.gpus, found.driver, found.available_memory) == ((H200,), "0", 77)
+
+
+def test_the_limits_are_those_of_this_process() -> None:
+    assert inspect.signature(available_memory).parameters["cgroup"].default == Path("/sys/fs/cgroup")
+    assert inspect.signature(available_memory).parameters["membership"].default == Path("/proc/self/cgroup")
+    assert 0 < available_memory() <= psutil.virtual_memory().total

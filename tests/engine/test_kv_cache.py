@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from djl_trtllm.config import Config
@@ -22,7 +24,8 @@ def test_a_block_holds_keys_and_values_of_32_tokens_in_every_layer() -> None:
     assert block_bytes(SHAPE, "f16") == BLOCK
     assert block_bytes(SHAPE, "f32") == 2 * BLOCK
     assert block_bytes(SHAPE, "u8") == 2 * 2 * 2 * (16 + 8) * 32
-    assert block_bytes(ModelShape(num_layers=2, num_kv_heads=2), "f16") is None
+    for unknown in ("num_layers", "num_kv_heads", "head_dim"):
+        assert block_bytes(replace(SHAPE, **{unknown: None}), "f16") is None, unknown
 
 
 def test_a_sequence_is_charged_one_block_more_than_it_fills() -> None:
@@ -43,6 +46,25 @@ def test_the_default_holds_at_least_one_whole_sequence() -> None:
     plan = planned(configured(), memory=20 * BLOCK)
     assert plan.blocks == 9
     assert plan.longest_sequence == 256
+
+
+def test_each_step_of_the_default_is_taken_to_the_byte() -> None:
+    assert planned(configured(), memory=4 * 36 * BLOCK).reason == "4 sequences of 256 tokens"
+    assert planned(configured(), memory=4 * 36 * BLOCK - 4).reason == "a quarter of 1.2 MB available memory"
+    assert planned(configured(), memory=4 * 9 * BLOCK).reason == "a quarter of 294.9 kB available memory"
+    assert planned(configured(), memory=4 * 9 * BLOCK - 4).reason.startswith("one sequence of 256 tokens, more than a")
+    assert planned(configured(), memory=9 * BLOCK).blocks == 9
+    with pytest.raises(ConfigError, match=r"needs 73\.7 kB of KV cache and 73\.7 kB of memory are available"):
+        planned(configured(), memory=9 * BLOCK - 1)
+
+
+def test_what_is_asked_for_is_taken_to_the_byte() -> None:
+    smallest = configured(max_tokens_in_paged_kv_cache=64)
+    assert planned(smallest, memory=2 * BLOCK).blocks == 2
+    with pytest.raises(ConfigError, match="of memory are available"):
+        planned(smallest, memory=2 * BLOCK - 1)
+    with pytest.raises(ConfigError, match="gives a KV cache of 1 blocks"):
+        planned(configured(max_tokens_in_paged_kv_cache=63))
 
 
 def test_less_memory_than_one_sequence_says_what_to_lower() -> None:

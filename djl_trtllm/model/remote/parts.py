@@ -30,7 +30,6 @@ class PartialFile:
     def __init__(self, path: Path, size: int, etag: str, part_size: int) -> None:
         self.path = path
         self.size = size
-        self.etag = etag
         self.arriving = path.with_name(path.name + _SUFFIX)
         self._journal = path.with_name(path.name + _JOURNAL)
         self._head = _Head(size, etag, part_size)

@@ -59,6 +59,7 @@ def test_of_several_the_one_over_the_whole_content_that_is_cheapest_counts() -> 
 def test_without_one_the_etag_is_an_md5() -> None:
     assert claim_of({"ETag": '"0123"'}, one_part) == Claim("MD5", "0123")
     assert claim_of({"ETag": '"0123-4"'}, lambda: 77) == Claim("MD5", "0123-4", 77)
+    assert claim_of({"ETag": '"X0123X"'}, one_part) == Claim("MD5", "X0123X")
     assert claim_of({"ETag": ""}, one_part) is None
 
 
@@ -117,10 +118,17 @@ def test_the_etag_of_an_upload_in_parts_is_compared(file: Path) -> None:
     assert matches(Claim("MD5", f"{value}-3", 4000), file)
 
 
+def test_an_object_of_one_byte_has_one_part(tmp_path: Path) -> None:
+    (tmp_path / "object").write_bytes(b"x")
+    value = base64.b64encode(of("SHA256", of("SHA256", b"x"))).decode()
+    assert matches(Claim("SHA256", f"{value}-1", 1), tmp_path / "object")
+
+
 def test_an_empty_object_has_one_part(tmp_path: Path) -> None:
     (tmp_path / "object").touch()
     value = base64.b64encode(of("SHA256", of("SHA256", b""))).decode()
-    assert matches(Claim("SHA256", f"{value}-1", 1000), tmp_path / "object")
+    for part_size in (1, 1000):
+        assert matches(Claim("SHA256", f"{value}-1", part_size), tmp_path / "object")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,9 +26,14 @@ def bring(file: PartialFile, *indices: int) -> list[bool]:
     return said
 
 
+def open_files(path: Path | str) -> int:
+    """How many descriptors of this process are of a file."""
+    return sum(os.path.realpath(entry) == str(path) for entry in Path("/proc/self/fd").iterdir())
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "folder" / "model.bin"
+    return tmp_path / "folder" / "below" / "model.bin"
 
 
 def names(path: Path) -> list[str]:
@@ -44,7 +50,10 @@ def test_a_file_arrives_in_parts_in_any_order(path: Path) -> None:
     assert bring(file, 1) == [True]
     assert list(file.crcs()) == [(100, 4), (101, 4), (102, 2)]
     assert names(path) == ["model.bin.arriving", "model.bin.parts"]
-    file.finish()
+    with path.with_name("model.bin.arriving").open("rb") as arriving:
+        assert open_files(arriving.name) == 2
+        file.finish()
+    assert open_files(path) == 0
     assert path.read_bytes() == CONTENT
     assert names(path) == ["model.bin"]
     assert (file.complete, file.missing(), file.missing_bytes, file.missing_blocks) == (True, [], 0, 0)
@@ -77,7 +86,7 @@ def test_parts_of_something_else_are_started_anew(path: Path, other: dict[str, i
     assert names(path) == []
 
 
-@pytest.mark.parametrize("journal", [b"", b"{", b"[]\n", b'{"size":10,"etag":"e","part_size":4}\nbroken\n'])
+@pytest.mark.parametrize("journal", [b"", b"{", b"[]\n", b'{"size":10,"etag":"e","part_size":4}\n["0",1]\n'])
 def test_a_damaged_journal_is_not_believed(path: Path, journal: bytes) -> None:
     bring(file_of(path), 0, 2)
     path.with_name("model.bin.parts").write_bytes(journal)
@@ -109,6 +118,26 @@ def test_what_is_discarded_is_gone(path: Path) -> None:
     assert path.read_bytes() == CONTENT
 
 
+def test_others_may_read_it(path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        file = file_of(path)
+        bring(file, 0, 1, 2)
+        file.finish()
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_journal_that_has_gone_is_no_matter(path: Path) -> None:
+    for end in (PartialFile.discard, PartialFile.finish):
+        file = file_of(path)
+        bring(file, 0, 1, 2)
+        path.with_name("model.bin.parts").unlink()
+        end(file)
+    assert names(path) == ["model.bin"]
+
+
 def test_an_empty_file_has_no_parts(path: Path) -> None:
     file = file_of(path, size=0)
     assert (file.parts, file.missing(), file.missing_bytes) == (0, [], 0)
@@ -117,7 +146,7 @@ def test_an_empty_file_has_no_parts(path: Path) -> None:
 
 
 def test_a_file_that_is_here_is_left_as_it_is(path: Path) -> None:
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.write_bytes(b"here")
     path.with_name("model.bin.arriving").touch()
     file = file_of(path)
@@ -140,7 +169,7 @@ def test_the_disk_is_asked_for_all_of_it_at_once(path: Path) -> None:
 
 def test_what_the_disk_has_of_a_file_with_holes_counts_as_there(path: Path) -> None:
     file = file_of(path, size=1_000_000, part_size=1000)
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     with path.with_name("model.bin.arriving").open("wb") as holes:
         holes.truncate(1_000_000)
         holes.write(b"x" * 8192)

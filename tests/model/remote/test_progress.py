@@ -39,6 +39,31 @@ def test_the_rate_is_that_of_the_last_seconds(clock: SimpleNamespace) -> None:
     assert lines[3].split(", ")[1:] == ["10.0 kB/s", "695 s left"]
 
 
+def test_a_window_ends_after_ten_seconds_and_not_before(clock: SimpleNamespace) -> None:
+    lines: list[str] = []
+    progress = Progress("it", 10_000_000, lines.append)
+    for count in (1_000_000, 0, 0):
+        clock.now += 5
+        progress.add(count)
+    # Fifteen seconds are the first look beyond ten: all of it counts for this line.
+    assert [line.split(", ")[1] for line in lines] == ["200.0 kB/s", "100.0 kB/s", "66.7 kB/s"]
+
+
+def test_a_slow_download_is_told_how_long_it_takes(clock: SimpleNamespace) -> None:
+    lines: list[str] = []
+    progress = Progress("it", 1000, lines.append)
+    clock.now += 10
+    progress.add(5)
+    assert lines == ["it: 5 bytes of 1.0 kB, 0 bytes/s, 1990 s left"]
+
+
+def test_a_clock_that_stands_still_is_no_matter(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(progress_module, "_TELL_EVERY_SECONDS", 0.0)
+    Progress("it", 2000, lines.append).add(1000)
+    assert lines == ["it: 1.0 kB of 2.0 kB, 1.0 MB/s, 0 s left"]
+
+
 def test_where_nothing_arrives_nobody_knows_how_long_it_takes(clock: SimpleNamespace) -> None:
     lines: list[str] = []
     progress = Progress("it", 1000, lines.append)

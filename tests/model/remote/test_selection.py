@@ -32,6 +32,58 @@ def test_one_set_of_weights_and_what_belongs_to_it(present: list[str], left_out:
     assert needed([*left_out, *present]) == sorted(present)
 
 
+FOREIGN = ["msgpack", "h5", "ot", "onnx", "onnx_data", "gguf", "ggml", "tflite", "mlmodel", "pb", "nemo"]
+MEDIA = ["png", "jpg", "jpeg", "gif", "svg", "webp", "mp4", "pdf", "ipynb"]
+FOLDERS = ["original", "onnx", "openvino", "coreml", "tf", "flax", "gguf", "metal", "runs", "logs"]
+OF_TRAINING = [
+    "training_args.bin", "optimizer.bin", "scheduler.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth",
+]  # fmt: skip
+
+
+def test_what_serving_does_not_read_is_left_out() -> None:
+    left_out = [
+        *(f"file.{suffix}" for suffix in (*FOREIGN, *MEDIA)),
+        *(f"{folder}/config.json" for folder in FOLDERS),
+        *(f"{folder}/deeper/config.json" for folder in FOLDERS),
+        *(f"deeper/{folder}/config.json" for folder in FOLDERS),
+        *OF_TRAINING,
+        ".hidden",
+        ".hidden/config.json",
+        "deeper/.hidden",
+    ]
+    kept = ["config.json", "deeper/config.json", "gguf.json", "onnx.txt", "pytorch_model.bin"]
+    assert needed([*left_out, *kept]) == sorted(kept)
+
+
+def test_beside_safetensors_no_pickled_weights_are_needed() -> None:
+    pickled = ["a.bin", "b.pt", "c.pth", "pytorch_model.bin.index.json", "deeper/d.bin", "deeper/e.pt"]
+    assert needed(["model.safetensors", *pickled]) == ["model.safetensors"]
+    assert needed(pickled) == sorted(pickled)
+
+
+def test_only_safetensors_beside_the_configuration_count() -> None:
+    assert needed(["deeper/model.safetensors", "pytorch_model.bin"]) == [
+        "deeper/model.safetensors",
+        "pytorch_model.bin",
+    ]
+    consolidated = ["consolidated.safetensors", "deeper/consolidated.safetensors"]
+    assert needed(consolidated) == consolidated
+    assert needed(["model.safetensors", *consolidated]) == ["deeper/consolidated.safetensors", "model.safetensors"]
+
+
+def test_of_an_engine_everything_is_needed() -> None:
+    engine = ["1/rank0.engine", "1/picture.png", "1/model.onnx", "1/a.bin", "1/consolidated.safetensors"]
+    assert needed([*engine, "model.safetensors", "b.bin"]) == sorted([*engine, "model.safetensors"])
+    openvino = ["openvino/openvino_model.xml", "openvino/openvino_model.bin"]
+    assert needed([*openvino, "model.safetensors"]) == ["model.safetensors", *sorted(openvino)]
+
+
+def test_an_engine_beside_a_checkpoint_does_not_decide_about_its_weights() -> None:
+    assert needed(["rank0.engine", "model.safetensors", "deeper/a.bin"]) == sorted(
+        ["rank0.engine", "model.safetensors", "deeper/a.bin"]
+    )
+
+
 def test_folders_are_not_files() -> None:
     assert needed(["", "sub/", "config.json"]) == ["config.json"]
 
