@@ -1,42 +1,17 @@
-"""`djl-trtllm package`, `deploy` and `cache`."""
+"""`djl-trtllm deploy`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm import cli
-from djl_trtllm.engine.cache import EngineCache
-from tests.engine.cache_entries import build
 from tests.support.moto_server import client, moto_server
 from tests.support.s3_server import variables
 
 runner = CliRunner()
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    (tmp_path / "story").mkdir()
-    (tmp_path / "story" / "serving.properties").write_text("option.model_id=acme/story\n")
-    return tmp_path / "story"
-
-
-def test_package_writes_an_archive(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "model.tar.gz"
-    result = runner.invoke(cli.app, ["package", str(model), "--out", str(out)])
-    assert result.exit_code == 0, result.stderr
-    assert "1 files" in result.stderr and out.is_file()
-
-
-def test_package_refuses_what_serving_would_refuse(model: Path, tmp_path: Path) -> None:
-    (model / "serving.properties").write_text("option.max_input_len=many\n")
-    result = runner.invoke(cli.app, ["package", str(model), "--out", str(tmp_path / "model.tar.gz")])
-    assert result.exit_code == 1
-    assert "option.max_input_len=many" in result.stderr
-    assert not (tmp_path / "model.tar.gz").exists()
 
 
 def test_deploy_dry_run_prints_the_calls_and_sends_none(model: Path) -> None:
@@ -74,17 +49,3 @@ def test_deploy_packs_uploads_and_makes_an_endpoint_and_delete_removes_it(model:
         gone = runner.invoke(cli.app, ["deploy", "--delete", "story"], env=settings)
         assert gone.exit_code == 0, gone.stderr
         assert client(url, "sagemaker").list_endpoints()["Endpoints"] == []
-
-
-def test_cache_lists_verifies_and_prunes(tmp_path: Path) -> None:
-    settings = {"OPTION_ENGINE_CACHE_DIR": str(tmp_path)}
-    build(tmp_path / "openvino-one")
-    listed = runner.invoke(cli.app, ["cache", "ls"], env=settings)
-    assert listed.exit_code == 0 and "openvino-one" in listed.stdout
-    assert runner.invoke(cli.app, ["cache", "verify"], env=settings).exit_code == 0
-    (tmp_path / "openvino-one" / "model.bin").write_bytes(b"damaged")
-    damaged = runner.invoke(cli.app, ["cache", "verify"], env=settings)
-    assert damaged.exit_code == 1 and "model.bin" in damaged.stderr
-    pruned = runner.invoke(cli.app, ["cache", "prune"], env=settings)
-    assert pruned.exit_code == 0 and "0 engines are left" in pruned.stderr
-    assert EngineCache(tmp_path).entries() == []

@@ -1,0 +1,26 @@
+"""`djl-trtllm package`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from djl_trtllm import cli
+
+runner = CliRunner()
+
+
+def test_package_writes_an_archive(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.tar.gz"
+    result = runner.invoke(cli.app, ["package", str(model), "--out", str(out)])
+    assert result.exit_code == 0, result.stderr
+    assert "1 files" in result.stderr and out.is_file()
+
+
+def test_package_refuses_what_serving_would_refuse(model: Path, tmp_path: Path) -> None:
+    (model / "serving.properties").write_text("option.max_input_len=many\n")
+    result = runner.invoke(cli.app, ["package", str(model), "--out", str(tmp_path / "model.tar.gz")])
+    assert result.exit_code == 1
+    assert "option.max_input_len=many" in result.stderr
+    assert not (tmp_path / "model.tar.gz").exists()
