@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,10 +93,10 @@ def finish(
 
 
 def generate(
-    executor: OpenVinoExecutor, prompt: list[int], tokens: int = 16, stop: tuple[int, ...] = (), **s: object
+    executor: OpenVinoExecutor, prompt: list[int], tokens: int = 16, stop: tuple[int, ...] = (), **s: Any
 ) -> Output:
     """One request, alone."""
-    executor.submit(Submit(1, prompt, Sampling(tokens, **s), list(stop)))  # type: ignore[arg-type]
+    executor.submit(Submit(1, prompt, Sampling(tokens, **s), list(stop)))
     return finish(executor)[1]
 
 
@@ -247,10 +248,10 @@ def test_log_probabilities_come_only_when_asked_for(executor: OpenVinoExecutor, 
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_among_others(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    sampled = {"do_sample": True, "temperature": 1.5}
+    sampled: dict[str, Any] = {"do_sample": True, "temperature": 1.5}
     alone = generate(executor, prompt, 24, seed=7, **sampled).ids
     for number, seed in enumerate((7, 8, 2**64 - 1, 7)):
-        executor.submit(Submit(number, prompt, Sampling(24, seed=seed, **sampled)))  # type: ignore[arg-type]
+        executor.submit(Submit(number, prompt, Sampling(24, seed=seed, **sampled)))
     outputs = finish(executor)
     assert outputs[0].ids == outputs[3].ids == alone
     assert len({tuple(output.ids) for output in outputs.values()}) == 3
@@ -269,7 +270,7 @@ def test_top_k_0_is_the_whole_vocabulary_and_1_is_greedy(
     "penalty", [{"repetition_penalty": 2.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}]
 )
 def test_each_penalty_changes_the_output(
-    executor: OpenVinoExecutor, prompt: list[int], penalty: dict[str, float]
+    executor: OpenVinoExecutor, prompt: list[int], penalty: dict[str, Any]
 ) -> None:
     plain = generate(executor, prompt, 60, ignore_eos=True).ids
     assert generate(executor, prompt, 60, ignore_eos=True, **penalty).ids != plain

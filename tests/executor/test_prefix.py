@@ -45,6 +45,13 @@ def test_the_least_recently_used_block_goes_first() -> None:
     assert cache.reused_tokens([1, 1, 1, 1, 0]) == 4
 
 
+def test_a_block_that_is_computed_again_is_used_again() -> None:
+    cache = mirror(capacity=2)
+    for block in (1, 2, 1, 3):
+        cache.remember([block] * 4)
+    assert [cache.reused_tokens([block] * 4 + [0]) for block in (1, 2, 3)] == [4, 0, 4]
+
+
 @given(st.lists(st.lists(st.integers(0, 2), max_size=20), max_size=8), st.lists(st.integers(0, 2), max_size=20))
 def test_without_eviction_it_reuses_the_longest_remembered_beginning(known: list[list[int]], prompt: list[int]) -> None:
     cache = mirror()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,11 @@ from djl_trtllm.executor.protocol import (
     Deframer,
     Delta,
     Failed,
+    Feature,
     Finish,
+    FromHost,
+    Guide,
+    GuideKind,
     Limits,
     Ping,
     Pong,
@@ -23,6 +28,7 @@ from djl_trtllm.executor.protocol import (
     Stats,
     Step,
     Submit,
+    ToHost,
     decode_from_host,
     decode_to_host,
     frame,
@@ -109,3 +115,70 @@ def test_a_frame_above_the_bound_is_refused_before_it_is_read() -> None:
 def test_a_message_for_the_other_direction_is_refused() -> None:
     with pytest.raises(Exception, match="ping"):
         decode_from_host(body_of(frame(Ping())))
+
+
+def test_what_a_message_does_not_say_is_neutral() -> None:
+    assert msgspec.structs.asdict(Sampling(9)) == {
+        "max_new_tokens": 9,
+        "min_new_tokens": 0,
+        "do_sample": False,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": 0,
+        "ignore_eos": False,
+        "logprobs": False,
+        "min_p": 0.0,
+        "no_repeat_ngram_size": 0,
+        "beam_width": 1,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+        "beam_search_diversity_rate": 0.0,
+    }
+    assert Submit(1, [5], Sampling(9)) == Submit(1, [5], Sampling(9), [], [], [], None, None)
+    assert Delta(1, [5]) == Delta(1, [5], None, 0, None, 0)
+    assert Stats() == Stats(0, 0.0, 0, 0, 0, 0.0, 0, 0, 0.0)
+    assert Limits(1, 2, 3, 4).lookahead == 0
+    assert Ready(Limits(1, 2, 3, 4)) == Ready(Limits(1, 2, 3, 4), {}, [])
+    assert Guide(GuideKind.JSON_OBJECT).value == ""
+
+
+def test_the_words_of_the_protocol_are_what_they_are() -> None:
+    """`djl-trtllm` shows them, and logs are searched for them."""
+    assert [feature.value for feature in Feature] == [
+        "logprobs",
+        "free_logprobs",
+        "json",
+        "regex",
+        "grammar",
+        "adapters",
+        "beam_search",
+        "min_p",
+        "no_repeat_ngram",
+        "bad_words",
+    ]
+    assert [kind.value for kind in GuideKind] == ["json_object", "json_schema", "regex", "grammar"]
+    assert [int(finish) for finish in Finish] == [1, 2, 3, 4]
+    assert MAX_FRAME == 256 * 1024 * 1024
+
+
+def test_a_message_is_a_length_and_a_list_that_begins_with_its_name() -> None:
+    """Little: what goes over the socket for each token."""
+    assert frame(Ping()) == b"\x06\x00\x00\x00" + msgspec.msgpack.encode(["ping"])
+    messages: dict[str, ToHost | FromHost] = {
+        "start": Start("scripted", {}),
+        "submit": Submit(1, [5], Sampling(9)),
+        "cancel": Cancel(1),
+        "ping": Ping(),
+        "shutdown": Shutdown(),
+        "ready": Ready(Limits(1, 2, 3, 4)),
+        "step": Step([Delta(1, [5])], Stats()),
+        "pong": Pong(),
+        "failed": Failed("lost"),
+    }
+    decoded = {name: msgspec.msgpack.decode(body_of(frame(message))) for name, message in messages.items()}
+    assert {name: fields[0] for name, fields in decoded.items()} == {name: name for name in messages}
+    assert decoded["step"][1] == [[1, [5], None, 0, None, 0]]

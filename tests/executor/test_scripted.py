@@ -1,12 +1,40 @@
+"""The executor that repeats the prompt. Its clock is played: a pace is kept to the millisecond, and nothing waits."""
+
 from __future__ import annotations
 
-import time
+import os
+import signal
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from djl_trtllm.executor.protocol import Delta, Finish, Limits, Sampling, Stats, Submit
+from djl_trtllm.executor import scripted
+from djl_trtllm.executor.protocol import Delta, Feature, Finish, Limits, Sampling, Stats, Submit
 from djl_trtllm.executor.scripted import ScriptedExecutor
+
+
+class Clock:
+    """Time that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(round(seconds, 6))
+        self.now += seconds
+
+    @property
+    def passed(self) -> float:
+        return round(self.now - 50, 6)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(scripted, "time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now))
+    return made
 
 
 def run(executor: ScriptedExecutor) -> list[Delta]:
@@ -33,9 +61,9 @@ def test_a_stop_id_in_the_prompt_ends_the_sequence_unless_it_is_ignored() -> Non
     executor = ScriptedExecutor()
     submit(executor, 1, 5, stop=[6])
     submit(executor, 2, 3, stop=[6], ignore_eos=True)
-    by_id = {1: [], 2: []}
+    by_id: dict[int, list[tuple[int, int]]] = {1: [], 2: []}
     for delta in run(executor):
-        by_id[delta.request_id].append((*delta.token_ids, delta.finish))
+        by_id[delta.request_id].append((delta.token_ids[0], delta.finish))
     assert by_id == {1: [(5, 0), (6, Finish.END)], 2: [(5, 0), (6, 0), (7, Finish.LENGTH)]}
 
 
@@ -78,20 +106,98 @@ def test_raise_comes_out_of_step() -> None:
         executor.step()
 
 
-def test_a_pace_is_kept_and_not_caught_up_with() -> None:
+@pytest.mark.parametrize(
+    ("action", "asked"),
+    [
+        ("die", ("kill", os.getpid(), signal.SIGKILL)),
+        ("stop", ("kill", os.getpid(), signal.SIGSTOP)),
+        ("exit", ("exit", 3)),
+        ("hang", ("sleep", 1e9)),
+    ],
+)
+def test_a_fault_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch, action: str, asked: tuple[object, ...]) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: calls.append(("kill", *arguments)))
+    monkeypatch.setattr(os, "_exit", lambda *arguments: calls.append(("exit", *arguments)))
+    sleep = SimpleNamespace(sleep=lambda *arguments: calls.append(("sleep", *arguments)), monotonic=lambda: 0.0)
+    executor = ScriptedExecutor(faults=[{"action": action}])
+    monkeypatch.setattr(scripted, "time", sleep)
+    submit(executor, 1, 3)
+    executor.step()
+    executor.step()
+    assert calls == [asked]
+
+
+def test_without_a_pace_nothing_waits(clock: Clock) -> None:
+    executor = ScriptedExecutor()
+    submit(executor, 1, 5)
+    run(executor)
+    assert clock.slept == [0]  # while it loads
+
+
+def test_loading_takes_its_time(clock: Clock) -> None:
+    ScriptedExecutor(start_seconds=3)
+    assert clock.slept == [3]
+
+
+def test_a_pace_is_kept(clock: Clock) -> None:
     executor = ScriptedExecutor(steps_per_second=100)
     submit(executor, 1, 5)
-    started = time.monotonic()
     run(executor)
-    assert time.monotonic() - started >= 0.04
+    assert clock.slept[1:] == [0.01] * 5
+
+
+def test_what_was_held_up_is_caught_up_with(clock: Clock) -> None:
+    executor = ScriptedExecutor(steps_per_second=100)
+    submit(executor, 1, 6)
+    executor.step()
+    clock.now += 0.025
+    run(executor)
+    assert clock.slept[2:] == [0, 0, 0.005, 0.01, 0.01]
+
+
+def test_a_pace_begins_anew_after_idleness_and_goes_on_with_the_next_request(clock: Clock) -> None:
+    executor = ScriptedExecutor(steps_per_second=100)
+    submit(executor, 1, 1)
+    run(executor)
+    clock.now += 5
+    submit(executor, 2, 2)
+    executor.step()
+    clock.now += 0.004
+    submit(executor, 3, 1)
+    executor.step()
+    assert clock.slept[1:] == [0.01, 0.01, 0.006]
+
+
+def test_a_prompt_is_computed_in_the_first_iteration_and_holds_the_others_up(clock: Clock) -> None:
+    executor = ScriptedExecutor(prefill_seconds=0.5)
+    submit(executor, 1, 3)
+    executor.step()
+    assert clock.passed == 0.5
+    executor.step()
+    assert clock.passed == 0.5
+    submit(executor, 2, 3)
+    executor.step()
+    assert clock.passed == 1.0
 
 
 def test_limits_and_statistics_are_those_of_the_script() -> None:
     executor = ScriptedExecutor(max_sequences=4, kv_blocks=9, block_size=16, max_seq_len=100)
     assert executor.limits == Limits(max_sequences=4, kv_blocks=9, block_size=16, max_seq_len=100)
+    assert executor.stats() == Stats()
     submit(executor, 1, 5)
     executor.step()
     assert executor.stats() == Stats(running=1, kv_usage=0.25)
+    for number in range(2, 9):
+        submit(executor, number, 5)
+    assert executor.stats() == Stats(running=8, kv_usage=1.0)
+
+
+def test_it_holds_much_where_the_script_says_nothing() -> None:
+    executor = ScriptedExecutor()
+    assert executor.limits == Limits(max_sequences=256, kv_blocks=0, block_size=32, max_seq_len=1 << 20)
+    assert (executor.details, executor.features) == ({}, [Feature.LOGPROBS, Feature.FREE_LOGPROBS])
+    assert executor.busy is False
 
 
 @pytest.mark.parametrize("options", [{"stepspersecond": 3}, {"faults": [{"action": "explode"}]}])

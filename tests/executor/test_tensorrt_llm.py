@@ -347,6 +347,9 @@ def test_a_request_is_cancelled_wherever_it_is(machine: Machine, backend: str) -
             lookahead=2,
         )
 
+        async def heard(number: int, tokens: int) -> None:
+            await probe.until(lambda: len(probe.tokens(number)) >= tokens)
+
         async def cancelled(number: int) -> None:
             probe.client.cancel(number)
             probe.client.cancel(number)
@@ -371,7 +374,7 @@ def test_a_request_is_cancelled_wherever_it_is(machine: Machine, backend: str) -
         # On the first token, and on the last but one.
         for number, tokens, seen in ((4, LONG, 1), (5, 20, 19)):
             probe.submit(number, tokens, PROMPT)
-            await probe.until(lambda number=number, seen=seen: len(probe.tokens(number)) >= seen)
+            await heard(number, seen)
             probe.client.cancel(number)
             (end,) = await probe.end_of(number)
             assert end in ((Finish.CANCELLED,) if tokens == LONG else (Finish.CANCELLED, Finish.LENGTH))

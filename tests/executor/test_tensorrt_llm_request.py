@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +41,7 @@ class Result:
     async def __anext__(self) -> Result:
         for step in self._steps:
             if step is None:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.001)
                 continue
             step(self)
             return self
@@ -66,20 +67,29 @@ def fail(error: Exception) -> Any:
     return step
 
 
-def followed(result: Result, *, muted: bool = False, **fields: Any) -> list[list[Delta]]:
-    """The messages that come of following a result."""
+def played(act: Callable[[RunningRequest], Awaitable[None]], result: Any, **fields: Any) -> list[list[Delta]]:
+    """The messages that come of a request with a result. `fields` are those of Sampling and of Submit."""
     sampling = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
     steps: list[Step] = []
 
     async def main() -> None:
         message = Submit(1, [5, 6], Sampling(99, **sampling), **fields)
-        request = RunningRequest(message, result, Outbox(steps.append, Stats), Pulse(), END)
-        request.muted = muted
-        await request.follow()
+        await act(RunningRequest(message, result, Outbox(steps.append, Stats), Pulse(), END))
         await asyncio.sleep(0)
 
     asyncio.run(main())
     return [step.deltas for step in steps]
+
+
+def followed(result: Result, *, muted: bool = False, **fields: Any) -> list[list[Delta]]:
+    """The messages that come of following a result."""
+
+    async def follow(request: RunningRequest) -> None:
+        assert not request.muted
+        request.muted = muted
+        await request.follow()
+
+    return played(follow, result, **fields)
 
 
 def test_deltas_carry_what_is_new_and_the_last_one_the_end() -> None:
@@ -194,3 +204,68 @@ def test_beams_are_sequences_of_their_own_delivered_at_the_end() -> None:
 def test_what_a_step_raises_comes_out() -> None:
     with pytest.raises(RuntimeError, match="no such token"):
         followed(Result(say(5), fail(RuntimeError("no such token"))))
+
+
+def test_tokens_of_a_prompt_that_were_cached_are_0_where_the_result_does_not_say() -> None:
+    result = Result(say(5, end="length"))
+    del result.cached_tokens
+    ((delta,),) = followed(result)
+    assert delta.cached_tokens == 0
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_every_response_is_a_sign_of_life(beams: int) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    async def follow(request: RunningRequest) -> None:
+        pulse = request._pulse
+        seen.append((pulse.beats, request.answered))
+        await request.follow()
+        seen.append((pulse.beats, request.answered))
+
+    def finish(result: Result) -> None:
+        for output in result.outputs:
+            output.finish_reason = "length"
+
+    played(follow, Result(say(5), None, say(), finish, beams=beams), beam_width=beams)
+    assert seen == [(0, False), (3, True)]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_request_may_be_ended_from_outside(beams: int) -> None:
+    async def end(request: RunningRequest) -> None:
+        assert request.aborted_for is None
+        request.end(Finish.ERROR, "no room")
+
+    (deltas,) = played(end, None, beam_width=beams)
+    assert deltas == [Delta(1 + number, [], None, Finish.ERROR, "no room") for number in range(beams)]
+
+
+def test_beams_have_log_probabilities_where_they_are_asked_for_and_given() -> None:
+    def finish(logprobs: list[Any]) -> Any:
+        def step(result: Result) -> None:
+            for output in result.outputs:
+                output.token_ids, output.logprobs, output.finish_reason = [5], list(logprobs), "length"
+
+        return step
+
+    def of(logprobs: list[Any], asked: bool) -> list[list[float] | None]:
+        (deltas,) = followed(Result(finish(logprobs), beams=2), beam_width=2, logprobs=asked)
+        return [delta.logprobs for delta in deltas]
+
+    assert of([-0.5], asked=True) == [[-0.5], [-0.5]]
+    assert of([-0.5], asked=False) == of([], asked=True) == [None, None]
+
+
+def test_muted_beams_send_their_ends_and_nothing_else() -> None:
+    def finish(result: Result) -> None:
+        for output in result.outputs:
+            output.token_ids, output.finish_reason = [5], "stop"
+
+    (deltas,) = followed(Result(finish, beams=2), beam_width=2, muted=True)
+    assert deltas == [Delta(1, [], None, Finish.CANCELLED), Delta(2, [], None, Finish.CANCELLED)]
+
+
+def test_a_beam_that_is_missing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        followed(Result(say(5, end="length"), beams=1), beam_width=2)

@@ -50,7 +50,7 @@ def test_every_parameter_is_an_argument_and_neutral_ones_are_none(
 
 
 def test_every_field_of_a_request_is_covered_above() -> None:
-    cases = test_every_parameter_is_an_argument_and_neutral_ones_are_none.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    cases = test_every_parameter_is_an_argument_and_neutral_ones_are_none.pytestmark[0].args[1]
     tried = {name for fields, _ in cases for name in fields} | {"max_new_tokens"}
     assert tried >= set(Sampling.__struct_fields__)
     assert tried >= set(Submit.__struct_fields__) - {"request_id", "prompt_ids", "sampling", "guide", "adapter"}
@@ -83,7 +83,10 @@ def test_arguments_are_fresh_for_each_request() -> None:
         ("1.2.1", "pytorch", {"sampler_type": "TorchSampler"}, False),
         ("1.2.1", "pytorch", {"sampler_type": "TRTLLMSampler"}, True),
         ("1.2.1", "pytorch", {"sampler_type": {"enum": "SamplerType", "name": "TRTLLMSampler"}}, True),
-        ("1.2.1", "pytorch", {"max_beam_width": 4}, True),
+        ("1.2.1", "pytorch", {"max_beam_width": 2}, True),
+        ("1.2.1", "pytorch", {"max_beam_width": 1}, False),
+        ("1.2.1", "pytorch", {"max_beam_width": None}, False),
+        ("1.2.1", "pytorch", {"max_beam_width": 4, "sampler_type": "TorchSampler"}, False),
         ("1.3.0", "pytorch", {}, False),
         ("1.4.0", "pytorch", {}, True),
         ("1.4.0", "autodeploy", {}, True),
