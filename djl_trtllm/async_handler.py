@@ -56,11 +56,7 @@ class Worker:
             loop.call_later(_LAST_WORDS_SECONDS, os._exit, 1)
 
         service = ModelService(model.name, on_failed=failed)
-        try:
-            await service.load(model)
-        except DjlTrtllmError:
-            await service.close()
-            raise
+        await service.load(model)
         settle_garbage_collector()
         return cls(service, model.config.options)
 

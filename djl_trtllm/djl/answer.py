@@ -34,7 +34,7 @@ class Answer:
         self._put = put
         self._codes = codes
         self._framer: Framer | None = None
-        self._unfinished = 0
+        self._unfinished: int
         self._begun = False
 
     def expect(self, framer: Framer, sequences: int) -> None:

@@ -124,11 +124,7 @@ class RollingWorker:
     # -- on the event loop -----------------------------------------------------------------------------------------
 
     async def _load(self) -> None:
-        try:
-            await self._service.load(self._model)
-        except DjlTrtllmError:
-            await self._service.close()
-            raise
+        await self._service.load(self._model)
         settle_garbage_collector()
         self._loaded = True
         self._print_metrics()

@@ -9,8 +9,9 @@ import pytest
 
 from djl_trtllm.batching import Update
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
-from tests.server.answered import Answered, WordFramer, update
+from tests.server.answered import Answered
 from tests.support.virtual_time import in_virtual_time
+from tests.support.word_framer import WordFramer, update
 
 # -- a client that reads -----------------------------------------------------------------------------------------------
 

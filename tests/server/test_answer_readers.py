@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from djl_trtllm.server.answer import start_now
-from tests.server.answered import Answered, update
+from tests.server.answered import Answered
 from tests.support.virtual_time import in_virtual_time
+from tests.support.word_framer import update
 
 
 @in_virtual_time

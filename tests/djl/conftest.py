@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.in_process import Hosts
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Played hosts in the place of executor host processes."""
+    with Hosts().installed() as hosts:
+        yield hosts

@@ -1,0 +1,150 @@
+"""DJL Serving's entry point in rolling batch mode."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from djl_trtllm.djl import rolling
+from djl_trtllm.djl.item import Item
+from djl_trtllm.errors import ExecutorStartError
+from djl_trtllm.executor.protocol import Feature
+from tests.server.application import body
+from tests.support.djl import Input, Output, Reader, Socket, install_djl_python
+from tests.support.in_process import Hosts
+from tests.support.serving_process import scripted_model
+
+NAME = "djl_trtllm.handler"
+ROLLING = {"rolling_batch": "enable"}
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with Hosts().installed() as hosts:
+        hosts.alone = True
+        yield hosts
+
+
+@pytest.fixture
+def handler(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, imported anew."""
+    install_djl_python(monkeypatch)
+    monkeypatch.setattr(rolling, "settle_garbage_collector", lambda: None)
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    module = importlib.import_module(NAME)
+    yield module
+    sys.modules.pop(NAME, None)
+    if (worker := module._worker) is not None:
+        asyncio.run_coroutine_threadsafe(worker._service.close(), worker._loop).result(60)
+        worker._loop.call_soon_threadsafe(worker._loop.stop)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = scripted_model(tmp_path / "model")
+    (path / "adapters" / "dutch").mkdir(parents=True)
+    (path / "adapters" / "dutch" / "adapter_config.json").write_text("{}")
+    return path
+
+
+def loading(model: Path, **properties: str) -> Input:
+    """DJL's first call."""
+    return Input(None, model_dir=str(model), **{**ROLLING, **properties})
+
+
+def answered(output: Any) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Properties and items of a batch's answer, as DJL reads them."""
+    connection = Socket()
+    output.send(connection)
+    assert len(connection.writes) == 1
+    (frame,) = connection.frames
+    assert (frame.code, frame.message) == (200, "OK")
+    return frame.properties, frame.contents
+
+
+def test_without_djl_it_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "djl_python", None)
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    with pytest.raises(ImportError, match=r"djl_trtllm\.handler runs inside DJL Serving's .*djl-trtllm serve"):
+        importlib.import_module(NAME)
+
+
+def test_the_first_call_loads_the_model_and_the_others_bring_requests(handler: Any, model: Path, hosts: Hosts) -> None:
+    assert handler.handle(loading(model)) is None
+    assert handler.handle(loading(model)) is None
+    assert len(hosts.made) == 1
+    request = (body(3, stream=True, output_formatter="none"), {"Content-Type": "application/json"})
+    properties, [item] = answered(handler.handle(Input.batch(1, {0: request})))
+    items = [] if item == {"data": "", "last": "false"} else [item]
+    while not items or items[-1]["last"] != "true":
+        more, [item] = answered(handler.handle(Input.batch(1, {})))
+        properties |= more
+        items.append(item)
+    assert properties == {"batch_0_Content-Type": "text/plain"}
+    assert "".join(item["data"] for item in items).split() == ["the"]
+
+
+def test_items_and_their_headers_go_in_one_write_by_their_place(handler: Any) -> None:
+    items = [None, Item(b"a", properties=(("A", "1"), ("B", "2"))), Item(b"", True, 500, "broken", (("A", "3"),))]
+    output = handler.BatchOutput(items)
+    assert (output.code, output.message) == (200, "OK")
+    properties, contents = answered(output)
+    assert properties == {"batch_1_A": "1", "batch_1_B": "2", "batch_2_A": "3"}
+    assert contents == [
+        {"data": "", "last": "false"},
+        {"data": "a", "last": "false"},
+        {"code": "500", "error": "broken", "data": "", "last": "true"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("no such engine", 500), ("CUDA error: out of memory", 507)], ids=["failed", "no memory"]
+)
+def test_a_model_that_does_not_load_has_a_status(
+    handler: Any, tmp_path: Path, hosts: Hosts, script: str, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts.failures = [ExecutorStartError(script)]
+    output: Output = handler.handle(loading(scripted_model(tmp_path / "model")))
+    assert (output.code, output.message) == (code, script)
+    assert script in caplog.text
+    # DJL may ask again.
+    assert handler.handle(loading(tmp_path / "model")) is None
+
+
+def test_another_mode_is_told(handler: Any, model: Path, hosts: Hosts) -> None:
+    output: Output = handler.handle(loading(model, rolling_batch="disable"))
+    assert (output.code, hosts.made) == (500, [])
+    assert "is for DJL's rolling batch" in output.message
+
+
+def test_a_passive_process_of_mpi_does_nothing(
+    handler: Any, model: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert handler.handle(loading(model)) is None
+    assert hosts.made == []
+
+
+def test_adapters_are_changed_on_the_models_own_loop(handler: Any, model: Path, hosts: Hosts) -> None:
+    hosts.features |= {Feature.ADAPTERS}
+    handler.handle(loading(model))
+
+    def said(call: str) -> dict[str, str]:
+        output: Output = getattr(handler, call)(Input(b"", name="dutch"))
+        return Reader(output.contents["data"]).pairs()
+
+    assert said("unregister_adapter") == {"data": "Adapter dutch unregistered", "last": "true"}
+    assert said("register_adapter") == {"data": "Adapter dutch registered", "last": "true"}
+    assert "cannot be changed" in said("update_adapter")["error"]
+
+
+def test_a_model_is_loaded_before_anything_else_is_asked_of_it(handler: Any) -> None:
+    with pytest.raises(AssertionError, match="DJL loads the model before"):
+        handler.register_adapter(Input(b"", name="dutch"))
