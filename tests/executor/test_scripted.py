@@ -124,6 +124,7 @@ def test_a_fault_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch, action: s
     monkeypatch.setattr(scripted, "time", sleep)
     submit(executor, 1, 3)
     executor.step()
+    assert calls == [asked]
     executor.step()
     assert calls == [asked]
 

@@ -31,6 +31,7 @@ KEPT = {"include_stop_str_in_output": True}
         ({"logprobs": True}, {"logprobs": 1}),
         ({"min_p": 0.1}, {"min_p": 0.1}),
         ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 3}),
+        ({"beam_width": 2}, {**BEAMS, "n": 2, "best_of": 2}),
         ({"beam_width": 3}, BEAMS),
         (
             {"beam_width": 3, "length_penalty": 0.0, "early_stopping": True, "beam_search_diversity_rate": 0.5},
@@ -88,6 +89,7 @@ def test_arguments_are_fresh_for_each_request() -> None:
         ("1.2.1", "pytorch", {"max_beam_width": None}, False),
         ("1.2.1", "pytorch", {"max_beam_width": 4, "sampler_type": "TorchSampler"}, False),
         ("1.3.0", "pytorch", {}, False),
+        ("1.4.0rc0", "pytorch", {}, True),
         ("1.4.0", "pytorch", {}, True),
         ("1.4.0", "autodeploy", {}, True),
     ],
