@@ -29,7 +29,7 @@ from rich.table import Table
 from servers import cpu_seconds, free_port, ours, started
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.fakes import fake_tensorrt_llm
+from tests.fakes.installation import fake_tensorrt_llm
 
 MODEL = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother and there she met the wolf"

@@ -52,20 +52,24 @@ def post(path: str, body: dict[str, Any]) -> bytes:
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
+def _connect(port: int, count: int, poll: select.epoll) -> dict[int, tuple[socket.socket, StreamResult]]:
+    """Connections by their file number, each with an empty result."""
+    sockets = {}
+    for _ in range(count):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sockets[connection.fileno()] = (connection, StreamResult(0.0))
+        poll.register(connection.fileno(), select.EPOLLIN)
+    return sockets
+
+
 def run_streams(
     port: int, requests: list[bytes], *, keep_bodies: bool = False, timeout: float = 300.0
 ) -> list[StreamResult]:
     """Send all requests at once, each on a connection of its own, and read every stream to its end."""
     poll = select.epoll()
-    sockets: dict[int, tuple[socket.socket, StreamResult]] = {}
-    results = []
-    for _ in requests:
-        connection = socket.create_connection(("127.0.0.1", port))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        result = StreamResult(0.0)
-        results.append(result)
-        sockets[connection.fileno()] = (connection, result)
-        poll.register(connection.fileno(), select.EPOLLIN)
+    sockets = _connect(port, len(requests), poll)
+    results = [result for _, result in sockets.values()]
     for (connection, result), request in zip(list(sockets.values()), requests, strict=True):
         result.started = time.perf_counter()
         connection.sendall(request)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config.tensorrt_llm_names import KNOWN_VERSIONS
-from tests.fakes import fake_tensorrt_llm
+from tests.fakes.installation import fake_tensorrt_llm
 
 # Where the fake is not like the real one, and need not be.
 SIMPLER_IN_THE_FAKE = {

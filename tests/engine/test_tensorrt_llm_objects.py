@@ -16,7 +16,7 @@ from djl_trtllm.engine import plan_engine
 from djl_trtllm.engine.tensorrt_llm_plan import TensorRtEnginePlan, TensorRtLlmPlan
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import inspect
-from tests.fakes import fake_tensorrt_llm
+from tests.fakes.installation import fake_tensorrt_llm
 
 from .helpers import configured, gpu_machine
 from .tensorrt_llm_cases import CASES

@@ -18,7 +18,7 @@ from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import Adapter, Feature, Finish, Guide, GuideKind, Sampling, Submit
 from djl_trtllm.executor.tensorrt_llm_sampling import guide_arguments, sampling_arguments
 from djl_trtllm.model import Tokenizer
-from tests.fakes import fake_tensorrt_llm, worker_processes
+from tests.fakes.installation import fake_tensorrt_llm, worker_processes
 
 from .probe import Probe, run_checked
 

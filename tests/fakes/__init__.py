@@ -8,7 +8,3 @@ signature, a queue per request and one wake-up per batch, a task switch per cons
 wrappers and attribute reads of executor/result.py (the PyTorch backend's results read through `__getattr__`). Slots,
 and properties that hand out copies, stand for C++ objects. `programs/cost.py` measures it.
 """
-
-from .installation import fake_tensorrt_llm, worker_processes
-
-__all__ = ["fake_tensorrt_llm", "worker_processes"]

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import fake_tensorrt_llm
+from .installation import fake_tensorrt_llm
 
-SCENARIOS = Path(__file__).parent / "programs" / "scenarios.py"
+_ROOT = Path(__file__).parents[2]
 PROMPT = [5, 6, 7, 8, 9]
 """What scenarios ask for unless they are told another."""
 
@@ -27,7 +27,8 @@ def start(directory: Path, *calls: Call, **installation: Any) -> subprocess.Pope
     """A process that goes through `calls`, with a fake TensorRT-LLM."""
     environ = fake_tensorrt_llm(directory, **installation)
     return subprocess.Popen(
-        [sys.executable, str(SCENARIOS), json.dumps(calls, default=str)],
+        [sys.executable, "-m", "tests.fakes.programs.scenarios", json.dumps(calls, default=str)],
+        cwd=_ROOT,
         env={**os.environ, **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

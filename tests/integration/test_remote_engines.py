@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.helpers import write_checkpoint
-from tests.fakes import fake_tensorrt_llm
+from tests.fakes.installation import fake_tensorrt_llm
 from tests.support.hub_server import Hub, hub_server
 from tests.support.moto_server import BUCKET, client, keys, moto_server
 from tests.support.s3_server import Store, s3_server, variables

@@ -19,7 +19,7 @@ import filelock
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.fakes import fake_tensorrt_llm
+from tests.fakes.installation import fake_tensorrt_llm
 from tests.support.moto_server import BUCKET
 from tests.support.sagemaker_front import Hosted, SageMaker, sagemaker
 from tests.support.server import environment, run_cli

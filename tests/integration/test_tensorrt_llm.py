@@ -15,7 +15,7 @@ import pytest
 
 from djl_trtllm.engine import Manifest
 from tests.engine.helpers import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, write_checkpoint
-from tests.fakes import fake_tensorrt_llm
+from tests.fakes.installation import fake_tensorrt_llm
 from tests.support.server import serving
 
 RUNNING = {

@@ -38,9 +38,9 @@ def test_the_texts_and_tokens_of_a_sequence_join() -> None:
 def test_it_is_complete_when_the_last_sequence_has_ended() -> None:
     kept = answer(n=2)
     kept.frame(update(1, "a", finished=END))
-    assert not kept.complete
+    after_one = kept.complete
     kept.frame(update(0, "b", finished=END))
-    assert kept.complete
+    assert (after_one, kept.complete) == (False, True)
     assert [sequence.text for sequence in kept.sequences] == ["b", "a"]
 
 

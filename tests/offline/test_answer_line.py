@@ -17,8 +17,10 @@ def entry(n: int = 1) -> tuple[Entry, Answer]:
     return Entry("x", request), Answer(0, request, wants_prompt_tokens=False)
 
 
-def ended(text: str, index: int = 0, **finished: object) -> Update:
-    end = Finished(FinishReason.EOS_TOKEN, 2, None, None)._replace(**finished)
+END = Finished(FinishReason.EOS_TOKEN, 2, None, None)
+
+
+def ended(text: str, index: int = 0, end: Finished = END) -> Update:
     return Update(index, [Token(1, text, None, False)], end)
 
 
@@ -51,7 +53,8 @@ def test_further_sequences_follow_the_best() -> None:
 
 def test_a_failure_has_what_was_generated_until_then() -> None:
     asked, answer = entry()
-    answer.frame(ended("half", reason=FinishReason.ERROR, error=GenerationError("broken")))
+    end = END._replace(reason=FinishReason.ERROR, error=GenerationError("broken"))
+    answer.frame(ended("half", end=end))
     line = json.loads(answer_line(asked, answer))
     assert (line["generated_text"], line["finish_reason"], line["tokens"], line["error"]) == (
         "half",

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from djl_trtllm import cli
 from djl_trtllm.model import Tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import fake_tensorrt_llm
+from tests.fakes.installation import fake_tensorrt_llm
 
 TINY_STORIES = Path(__file__).parents[2] / "serving" / "models" / "tiny-stories"
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother"

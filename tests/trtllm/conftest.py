@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from djl_trtllm.config.tensorrt_llm_names import members
-from tests.fakes import fake_tensorrt_llm
+from tests.fakes.installation import fake_tensorrt_llm
 from tests.support import server as cli
 from tests.support.server import Server, running
 

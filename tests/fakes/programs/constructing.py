@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any
 
-from common import PROMPT, attempt, engine_llm, llm_of, made, params, ranks, torch_llm
+from .common import PROMPT, attempt, engine_llm, llm_of, made, params, ranks, torch_llm
 
 
 def signatures() -> Any:
@@ -49,7 +50,7 @@ def types_in_the_table() -> Any:
         member["type"]
         for owner in names.TABLE["owners"].values()
         for member in owner["members"].values()
-        if member["kind"] != "method" and isinstance(attempt(lambda m=member: names.type_of(m)), str)
+        if member["kind"] != "method" and isinstance(attempt(functools.partial(names.type_of, member)), str)
     ]
 
 
@@ -68,6 +69,8 @@ def members_of_results(model: str) -> Any:
 def modules() -> Any:
     """What is found without importing, and what imports."""
     spec = importlib.util.find_spec("tensorrt_llm")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     package = Path(spec.submodule_search_locations[0])
     llmapi = importlib.import_module("tensorrt_llm.llmapi")
     from importlib.metadata import version

@@ -1,5 +1,6 @@
-"""What a streamed token costs in the process of the caller: `python cost.py BACKEND MODEL TOKENS [STREAMS]`.
+"""What a streamed token costs in the process of the caller.
 
+`python -m tests.fakes.programs.cost BACKEND MODEL TOKENS [STREAMS]`, with the fake's environment.
 BACKEND is "engine" or "torch"; MODEL is long enough for TOKENS. Prints CPU microseconds per response: of this process
 (dispatch thread and event loop, with a consumer that only takes the new token ids) and of the worker.
 """
@@ -11,7 +12,7 @@ import json
 import os
 import sys
 
-from common import llm_of, params, ranks
+from .common import llm_of, params, ranks
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
 
     def worker_seconds() -> float:
         times = ranks()[0].cpu_times()
-        return times.user + times.system
+        return float(times.user + times.system)
 
     print(json.dumps(asyncio.run(go())))
     llm.shutdown()

@@ -9,7 +9,7 @@ import signal
 import threading
 from typing import Any
 
-from common import HANGS, KEPT, PROMPT, attempt, llm_of, name_of, params, ranks, read, read_output, torch_llm
+from .common import HANGS, KEPT, PROMPT, attempt, llm_of, name_of, params, ranks, read, read_output, torch_llm
 
 
 def error_is_raised_by_the_iterator(model: str) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from common import KEPT, PROMPT, engine_llm, llm_of, name_of, params, ranks, read, torch_llm
+from .common import KEPT, PROMPT, engine_llm, llm_of, name_of, params, ranks, read, torch_llm
 
 
 def streaming(which: str, model: str, **arguments: Any) -> Any:

@@ -1,4 +1,6 @@
-"""What the tests of the fake do with it, in a process of its own: `python scenarios.py [[NAME, ARGUMENTS], ...]`.
+"""What the tests of the fake do with it, in a process of its own.
+
+`python -m tests.fakes.programs.scenarios [[NAME, ARGUMENTS], ...]`.
 
 A scenario returns what it saw; a list of that is printed as the last line, in JSON.
 """
@@ -9,9 +11,7 @@ import json
 import os
 import sys
 
-import constructing
-import failing
-import requesting
+from . import constructing, failing, requesting
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
@@ -18,7 +18,14 @@ _SHAPE = ("max_seq_len", "max_beam_width", "max_input_len")
 
 
 class BaseLlmArgs(configs.Strict):
-    """Checks that both share."""
+    """Checks that both share. `_model` adds the fields; here and below, annotations say their types."""
+
+    if TYPE_CHECKING:
+        model: str | Path
+        dtype: str
+        tensor_parallel_size: int
+        pipeline_parallel_size: int
+        context_parallel_size: int
 
     @property
     def worker_count(self) -> int:
@@ -39,7 +46,15 @@ class BaseLlmArgs(configs.Strict):
         return self
 
 
+_Args = TypeVar("_Args", bound=BaseLlmArgs)
+
+
 class _TorchArgs(BaseLlmArgs):
+    if TYPE_CHECKING:
+        stream_interval: int
+        enable_iter_perf_stats: bool
+        enable_iter_req_stats: bool
+
     @pydantic.model_validator(mode="after")
     def _check(self) -> Any:
         if self.stream_interval <= 0:
@@ -52,6 +67,12 @@ class _TorchArgs(BaseLlmArgs):
 class _TrtArgs(BaseLlmArgs):
     _format: str = pydantic.PrivateAttr(default=engine_files.HF)
     _mapping: dict[str, int] | None = pydantic.PrivateAttr(default=None)
+
+    if TYPE_CHECKING:
+        kv_cache_config: configs.KvCacheConfigFields
+        guided_decoding_backend: str | None
+        build_config: Any
+        enable_lora: bool
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Any:
@@ -121,7 +142,7 @@ class _TrtArgs(BaseLlmArgs):
 
     def build_config_json(self, config: dict[str, Any]) -> dict[str, Any]:
         """As config.json keeps it: all fields, lengths settled."""
-        data = json.loads(self.build_config.model_dump_json())
+        data: dict[str, Any] = json.loads(self.build_config.model_dump_json())
         for name in ("dry_run", "visualize_network"):
             data.pop(name, None)
         data["max_seq_len"] = data["max_seq_len"] or positions(config)
@@ -131,10 +152,10 @@ class _TrtArgs(BaseLlmArgs):
         return data
 
 
-def _model(owner: str, base: type[BaseLlmArgs]) -> type[BaseLlmArgs] | None:
+def _model(owner: str, base: type[_Args]) -> type[_Args] | None:
     if not names.has(owner):
         return None
-    fields = {
+    fields: dict[str, Any] = {
         name: (names.type_of(member), configs.default_of(member)) for name, member in names.arguments(owner).items()
     }
     return pydantic.create_model(owner.replace(".", "_"), __base__=base, __module__=__name__, **fields)

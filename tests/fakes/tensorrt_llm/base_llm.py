@@ -17,7 +17,7 @@ from .executor import GenerationExecutorProxy, GenerationExecutorWorker
 from .logger import logger
 from .mpi import MpiPoolSession
 from .results import RequestOutput
-from .sampling import SamplingParams
+from .sampling import SamplingParams, SamplingParamsFields
 from .settings import device_count, device_memory, script
 from .tokenizer import load_hf_tokenizer
 from .worker_settings import WorkerSettings
@@ -160,7 +160,7 @@ class BaseLLM:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
         return inputs["prompt"], token_ids
 
-    def _prepare_sampling_params(self, params: Any) -> Any:
+    def _prepare_sampling_params(self, params: Any) -> SamplingParamsFields:
         if params is None:
             params = SamplingParams()
         if not isinstance(params, SamplingParams):
@@ -190,7 +190,8 @@ class BaseLLM:
     # -- the rest ------------------------------------------------------------------------------------------------------
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        return self._executor.get_stats(timeout)
+        stats: list[dict[str, Any]] = self._executor.get_stats(timeout)
+        return stats
 
     def get_stats_async(self, timeout: float | None = 2) -> Any:
         return self._executor.aget_stats(timeout)
@@ -199,8 +200,9 @@ class BaseLLM:
         if getattr(self, "_executor", None) is not None:
             self._executor.shutdown()
             self._executor = None
-        if getattr(self, "mpi_session", None) is not None:
-            self.mpi_session.shutdown()
+        session: MpiPoolSession | None = getattr(self, "mpi_session", None)
+        if session is not None:
+            session.shutdown()
             self.mpi_session = None
 
     @staticmethod
@@ -212,9 +214,8 @@ class BaseLLM:
     def __enter__(self) -> BaseLLM:
         return self
 
-    def __exit__(self, *_: Any) -> bool:
+    def __exit__(self, *_: Any) -> None:
         self.shutdown()
-        return False
 
     def __getstate__(self) -> Any:
         raise RuntimeError("LLM object can not be pickled.")
@@ -279,14 +280,17 @@ class BaseLLM:
     def _tokens_per_block(self, build_config: Any) -> int:
         plugins = getattr(build_config, "plugin_config", None)
         if isinstance(plugins, dict):
-            return plugins.get("tokens_per_block") or 32
-        return getattr(plugins, "tokens_per_block", None) or getattr(self.args.kv_cache_config, "tokens_per_block", 32)
+            size: int | None = plugins.get("tokens_per_block")
+            return size or 32
+        of_engine: int | None = getattr(plugins, "tokens_per_block", None)
+        of_cache: int = getattr(self.args.kv_cache_config, "tokens_per_block", 32)
+        return of_engine or of_cache
 
     def _kv_blocks(self, config: dict[str, Any], build_config: Any) -> int:
         """The smaller of `max_tokens` and what the memory's fraction holds (facts §5.1, §5.2)."""
         cache = self.args.kv_cache_config
         described = pretrained_config(config, "float16", {}, None) if "architecture" not in config else config
-        per_token = 2 * 2 * (described["num_hidden_layers"] or 1) * described["head_size"]
+        per_token: int = 2 * 2 * (described["num_hidden_layers"] or 1) * described["head_size"]
         per_token *= max(1, described["num_key_value_heads"] // self.args.tensor_parallel_size)
         weights = sum(path.stat().st_size for path in Path(self.args.model).glob("*.safetensors"))
         free = max(0, device_memory() - weights // self.args.worker_count - (2 << 30))

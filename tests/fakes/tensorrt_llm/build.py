@@ -224,6 +224,7 @@ def positions(config: dict[str, Any]) -> int:
     """max_position_embeddings, by any of its names; 2048 without one."""
     text = config.get("text_config", config)
     for name in ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"):
-        if text.get(name):
-            return text[name]
+        length: int | None = text.get(name)
+        if length:
+            return length
     return 2048

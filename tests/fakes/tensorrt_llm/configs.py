@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 
@@ -13,7 +13,7 @@ from .settings import SINCE_1_2
 
 def _enum(name: str) -> type[enum.Enum]:
     values = {member: description["default"] for member, description in names.members(name).items()}
-    return enum.Enum(name, values, type=str, module=__name__)
+    return cast("type[enum.Enum]", enum.Enum(name, values, type=str, module=__name__))
 
 
 class Strict(pydantic.BaseModel):
@@ -52,7 +52,12 @@ class _Attributes(Strict):
         return self.model_dump(mode="json")
 
 
-class _KvCacheConfig(Strict):
+class KvCacheConfigFields(Strict):
+    if TYPE_CHECKING:  # `_config` adds the fields.
+        dtype: str
+        free_gpu_memory_fraction: float | None
+        max_attention_window: list[int] | None
+
     @pydantic.model_validator(mode="after")
     def _check(self) -> Any:
         fraction = self.free_gpu_memory_fraction
@@ -64,7 +69,11 @@ class _KvCacheConfig(Strict):
         return self
 
 
-class _CudaGraphConfig(Strict):
+class CudaGraphConfigFields(Strict):
+    if TYPE_CHECKING:
+        batch_sizes: list[int] | None
+        max_batch_size: int
+
     @pydantic.model_validator(mode="after")
     def _check(self) -> Any:
         if self.max_batch_size < 0:
@@ -113,10 +122,10 @@ CONFIGS: dict[str, type[Strict]] = {
     # Those that others name come first.
     "DynamicBatchConfig": Strict,
     "SchedulerConfig": Strict,
-    "KvCacheConfig": _KvCacheConfig,
+    "KvCacheConfig": KvCacheConfigFields,
     "PeftCacheConfig": Strict,
     "ExtendedRuntimePerfKnobConfig": Strict,
-    "CudaGraphConfig": _CudaGraphConfig,
+    "CudaGraphConfig": CudaGraphConfigFields,
     "TorchCompileConfig": Strict,
     "MoeConfig": Strict,
     "CalibConfig": _Plain,

@@ -70,7 +70,7 @@ class Engine:
             logger.warning(f"Request of client_id {request_id} is finished, cannot abort it.")
 
     def _deduce_max_tokens(self, request: GenerationRequest) -> int:
-        max_tokens = request.sampling_params.max_tokens
+        max_tokens: int | None = request.sampling_params.max_tokens
         limit = self.settings.max_seq_len
         length = len(request.prompt_token_ids)
         if limit is None:

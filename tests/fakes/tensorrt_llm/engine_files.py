@@ -35,7 +35,8 @@ def get_model_format(directory: Path) -> str:
 
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a directory."""
-    return json.loads((directory / "config.json").read_text())
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return config
 
 
 def write_rank(directory: Path, rank: int) -> None:

@@ -5,6 +5,7 @@ The second is what TensorRT-LLM uses on one GPU where logits are gathered: then 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import concurrent.futures
 import contextlib
@@ -17,15 +18,15 @@ from collections.abc import Iterator
 from queue import Queue
 from typing import Any
 
-from .engine import Engine
 from .errors import RequestError
 from .ipc import IpcQueue
+from .iteration_results import IterationResult, no_iterations
 from .logger import logger, print_colored
 from .mpi import MpiPoolSession
 from .queues import AsyncQueue, ManagedThread, SyncQueue
 from .requests import CancellingRequest, GenerationRequest
 from .responses import ErrorResponse, is_llm_response
-from .results import GenerationResult, IterationResult, no_iterations
+from .results import GenerationResult
 from .worker import load_engine, worker_main
 from .worker_settings import WorkerSettings
 
@@ -113,7 +114,7 @@ class GenerationExecutor:
     def _dispatch(self, responses: list[Any]) -> None:
         """Into the requests' queues, and one wake-up of their loop."""
         async_queues = []
-        event_loop = None
+        event_loop: asyncio.AbstractEventLoop | None = None
         for response in responses:
             client_id = response.client_id
             result_queue = self._results[client_id].queue
@@ -125,7 +126,7 @@ class GenerationExecutor:
                 result_queue.put(response)
             if (is_llm_response(response) and response.result.is_final) or isinstance(response, ErrorResponse):
                 self._results.pop(client_id)
-        if async_queues:
+        if event_loop is not None:
             try:
                 SyncQueue.notify_many(event_loop, async_queues)
             except AsyncQueue.EventLoopShutdownError:
@@ -287,7 +288,7 @@ class GenerationExecutorWorker(GenerationExecutor):
     def __init__(self, settings: WorkerSettings) -> None:
         super().__init__()
         logger.warning("Using single process worker for TP1, this may hurt streaming generation performance.")
-        self._engine: Engine | None = load_engine(settings, 0)
+        self._engine = load_engine(settings, 0)
         self._inbox: Queue[Any] = Queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -305,9 +306,8 @@ class GenerationExecutorWorker(GenerationExecutor):
         return result
 
     def abort_request(self, request_id: int) -> None:
-        if self._engine is not None:
-            with self._lock:
-                self._engine.cancel(request_id)
+        with self._lock:
+            self._engine.cancel(request_id)
 
     def _run(self) -> None:
         while not self.doing_shutdown:

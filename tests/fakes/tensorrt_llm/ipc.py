@@ -9,7 +9,7 @@ import pickle
 import select
 import threading
 from collections import deque
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 
@@ -17,11 +17,11 @@ class IpcQueue:
     """The server side makes the address and its key; the client connects to them."""
 
     def __init__(self, directory: str | None = None, name: str = "", address: tuple[str, bytes] | None = None) -> None:
-        self._listener = None
+        self._listener: Listener | None = None
+        self._connection: Connection | None = None
         if address is None:
             address = (f"{directory}/{name}", os.urandom(32))
             self._listener = Listener(address[0], "AF_UNIX")
-            self._connection = None
         else:
             self._connection = Client(address[0], "AF_UNIX")
         self.address = address
@@ -32,9 +32,10 @@ class IpcQueue:
 
     def accept(self, timeout: float) -> bool:
         """The server side: wait for the client, for so many seconds."""
-        ready, _, _ = select.select([self._listener._listener._socket], [], [], timeout)
+        listener: Any = self._listener
+        ready, _, _ = select.select([listener._listener._socket], [], [], timeout)
         if ready:
-            self._connection = self._listener.accept()
+            self._connection = listener.accept()
         return bool(ready)
 
     def put(self, item: Any) -> None:
@@ -47,12 +48,14 @@ class IpcQueue:
 
     def put_blocking(self, item: Any) -> None:
         """Waits while the other side does not read: an engine without a pace is as fast as its reader."""
+        assert self._connection is not None
         self._connection.send_bytes(self._sign(pickle.dumps(item)))
 
     def _sign(self, data: bytes) -> bytes:
         return data + hmac.new(self._key, data, hashlib.sha256).digest()
 
     def _send(self) -> None:
+        assert self._connection is not None
         while True:
             self._wake.wait()
             self._wake.clear()
@@ -62,10 +65,12 @@ class IpcQueue:
                 except OSError:
                     return
 
-    def poll(self, timeout: float = 0.0) -> bool:
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        assert self._connection is not None
         return self._connection.poll(timeout)
 
     def get(self) -> Any:
+        assert self._connection is not None
         data = self._connection.recv_bytes()
         message = data[:-32]
         if not hmac.compare_digest(hmac.new(self._key, message, hashlib.sha256).digest(), data[-32:]):

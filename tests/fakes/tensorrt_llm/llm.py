@@ -25,7 +25,7 @@ class LLM(BaseLLM):
             self._owner, self._args_class, self._backend = "LLM.autodeploy", AutoDeployLlmArgs, backend
         elif backend != "pytorch":
             raise ValueError(f"backend {backend} is not supported.")
-        if TrtLlmArgs is not None:
+        if TrtLlmArgs is not None and TorchLlmArgs is not None:
             specific = [n for n in kwargs if n in TrtLlmArgs.model_fields and n not in TorchLlmArgs.model_fields]
             if specific:
                 raise ValueError(

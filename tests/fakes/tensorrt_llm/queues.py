@@ -14,6 +14,8 @@ from typing import Any
 
 from .logger import logger
 
+NO_LOOP = "The asyncio event loop was not present during initialization, so async operations are not available."
+
 
 def has_event_loop() -> bool:
     """Whether an asyncio loop runs in the calling thread."""

@@ -22,7 +22,7 @@ class _LoRARequest:
             raise ValueError(f"lora_path ({self.lora_path}) does not exist.")
 
     def explicit_fields(self) -> tuple[str, ...]:
-        return tuple(f.name for f in fields(self) if f.name != "lora_ckpt_source" or self.lora_ckpt_source != "hf")
+        return tuple(field.name for field in fields(self))
 
     @property
     def adapter_id(self) -> int:
@@ -46,18 +46,26 @@ class _LoRARequestWithSource(_LoRARequest):
         if self.lora_ckpt_source not in ("hf", "nemo"):
             raise ValueError(f"lora_ckpt_source must be one of ['hf', 'nemo'], got '{self.lora_ckpt_source}'")
 
+    def explicit_fields(self) -> tuple[str, ...]:
+        explicit = _LoRARequest.explicit_fields(self)
+        return tuple(name for name in explicit if name != "lora_ckpt_source" or self.lora_ckpt_source != "hf")
+
 
 LoRARequest = _LoRARequestWithSource if _CHECKPOINT_SOURCE else _LoRARequest
 LoRARequest.__name__ = LoRARequest.__qualname__ = "LoRARequest"
 
 
 class GenerationRequest:
+    id: int
+    """Of the executor, when it registers the request."""
+    max_new_tokens: int
+    """Of the engine, when it takes the request."""
+
     def __init__(self, prompt_token_ids: list[int], sampling_params: Any, lora_request: Any, streaming: bool) -> None:
         if not isinstance(prompt_token_ids, list):
             raise TypeError(
                 f"prompt_token_ids ({prompt_token_ids}) should be an instance of torch.Tensor, np.ndarray or list"
             )
-        self.id: int | None = None
         self.prompt_token_ids = prompt_token_ids
         self.sampling_params = sampling_params
         self.lora_request = lora_request

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
-import json
 import traceback
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from queue import Empty, Queue
+from queue import Queue
 from typing import Any
 from weakref import WeakMethod
 
-from .queues import AsyncQueue, has_event_loop
+from .queues import NO_LOOP, AsyncQueue, has_event_loop
+from .requests import GenerationRequest
 from .responses import ErrorResponse, FinishReason, ResponseWrapper, is_llm_response
 from .settings import SINCE_1_2
-
-_NO_LOOP = "The asyncio event loop was not present during initialization, so async operations are not available."
 
 
 @contextlib.contextmanager
@@ -48,9 +45,9 @@ class Logprob:
 class CompletionOutput:
     index: int
     text: str = ""
-    token_ids: list[int] | None = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[Any] | None = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
     prompt_logprobs: list[Any] | None = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -86,7 +83,7 @@ class CompletionOutput:
 class GenerationResult:
     """What the executor hands out for a request. Every step changes it in place."""
 
-    def __init__(self, request: Any, background_error_handler: Any, executor: Any) -> None:
+    def __init__(self, request: GenerationRequest, background_error_handler: Any, executor: Any) -> None:
         self.id = request.id
         self.sampling_params = request.sampling_params
         self.disaggregated_params = None
@@ -106,7 +103,7 @@ class GenerationResult:
         self._background_error_handler = WeakMethod(background_error_handler)
         self._generation_request = request
         self._streaming = request.streaming
-        self._executor = weakref.ref(executor)
+        self._executor: Callable[[], Any] = weakref.ref(executor)
         self._aborted = False
         self.tokenizer: Any = None
 
@@ -169,7 +166,7 @@ class GenerationResult:
         self._handle_response(self.queue.get())
 
     async def _aresult_step(self) -> None:
-        assert self.aqueue is not None, _NO_LOOP
+        assert self.aqueue is not None, NO_LOOP
         self._handle_response(await self.aqueue.get())
 
     def result(self, timeout: float | None = None) -> GenerationResult:
@@ -259,21 +256,8 @@ class GenerationResult:
             output.token_ids.extend(result.output_token_ids[source])
         if result.cum_log_probs is not None:
             output.cumulative_logprob = result.cum_log_probs[source]
-        if logprobs and logprobs.prompt is not None:
-            output.prompt_logprobs = logprobs.prompt
-        if logprobs and logprobs.generation is not None:
-            if SINCE_1_2:
-                output._last_logprobs_len = len(output.logprobs)
-                output.logprobs += logprobs.generation
-            else:
-                output.logprobs = logprobs.generation
-        elif result.log_probs is not None:
-            output._last_logprobs_len = len(output.logprobs)
-            output.logprobs += result.log_probs[source][output._last_logprobs_len :]
-            if finish_reasons[source] != FinishReason.CANCELLED:
-                if len(output.logprobs) > output.length:
-                    output.logprobs = output.logprobs[: output.length]
-                assert len(output.logprobs) == output.length
+        if logprobs or result.log_probs is not None:
+            self._add_logprobs(output, result.log_probs, source, finish_reasons, logprobs)
         if result.generation_logits is not None:
             output.generation_logits = result.generation_logits[source, : output.length]
         if getattr(result, "additional_context_outputs", None) is not None:
@@ -288,6 +272,25 @@ class GenerationResult:
         if self._done:
             self._finish(output, finish_reasons[source])
             self.record_stats(output)
+
+    def _add_logprobs(
+        self, output: CompletionOutput, beams: Any, source: int, finish_reasons: list[FinishReason], logprobs: Any
+    ) -> None:
+        if logprobs and logprobs.prompt is not None:
+            output.prompt_logprobs = logprobs.prompt
+        if logprobs and logprobs.generation is not None:
+            if SINCE_1_2:
+                output._last_logprobs_len = len(output.logprobs)
+                output.logprobs += logprobs.generation
+            else:
+                output.logprobs = logprobs.generation
+        elif beams is not None:
+            output._last_logprobs_len = len(output.logprobs)
+            output.logprobs += beams[source][output._last_logprobs_len :]
+            if finish_reasons[source] != FinishReason.CANCELLED:
+                if len(output.logprobs) > output.length:
+                    output.logprobs = output.logprobs[: output.length]
+                assert len(output.logprobs) == output.length
 
     def _finish(self, output: CompletionOutput, reason: FinishReason) -> None:
         if reason == FinishReason.END_ID:
@@ -348,6 +351,8 @@ class RequestOutput(GenerationResult):
             "GenerationExecutor. Users are not expected to create RequestOutput directly."
         )
 
+    _prompt: str | None
+
     @classmethod
     def _from_generation_result(cls, result: GenerationResult, prompt: str | None, tokenizer: Any) -> RequestOutput:
         output = cls.__new__(cls)
@@ -363,51 +368,3 @@ class RequestOutput(GenerationResult):
     def __repr__(self) -> str:
         names = ("request_id", "prompt", "prompt_token_ids", "outputs", "finished", "mm_embedding_handle")
         return f"RequestOutput({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
-
-
-class IterationResult:
-    """Iteration statistics as they come. Ended by a timeout, it stays ended until the next request (facts §2.6)."""
-
-    def __init__(self) -> None:
-        self._done = False
-        self._timeout: float | None = 2
-        if has_event_loop():
-            self.aqueue: AsyncQueue | None = AsyncQueue()
-            self.queue: Any = self.aqueue.sync_q
-        else:
-            self.queue = Queue()
-            self.aqueue = None
-
-    def set_timeout(self, timeout: float | None) -> None:
-        self._timeout = timeout
-
-    def mark_undone(self) -> None:
-        self._done = False
-
-    def get_results(self) -> list[dict[str, Any]]:
-        results = []
-        while not self._done:
-            try:
-                results.append(json.loads(self.queue.get(timeout=self._timeout)))
-            except Empty:
-                self._done = True
-        return results
-
-    def __aiter__(self) -> IterationResult:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        if self._done:
-            raise StopAsyncIteration
-        assert self.aqueue is not None, _NO_LOOP
-        try:
-            return json.loads(await self.aqueue.get(timeout=self._timeout))
-        except asyncio.TimeoutError:
-            self._done = True
-            raise StopAsyncIteration from None
-
-
-async def no_iterations() -> AsyncIterator[dict[str, Any]]:
-    """Statistics before the first request."""
-    return
-    yield {}

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import field, fields, make_dataclass
-from typing import Any, ClassVar
+from dataclasses import Field, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from . import names
 
 
 class _Explicit:
-    """Remembers which fields were passed."""
+    """Remembers which fields were passed.
 
-    __slots__ = ("_explicit",)
+    `_from_table` adds the fields and their slots; the annotations are their types.
+    """
+
+    HIDDEN: ClassVar[dict[str, Any]]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    _explicit: tuple[str, ...]
+    if not TYPE_CHECKING:
+        __slots__ = ("_explicit",)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         instance = object.__new__(cls)
@@ -24,7 +31,10 @@ class _Explicit:
         return self._explicit
 
 
-def _from_table(name: str, base: type) -> type:
+_Base = TypeVar("_Base", bound=_Explicit)
+
+
+def _from_table(name: str, base: type[_Base]) -> type[_Base]:
     specified = [
         (member_name, names.type_of(member), field(default=member["default"]))
         for member_name, member in names.arguments(name).items()
@@ -36,8 +46,14 @@ def _from_table(name: str, base: type) -> type:
 
 
 class _GuidedDecodingParams(_Explicit):
-    __slots__ = ()
     HIDDEN: ClassVar[dict[str, Any]] = {}
+    json: str | dict[str, Any] | None
+    regex: str | None
+    grammar: str | None
+    json_object: bool
+    structural_tag: str | None
+    if not TYPE_CHECKING:
+        __slots__ = ()
 
     def _validate(self) -> None:
         guides = sum(bool(getattr(self, guide.name)) for guide in fields(self))
@@ -59,8 +75,7 @@ class _GuidedDecodingParams(_Explicit):
         return None
 
 
-class _SamplingParams(_Explicit):
-    __slots__ = ()
+class SamplingParamsFields(_Explicit):
     HIDDEN: ClassVar[dict[str, Any]] = {
         "_bad_word_ids": None,
         "_stop_word_ids": None,
@@ -68,6 +83,33 @@ class _SamplingParams(_Explicit):
         "_context_logits_auto_enabled": False,
         "_generation_logits_auto_enabled": False,
     }
+    n: int
+    best_of: int | None
+    use_beam_search: bool
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    max_tokens: int | None
+    end_id: int | None
+    pad_id: int | None
+    bad: str | list[str] | None
+    stop: str | list[str] | None
+    stop_token_ids: list[int] | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    return_context_logits: bool
+    return_generation_logits: bool
+    return_perf_metrics: bool
+    add_special_tokens: bool
+    truncate_prompt_tokens: int | None
+    guided_decoding: _GuidedDecodingParams | None
+    _bad_word_ids: list[list[int]] | None
+    _stop_word_ids: list[list[int]] | None
+    _stream_interval: int | None
+    _context_logits_auto_enabled: bool
+    _generation_logits_auto_enabled: bool
+    if not TYPE_CHECKING:
+        __slots__ = ()
 
     def __post_init__(self) -> None:
         if self.pad_id is None:
@@ -118,7 +160,7 @@ class _SamplingParams(_Explicit):
         texts = getattr(self, kind)
         if texts is None:
             return words
-        ids = getattr(self, f"_{kind}_word_ids")
+        ids: list[list[int]] | None = getattr(self, f"_{kind}_word_ids")
         if ids is None:
             raise RuntimeError(
                 f"SamplingParams.{kind} ({texts}) is not processed by tokenizer, please call the setup method."
@@ -144,5 +186,5 @@ def _strings(texts: str | list[str]) -> list[str]:
 
 GuidedDecodingParams = _from_table("GuidedDecodingParams", _GuidedDecodingParams)
 names.NAMESPACE["GuidedDecodingParams"] = GuidedDecodingParams
-SamplingParams = _from_table("SamplingParams", _SamplingParams)
+SamplingParams = _from_table("SamplingParams", SamplingParamsFields)
 names.NAMESPACE["SamplingParams"] = SamplingParams

@@ -61,7 +61,7 @@ class Sequence:
         self.finish = int(FinishReason.NOT_FINISHED)
         self._min_tokens = params.min_tokens or 0
         self._end_id = -1 if params.ignore_eos else params.end_id
-        self._eos = params.end_id if params.end_id is not None and params.end_id >= 0 else settings.eos
+        self._eos: int | None = params.end_id if params.end_id is not None and params.end_id >= 0 else settings.eos
         # The engine's sampling kernels do not count the end token as output; the PyTorch sampler does.
         self._includes_end = settings.pytorch
         self._stops = params._get_stop_words()
@@ -71,13 +71,15 @@ class Sequence:
             self._shift += request.lora_request.adapter_id
         self._guided = self._scripted_end(settings)
         asked = (None, params.max_tokens)
-        self._faults = [f for f in settings.script["faults"] if f.get("max_new_tokens") in asked and not index]
+        faults: list[dict[str, Any]] = settings.script["faults"]
+        self._faults = [f for f in faults if f.get("max_new_tokens") in asked and not index]
 
     def _scripted_end(self, settings: WorkerSettings) -> dict[int, int]:
         """Place -> token, where it is not the prompt's: what a guide leads to, or the end token."""
         end_after = settings.script["end_after"]
         if self.params.guided_decoding is not None and self.params.guided_decoding._kind():
-            return dict(enumerate([*settings.guided_ids, self._eos]))
+            end = [] if self._eos is None else [self._eos]
+            return dict(enumerate([*settings.guided_ids, *end]))
         if end_after is None or self._eos is None:
             return {}
         return {max(end_after, self._min_tokens): self._eos}

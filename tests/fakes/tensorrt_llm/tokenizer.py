@@ -41,17 +41,20 @@ class TransformersTokenizer:
         if isinstance(token, dict):
             token = token.get("content")
         if token is not None:
-            return self._tokenizer.token_to_id(token)
-        found = model.get(f"{kind}_token_id")
+            token_id: int | None = self._tokenizer.token_to_id(token)
+            return token_id
+        found: int | list[int] | None = model.get(f"{kind}_token_id")
         return found[0] if isinstance(found, list) else found
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids
 
     def decode(
         self, token_ids: list[int], skip_special_tokens: bool = False, spaces_between_special_tokens: bool = True
     ) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
 
     def decode_incrementally(
         self,

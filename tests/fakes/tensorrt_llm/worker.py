@@ -62,9 +62,8 @@ def worker_main(
     rank: int, settings: WorkerSettings, addresses: tuple[tuple[str, bytes], ...], world_size: int, barrier: str
 ) -> None:
     """Ends when the proxy says so; an error of the engine is the future's."""
-    requests = status = results = stats = None
-    if rank == 0:
-        requests, status, results, stats = (IpcQueue(address=address) for address in addresses)
+    # Requests, status, results and statistics.
+    queues = [IpcQueue(address=address) for address in addresses] if rank == 0 else []
     peers: list[Connection] = []
     try:
         engine = load_engine(settings, rank)
@@ -72,12 +71,13 @@ def worker_main(
     except Exception as error:
         logger.error(f"Failed to initialize executor on rank {rank}: {error}")
         logger.error(traceback.format_exc())
-        if status is not None:
-            status.put_blocking((error, traceback.format_exc()))
+        if queues:
+            queues[1].put_blocking((error, traceback.format_exc()))
         return
     if rank:
         _follow(peers[0])
         return
+    requests, status, results, stats = queues
     status.put_blocking((None, None))
     try:
         _lead(engine, peers, requests, results, stats)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes import worker_processes
+from tests.fakes.installation import worker_processes
 from tests.support.client import body, raw_post, read_all, read_until
 from tests.support.models import tensorrt_llm_model
 from tests.support.pinging import Pinging

@@ -1,0 +1,1 @@
+"""What processes with the fake do; run as modules, with the fake installed."""
