@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -12,6 +13,8 @@ from djl_trtllm.executor import client as client_module
 
 from .host_loop import HostLoop, run_with_loop
 from .played_host import PlayedEnvironment, PlayedHost
+from .played_llm import MakeEngine, patched
+from .tensorrt_llm_machine import Machine
 
 
 class Play(Protocol):
@@ -39,3 +42,15 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
         run_with_loop(whole)
 
     return run
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+    """`make(version, **options)`: TensorRT-LLM's executor over an LLM that is played."""
+    return patched(monkeypatch)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine with the fake TensorRT-LLM."""
+    return Machine(tmp_path, tiny_stories, monkeypatch)

@@ -181,6 +181,13 @@ def test_it_ends_when_the_server_dies_while_a_send_blocks(begin: Begin, executor
     assert isinstance(host_.ended(), Disconnected)
 
 
+def test_it_ends_when_the_server_reads_no_more(begin: Begin, executor: type[ScriptedExecutor]) -> None:
+    host_ = begin(executor())
+    host_.server.connection.shutdown(socket.SHUT_RD)
+    host_.server.send(request(1, tokens=1 << 30))
+    assert isinstance(host_.ended(), Disconnected)
+
+
 def test_shutdown_ends_it_with_requests_unfinished(begin: Begin, executor: type[ScriptedExecutor]) -> None:
     host_ = begin(executor(steps_per_second=100), request(1, tokens=1 << 30))
     host_.server.receive()
@@ -327,9 +334,7 @@ def test_what_a_message_raises_ends_the_host(begin: Begin) -> None:
     assert isinstance(host_.ended(), ZeroDivisionError)
 
 
-def test_the_engine_is_checked_from_a_thread_that_holds_nothing_up(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_is_checked_from_a_thread_that_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_CHECK_SECONDS", 0.001)
     threads: list[threading.Thread] = []
 
@@ -339,9 +344,9 @@ def test_the_engine_is_checked_from_a_thread_that_holds_nothing_up(
             if len(threads) == 3:
                 raise RuntimeError("a worker is gone")
 
-    host_ = begin(Lost())
-    error = host_.ended()
-    assert isinstance(error, RuntimeError) and str(error) == "a worker is gone"
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(RuntimeError, match="a worker is gone"):
+        run_async(Channel(theirs), Lost())
     assert {(thread.name, thread.daemon) for thread in threads} == {("engine-watch", True)}
 
 

@@ -99,6 +99,14 @@ def test_a_host_says_what_it_holds_and_runs_until_it_is_told_to_end(system: Syst
     assert system.asked[-1] == ("exit", 0)
 
 
+def test_a_host_waits_for_its_first_message(system: System) -> None:
+    late = threading.Timer(0.05, system.server.send, [SCRIPTED, Shutdown()])
+    late.start()
+    (ready,) = system.main(stays=True)
+    late.join()
+    assert isinstance(ready, Ready)
+
+
 def test_a_host_whose_server_is_gone_ends_in_peace(system: System, capfd: pytest.CaptureFixture[str]) -> None:
     assert isinstance(system.main(SCRIPTED)[0], Ready)
     assert system.asked[-1] == ("exit", 0)

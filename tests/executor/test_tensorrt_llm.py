@@ -1,598 +1,266 @@
-"""TensorRT-LLM's executor in real host processes; TensorRT-LLM is the fake, its workers are processes too."""
+"""TensorRT-LLM's executor over an LLM that is played, in this process and in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import signal
-import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from djl_trtllm.errors import ExecutorStartError
-from djl_trtllm.executor.protocol import Adapter, Feature, Finish, Guide, GuideKind, Sampling, Submit
-from djl_trtllm.executor.tensorrt_llm_sampling import guide_arguments, sampling_arguments
-from djl_trtllm.model import Tokenizer
-from tests.fakes.installation import fake_tensorrt_llm, worker_processes
+from djl_trtllm.executor.protocol import Adapter, Delta, Feature, Finish, Guide, GuideKind, Stats
+from djl_trtllm.executor.tensorrt_llm import EngineLostError
+from tests.support.virtual_time import in_virtual_time
 
-from .probe import Probe, run_checked
+from .played_llm import MakeEngine, RequestError
 
-BACKENDS = ["tensorrt", "pytorch"]
-PROMPT = (5, 6, 7, 8)
-LONG = 100_000
-TOLD = 4.0
-"""Seconds to tell a loss: half a second between two looks, a second to bury the host, and a busy machine."""
+# -- what there is -----------------------------------------------------------------------------------------------------
 
 
-class Machine:
-    """A machine with the fake, and hosts on it. `script` is the fake's."""
-
-    def __init__(self, directory: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._directory = directory
-        self._model = str(model)
-        self._monkeypatch = monkeypatch
-        self._log = directory / "calls.jsonl"
-
-    async def start(
-        self,
-        backend: str = "pytorch",
-        script: dict[str, Any] | None = None,
-        *,
-        version: str = "1.2.1",
-        arguments: dict[str, Any] | None = None,
-        build: dict[str, Any] | None = None,
-        timeout: float = 60.0,
-        **options: Any,
-    ) -> Probe:
-        """A host that is ready."""
-        environ = fake_tensorrt_llm(self._directory, version=version, script=script, log=self._log)
-        for name, value in environ.items():
-            self._monkeypatch.setenv(name, value)
-        limits: dict[str, Any] = {"max_batch_size": 64, "max_seq_len": 2 * LONG}
-        if backend == "tensorrt":
-            limits = {"build_config": {"class": "BuildConfig", **limits, **(build or {})}}
-        elif options.get("iteration_stats", True):
-            limits["enable_iter_perf_stats"] = True
-        options = {"max_sequences": 64, "max_seq_len": 2 * LONG, "iteration_stats": True, **options}
-        probe = Probe(options.get("hang_timeout", 60.0))
-        probe.busy = True
-        await probe.start(
-            "tensorrt_llm",
-            timeout,
-            backend=backend,
-            model=self._model,
-            tokenizer=self._model,
-            arguments={**limits, **(arguments or {})},
-            **options,
-        )
-        return probe
-
-    def calls(self, name: str) -> list[dict[str, Any]]:
-        """The arguments of the fake's calls of that name."""
-        lines = map(json.loads, self._log.read_text().splitlines())
-        return [line["arguments"] for line in lines if line["call"] == name]
-
-
-@pytest.fixture
-def machine(tmp_path: Path, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(tmp_path, tiny_stories, monkeypatch)
-
-
-def run(body: Callable[[], Awaitable[Probe]]) -> None:
-    """Run a test; afterwards nothing of its host may be left, its workers included."""
-
-    async def closed() -> None:
-        probe = await body()
-        await probe.client.close()
-        left = probe.client._environment
-        assert left.clear() == []
-        assert not left.temporary.exists()
-
-    run_checked(closed)
-
-
-def rank(probe: Probe) -> psutil.Process:
-    """The host's worker."""
-    (found,) = worker_processes(probe.client.pid)
-    return found
-
-
-# -- what is asked of TensorRT-LLM -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_request_reaches_tensorrt_llm_as_it_was_translated(machine: Machine, backend: str) -> None:
-    whole = Submit(
-        1,
-        list(PROMPT),
-        Sampling(
-            4, min_new_tokens=2, do_sample=True, temperature=0.7, top_k=9, top_p=0.8, seed=11, ignore_eos=True,
-            repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3, min_p=0.05, no_repeat_ngram_size=3,
-        ),
-        stop_token_ids=[90, 91],
-        stop=["wolf"],
-        bad=["grandmother"],
-    )  # fmt: skip
-
-    async def body() -> Probe:
-        arguments = {"sampler_type": "TRTLLMSampler"} if backend == "pytorch" else {}
-        probe = await machine.start(backend, arguments=arguments)
-        probe.client.submit(whole)
-        assert await probe.end_of(1) == [Finish.LENGTH]
-        return probe
-
-    run(body)
-    (call,) = machine.calls("generate_async")
-    assert call == {
-        "inputs": list(PROMPT),
-        "sampling_params": {"class": "SamplingParams", **sampling_arguments(whole)},
-        "lora_request": None,
-        "streaming": True,
+def test_a_plain_executor_has_its_limits_and_no_features(make: MakeEngine) -> None:
+    engine = make(arguments={"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, lookahead=3)
+    limits = engine.executor.limits
+    assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
+    assert (limits.max_seq_len, limits.lookahead) == (100, 3)
+    assert engine.executor.features == []
+    assert engine.executor.details == {
+        "TensorRT-LLM": "1.2.1",
+        "backend": "pytorch",
+        "GPUs": 8,
+        "worker processes": 0,
     }
-
-
-def test_guides_adapters_and_beams_reach_the_engine(machine: Machine, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text('{"r": 8}')
-    guide = Guide(GuideKind.JSON_SCHEMA, '{"type": "object"}')
-    guided = [*tokenizer.encode("{}", False), *tokenizer.end_ids]
-
-    async def body() -> Probe:
-        probe = await machine.start(
-            "tensorrt",
-            arguments={"guided_decoding_backend": "xgrammar", "enable_lora": True},
-            build={"max_beam_width": 3, "lora_config": {"class": "LoraConfig", "max_lora_rank": 16}},
-            guided=True,
-            lora=True,
-            max_beam_width=3,
-        )
-        features = {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.ADAPTERS, Feature.BEAM_SEARCH}
-        assert features <= probe.client.features
-        probe.submit(1, 9, guide=guide, stop_token_ids=list(tokenizer.end_ids))
-        probe.submit(2, 3, PROMPT, adapter=Adapter("fables", 2, str(adapter)))
-        probe.submit(3, 3, PROMPT, beam_width=3)
-        assert await probe.end_of(1, 2, 3, 4, 5) == [Finish.END] + 4 * [Finish.LENGTH]
-        assert probe.tokens(1) == guided
-        assert probe.tokens(2) == [7, 8, 5]  # the fake's adapter 2 begins two places later
-        assert [probe.tokens(beam) for beam in (3, 4, 5)] == [[5, 6, 7], [6, 7, 8], [7, 8, 5]]
-        # An adapter that is not there is that request's own error.
-        probe.submit(6, 3, adapter=Adapter("none", 3, str(tmp_path / "none")))
-        assert await probe.end_of(6) == [Finish.ERROR]
-        assert "does not exist" in str(probe.of(6)[-1].error)
-        return probe
-
-    run(body)
-    calls = machine.calls("generate_async")
-    assert calls[0]["sampling_params"]["guided_decoding"] == {"class": "GuidedDecodingParams", **guide_arguments(guide)}
-    assert calls[1]["lora_request"] == {
-        "class": "LoRARequest",
-        "lora_name": "fables",
-        "lora_int_id": 2,
-        "lora_path": str(adapter),
-    }
-    assert [call["streaming"] for call in calls] == [True, True, False]
-    assert (calls[2]["sampling_params"]["n"], calls[2]["sampling_params"]["use_beam_search"]) == (3, True)
-
-
-# -- what comes back ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_token_that_ended_a_sequence_is_its_last(machine: Machine, backend: str, tokenizer: Tokenizer) -> None:
-    (end_id,) = tokenizer.end_ids
-    wolf = tokenizer.encode(" wolf", False)
-
-    async def body() -> Probe:
-        probe = await machine.start(backend)
-        probe.submit(1, 3, PROMPT)
-        probe.submit(2, 99, (5, 6, end_id), stop_token_ids=[end_id])
-        probe.submit(3, 99, PROMPT, stop_token_ids=[end_id, 7])
-        probe.submit(4, 99, (5, *wolf, 9), stop=[tokenizer.decode(wolf, False)])
-        probe.submit(5, 4, (5, end_id), ignore_eos=True)
-        assert await probe.end_of(1, 2, 3, 4, 5) == [Finish.LENGTH, *3 * [Finish.END], Finish.LENGTH]
-        assert [probe.tokens(number) for number in range(1, 6)] == [
-            [5, 6, 7],
-            [5, 6, end_id],
-            [5, 6, 7],
-            [5, *wolf],
-            [5, end_id, 5, end_id],
-        ]
-        return probe
-
-    run(body)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_log_probabilities_come_with_each_token(machine: Machine, backend: str) -> None:
-    async def body() -> Probe:
-        arguments = {"gather_generation_logits": True} if backend == "tensorrt" else {}
-        probe = await machine.start(backend, arguments=arguments, logprobs=True)
-        assert Feature.LOGPROBS in probe.client.features
-        probe.submit(1, 6, PROMPT, logprobs=True)
-        probe.submit(2, 6, PROMPT)
-        await probe.end_of(1, 2)
-        assert [value for delta in probe.of(1) for value in delta.logprobs or ()] == [-0.5] * 6
-        assert all(delta.logprobs is None for delta in probe.of(2))
-        return probe
-
-    run(body)
-
-
-def test_reused_prompt_tokens_are_told_once(machine: Machine) -> None:
-    prompt = tuple(range(10, 110))
-
-    async def body() -> Probe:
-        probe = await machine.start(arguments={"kv_cache_config": {"class": "KvCacheConfig", "tokens_per_block": 32}})
-        for number in (1, 2):
-            probe.submit(number, 5, prompt)
-            await probe.end_of(number)
-        assert [sum(delta.cached_tokens for delta in probe.of(number)) for number in (1, 2)] == [0, 96]
-        return probe
-
-    run(body)
-
-
-def test_many_requests_at_once_come_in_few_messages(machine: Machine) -> None:
-    async def body() -> Probe:
-        probe = await machine.start(script={"steps_per_second": 50})
-        for number in range(64):
-            probe.submit(number, 25, PROMPT)
-        assert await probe.end_of(*range(64)) == [Finish.LENGTH] * 64
-        assert all(probe.tokens(number) == [*PROMPT * 6, 5] for number in range(64))
-        # Sixty-four times as many, if each token came alone.
-        assert len(probe.stats) < 64 * 25 / 4
-        return probe
-
-    run(body)
-
-
-def test_limits_features_and_iteration_statistics_are_told(machine: Machine) -> None:
-    async def body() -> Probe:
-        probe = await machine.start(
-            script={"steps_per_second": 20}, arguments={"max_batch_size": 2}, max_sequences=2, lookahead=3
-        )
-        limits = probe.client.limits
-        assert (limits.max_sequences, limits.lookahead, limits.kv_blocks) == (2, 3, 0)
-        assert probe.client.features == frozenset()
-        assert probe.client.details["TensorRT-LLM"] == "1.2.1"
-        assert probe.client.details["GPUs"] == 1
-        for number in range(4):
-            probe.submit(number, LONG, PROMPT)
-        await probe.until(lambda: bool(probe.stats) and probe.stats[-1].queued == 2)
-        stats = probe.stats[-1]
-        assert stats.running == 2
-        assert 0 < stats.kv_blocks_used < stats.kv_blocks
-        assert stats.kv_usage == stats.kv_blocks_used / stats.kv_blocks
-        assert stats.iterations > 1
-        assert stats.iteration_seconds > 0.01
-        return probe
-
-    run(body)
-
-
-def test_signals_to_the_process_group_are_the_servers_business(machine: Machine) -> None:
-    async def body() -> Probe:
-        probe = await machine.start(script={"steps_per_second": 50})
-        probe.submit(1, 40, PROMPT)
-        await probe.until(lambda: bool(probe.tokens(1)))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            os.kill(probe.client.pid, number)
-        assert await probe.end_of(1) == [Finish.LENGTH]
-        return probe
-
-    run(body)
-
-
-# -- errors of one request ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_error_of_one_of_many_is_its_own(machine: Machine, backend: str) -> None:
-    async def body() -> Probe:
-        fault = {"action": "error", "at_token": 3, "max_new_tokens": 77, "message": "no room for it"}
-        probe = await machine.start(backend, {"faults": [fault]})
-        for number in range(32):
-            probe.submit(number, 77 if number == 11 else 20, PROMPT)
-        ends = await probe.end_of(*range(32))
-        assert ends == [Finish.ERROR if number == 11 else Finish.LENGTH for number in range(32)]
-        assert probe.of(11)[-1].error == "no room for it"
-        assert probe.tokens(11) == [5, 6, 7]
-        return probe
-
-    run(body)
+    arguments = {"model": "model", "tokenizer": "tokenizer", "tensor_parallel_size": 2, "pipeline_parallel_size": 4}
+    assert engine.llm.arguments == arguments
 
 
 @pytest.mark.parametrize(
-    ("version", "backend", "message"),
-    [("1.2.1", "tensorrt", "should not exceed max_seq_len"), ("1.3.0", "pytorch", "should not exceed max_num_tokens")],
+    ("options", "features"),
+    [
+        ({"logprobs": True}, {Feature.LOGPROBS}),
+        ({"guided": True}, {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}),
+        ({"lora": True}, {Feature.ADAPTERS}),
+        ({"max_beam_width": 2}, {Feature.BEAM_SEARCH}),
+        ({"backend": "tensorrt"}, {Feature.MIN_P, Feature.NO_REPEAT_NGRAM, Feature.BAD_WORDS}),
+    ],
 )
-def test_what_is_refused_at_once_is_an_error_of_the_request(
-    machine: Machine, version: str, backend: str, message: str
+def test_features_are_those_that_were_asked_for(
+    make: MakeEngine, options: dict[str, object], features: set[Feature]
 ) -> None:
-    async def body() -> Probe:
-        arguments = {"max_num_tokens": 16} if backend == "pytorch" else {}
-        probe = await machine.start(backend, version=version, arguments=arguments, build={"max_seq_len": 16})
-        probe.submit(1, 5, tuple(range(5, 35)))
-        probe.submit(2, 5, ())
-        probe.submit(3, 5, repetition_penalty=1.5)
-        probe.submit(4, 5)
-        ends = await probe.end_of(1, 2, 3, 4)
-        # The engine backend has the penalty, PyTorch's sampler would ignore it.
-        third = Finish.LENGTH if backend == "tensorrt" else Finish.ERROR
-        assert ends == [Finish.ERROR, Finish.ERROR, third, Finish.LENGTH]
-        assert message in str(probe.of(1)[-1].error)
-        return probe
+    assert set(make(**options).executor.features) == features
 
-    run(body)
+
+def test_the_environment_is_there_before_the_engine(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_PLAYED", "before")
+    make(environment={"TLLM_PLAYED": "after"})
+    assert os.environ["TLLM_PLAYED"] == "after"
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_handed_over_and_its_tokens_come_back(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        result = engine.submit(1)
+        call = engine.llm.calls[0]
+        assert (call["inputs"], call["lora_request"], call["streaming"]) == ([5, 6], None, True)
+        assert vars(call["sampling_params"]) == {"max_tokens": 9, "detokenize": False}
+        result.say(7)
+        await asyncio.sleep(0.1)
+        assert engine.executor.stats() == Stats(running=1)
+        result.say(8, end="length")
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [7]), Delta(1, [8], None, Finish.LENGTH)]
+        assert engine.executor.stats() == Stats()
+        await engine.ended()
+
+    body()
+
+
+def test_guides_adapters_and_beams_are_handed_over(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make("1.2.1", backend="tensorrt")
+        await engine.begin()
+        engine.submit(1, guide=Guide(GuideKind.REGEX, "a+"), adapter=Adapter("french", 3, "adapters/french"))
+        engine.submit(2, beam_width=2)
+        first, second = engine.llm.calls
+        assert vars(first["sampling_params"].guided_decoding) == {"regex": "a+"}
+        assert vars(first["lora_request"]) == {"name": "french", "number": 3, "path": "adapters/french"}
+        assert (first["streaming"], second["streaming"]) == (True, False)
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), TypeError("bad"), IndexError("bad"), RequestError("bad")])
+def test_what_is_refused_is_the_requests_own_error(make: MakeEngine, error: Exception) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.llm.refusal = error
+        engine.submit(1)
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [], None, Finish.ERROR, "bad")]
+        assert not engine.running.done()
+        await engine.ended()
+
+    body()
+
+
+def test_what_the_sampler_would_ignore_is_refused(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.submit(1, repetition_penalty=1.5)
+        await asyncio.sleep(0.1)
+        assert "ignores repetition_penalty" in str(engine.deltas[0].error)
+        assert engine.llm.calls == []
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize("where", ["submit", "response", "abort"])
+def test_any_other_error_is_the_loss_of_the_engine(make: MakeEngine, where: str) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine, error = make(), ConnectionError("queue closed")
+        await engine.begin()
+        engine.llm.refusal = error if where == "submit" else None
+        result = engine.submit(1)
+        if where == "response":
+            result.fail(error)
+        elif where == "abort":
+            result.abort_error = error
+            engine.executor.cancel(1)
+        with pytest.raises(ConnectionError, match="queue closed"):
+            await engine.running
+        assert engine.deltas == []
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize("error", [RequestError("no room for it"), ValueError("too few log-probabilities")])
+def test_an_error_of_a_response_ends_its_request_alone(make: MakeEngine, error: Exception) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        first, second = engine.submit(1), engine.submit(2)
+        first.fail(error)
+        second.say(7, end="length")
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [], None, Finish.ERROR, str(error)), Delta(2, [7], None, Finish.LENGTH)]
+        # The engine does not know of an error that was found here.
+        assert first.aborts == isinstance(error, ValueError)
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize("words", ["CUDA error: an illegal memory access", "NCCL error", "device-side assert"])
+def test_an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engine(
+    make: MakeEngine, words: str
+) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.submit(1).fail(RequestError(words))
+        with pytest.raises(EngineLostError, match=f"TensorRT-LLM cannot go on: {words}"):
+            await engine.running
+        assert not any(delta.finish for delta in engine.deltas)
+        await engine.ended()
+
+    body()
 
 
 # -- cancelling --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_request_is_cancelled_wherever_it_is(machine: Machine, backend: str) -> None:
-    async def body() -> Probe:
-        size = {"max_batch_size": 1}
-        probe = await machine.start(
-            backend,
-            {"steps_per_second": 100, "prefill_seconds": 0.4},
-            arguments=size if backend == "pytorch" else {},
-            build=size,
-            lookahead=2,
-        )
-
-        async def heard(number: int, tokens: int) -> None:
-            await probe.until(lambda: len(probe.tokens(number)) >= tokens)
-
-        async def cancelled(number: int) -> None:
-            probe.client.cancel(number)
-            probe.client.cancel(number)
-            assert await probe.end_of(number) == [Finish.CANCELLED]
-            probe.client.cancel(number)
-
-        # In the engine's queue, behind one that goes on.
-        probe.submit(1, LONG, PROMPT)
-        await probe.until(lambda: bool(probe.tokens(1)))
-        probe.submit(2, LONG, PROMPT)
-        await cancelled(2)
-        assert probe.tokens(2) == []
-        generated = len(probe.tokens(1))
-        await probe.until(lambda: len(probe.tokens(1)) > generated + 5)
-        # In the middle.
-        await cancelled(1)
-        # While its prompt is computed.
-        probe.submit(3, LONG, PROMPT)
+def test_a_cancelled_request_is_aborted_once_and_ends_with_the_engines_last_response(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        result = engine.submit(1)
+        result.say(7)
         await asyncio.sleep(0.1)
-        await cancelled(3)
-        assert probe.tokens(3) == []
-        # On the first token, and on the last but one.
-        for number, tokens, seen in ((4, LONG, 1), (5, 20, 19)):
-            probe.submit(number, tokens, PROMPT)
-            await heard(number, seen)
-            probe.client.cancel(number)
-            (end,) = await probe.end_of(number)
-            assert end in ((Finish.CANCELLED,) if tokens == LONG else (Finish.CANCELLED, Finish.LENGTH))
-        # After the end, and what never was.
-        probe.submit(6, 2, PROMPT)
-        await probe.end_of(6)
-        probe.client.cancel(6)
-        probe.client.cancel(77)
-        # The only place is free.
-        probe.submit(7, 4, PROMPT)
-        assert await probe.end_of(7) == [Finish.LENGTH]
-        assert probe.tokens(7) == list(PROMPT)
-        assert probe.deaths == []
-        return probe
+        for request_id in (1, 1, 99):
+            engine.executor.cancel(request_id)
+        assert result.aborts == 1
+        result.say(8)
+        await asyncio.sleep(3)
+        assert engine.executor.stats().running == 1  # its place is not free yet
+        result.say(end="cancelled")
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [7]), Delta(1, [], None, Finish.CANCELLED)]
+        assert engine.executor.stats().running == 0
+        await engine.ended()
 
-    run(body)
+    body()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_place_is_given_back_with_the_late_end_and_nothing_before(machine: Machine, backend: str) -> None:
-    async def body() -> Probe:
-        probe = await machine.start(backend, {"steps_per_second": 50, "cancel_latency": 50})
-        probe.submit(1, LONG, PROMPT)
-        await probe.until(lambda: len(probe.tokens(1)) >= 3)
-        probe.client.cancel(1)
-        asked = time.monotonic()
-        await asyncio.sleep(0.2)
-        seen = len(probe.of(1))
-        assert await probe.end_of(1) == [Finish.CANCELLED]
-        assert time.monotonic() - asked > 0.5
-        assert len(probe.of(1)) == seen + 1
-        return probe
+def test_a_request_that_the_engine_drops_without_a_word_is_ended_after_a_second(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.submit(1)
+        engine.executor.cancel(1)
+        await asyncio.sleep(0.95)
+        assert engine.executor.stats().running == 1
+        await asyncio.sleep(0.6)
+        assert engine.deltas == [Delta(1, [], None, Finish.CANCELLED)]
+        assert engine.executor.stats().running == 0
+        await engine.ended()
 
-    run(body)
-
-
-def test_log_probabilities_on_the_engine_backend_are_drained_unaborted(machine: Machine) -> None:
-    async def body() -> Probe:
-        # The fake's engine dies of that abort, as the real one does.
-        probe = await machine.start(
-            "tensorrt", {"steps_per_second": 50}, arguments={"gather_generation_logits": True}, logprobs=True
-        )
-        probe.submit(1, 50, PROMPT, logprobs=True)
-        await probe.until(lambda: bool(probe.tokens(1)))
-        probe.client.cancel(1)
-        await asyncio.sleep(0.2)
-        seen = len(probe.tokens(1))
-        assert await probe.end_of(1) == [Finish.CANCELLED]
-        assert len(probe.tokens(1)) == seen < 50
-        probe.submit(2, 3, PROMPT)
-        assert await probe.end_of(2) == [Finish.LENGTH]
-        return probe
-
-    run(body)
+    body()
 
 
-def test_an_abort_that_the_engine_never_follows_is_its_loss(machine: Machine) -> None:
-    async def body() -> Probe:
-        probe = await machine.start(script={"steps_per_second": 50, "cancel_latency": 10**9}, hang_timeout=1.0)
-        probe.submit(1, LONG, PROMPT)
-        await probe.until(lambda: bool(probe.tokens(1)))
-        probe.client.cancel(1)
-        assert "did not end a request within 1 seconds after it was aborted" in await probe.death()
-        return probe
-
-    run(body)
-
-
-# -- loss of the engine ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_killed_worker_is_told_at_once_under_many_streams(machine: Machine, backend: str) -> None:
-    async def body() -> Probe:
-        probe = await machine.start(backend, {"steps_per_second": 50})
-        for number in range(64):
-            probe.submit(number, LONG, PROMPT)
-        await probe.until(lambda: all(probe.tokens(number) for number in range(64)))
-        worker = rank(probe)
-        worker.kill()
-        killed = time.monotonic()
-        message = await probe.death()
-        assert time.monotonic() - killed < TOLD
-        assert "a worker process of TensorRT-LLM is gone" in message
-        assert str(worker.pid) in message
-        return probe
-
-    run(body)
-
-
-def test_a_worker_that_is_killed_while_nothing_runs_is_told_too(machine: Machine) -> None:
-    async def body() -> Probe:
-        probe = await machine.start()
-        rank(probe).kill()
-        assert "a worker process of TensorRT-LLM is gone" in await probe.death()
-        return probe
-
-    run(body)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_silent_worker_is_told_after_the_timeout(machine: Machine, backend: str) -> None:
-    async def body() -> Probe:
-        probe = await machine.start(backend, {"steps_per_second": 50}, hang_timeout=1.0)
-        for number in range(8):
-            probe.submit(number, LONG, PROMPT)
-        await probe.until(lambda: all(probe.tokens(number) for number in range(8)))
-        os.kill(rank(probe).pid, signal.SIGSTOP)
-        stopped = time.monotonic()
-        message = await probe.death()
-        assert 0.9 < time.monotonic() - stopped < 1.0 + TOLD
-        # Its own watch told it; the server's was kept quiet.
-        assert "TensorRT-LLM has been silent for 1 seconds with 8 requests in it" in message
-        return probe
-
-    run(body)
-
-
-@pytest.mark.parametrize(
-    ("version", "backend", "action", "message"),
-    [
-        ("1.2.1", "tensorrt", "raise", "CppExecutorError: scripted engine failure"),
-        ("1.2.1", "pytorch", "raise", "CppExecutorError: scripted engine failure"),
-        ("1.3.0", "pytorch", "raise", "CppExecutorError: scripted engine failure"),
-        ("1.2.1", "tensorrt", "cuda", "an illegal memory access was encountered"),
-        ("1.2.1", "pytorch", "segfault", "a worker process of TensorRT-LLM is gone"),
-    ],
-)
-def test_an_engine_that_fails_is_told_with_its_own_words(
-    machine: Machine, version: str, backend: str, action: str, message: str
+@pytest.mark.parametrize(("backend", "logprobs", "aborted"), [("tensorrt", True, 0), ("pytorch", True, 1)])
+def test_log_probabilities_on_the_engine_backend_are_drained_unaborted(
+    make: MakeEngine, backend: str, logprobs: bool, aborted: int
 ) -> None:
-    async def body() -> Probe:
-        fault = {"action": action, "at_token": 2, "max_new_tokens": 77}
-        probe = await machine.start(backend, {"steps_per_second": 50, "faults": [fault]}, version=version)
-        for number in range(8):
-            probe.submit(number, 77 if number == 3 else LONG, PROMPT)
-        began = time.monotonic()
-        assert message in await probe.death()
-        assert time.monotonic() - began < TOLD
-        # Their answer is the loss, not an error of their own.
-        assert not any(delta.finish for delta in probe.deltas)
-        return probe
+    """TensorRT-LLM #10810."""
 
-    run(body)
-
-
-def test_statistics_prove_that_an_engine_without_tokens_is_alive(machine: Machine) -> None:
-    async def body() -> Probe:
-        probe = await machine.start(
-            script={"steps_per_second": 20}, arguments={"stream_interval": 10_000}, hang_timeout=1.5
-        )
-        probe.submit(1, 70, PROMPT)  # 3.5 seconds, of which only the first and the last are heard
-        assert await probe.end_of(1) == [Finish.LENGTH]
-        assert probe.deaths == []
-        return probe
-
-    run(body)
-
-
-def test_without_statistics_the_timeout_bounds_the_time_without_tokens(machine: Machine) -> None:
-    async def body() -> Probe:
-        probe = await machine.start(
-            script={"steps_per_second": 20},
-            arguments={"stream_interval": 10_000},
-            hang_timeout=1.0,
-            iteration_stats=False,
-        )
-        probe.submit(1, 200, PROMPT)
-        assert "TensorRT-LLM has been silent for 1 seconds" in await probe.death()
-        return probe
-
-    run(body)
-
-
-def test_a_shutdown_that_the_worker_does_not_follow_is_bounded(machine: Machine) -> None:
-    async def body() -> Probe:
-        probe = await machine.start()
-        os.kill(rank(probe).pid, signal.SIGSTOP)
-        host = psutil.Process(probe.client.pid)
-        closing = asyncio.ensure_future(probe.client.close(timeout=30))
-        await asyncio.wait({closing}, timeout=15)
-        assert closing.done()
-        assert not host.is_running()
-        return probe
-
-    run(body)
-
-
-# -- loading -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("backend", "error", "message"),
-    [
-        ("pytorch", "oom", "insufficient GPU memory"),
-        ("tensorrt", "oom", "out of memory"),
-        ("pytorch", "die", "Executor worker died during initialization|died|killed|gone"),
-    ],
-)
-def test_a_load_that_fails_is_told_with_its_cause(machine: Machine, backend: str, error: str, message: str) -> None:
+    @in_virtual_time
     async def body() -> None:
-        with pytest.raises(ExecutorStartError, match=message):
-            await machine.start(backend, {"load_error": error}, timeout=20.0)
+        engine = make(backend=backend, logprobs=True)
+        await engine.begin()
+        result = engine.submit(1, logprobs=logprobs)
+        engine.executor.cancel(1)
+        assert result.aborts == aborted
+        result.say(7)
+        result.say(8, end="length")
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [], None, Finish.CANCELLED)]
+        await engine.ended()
 
-    run_checked(body)
+    body()
 
 
-def test_a_load_that_hangs_is_ended_with_its_workers(machine: Machine) -> None:
+def test_an_abort_that_the_engine_never_follows_is_its_loss(make: MakeEngine) -> None:
+    @in_virtual_time
     async def body() -> None:
-        with pytest.raises(ExecutorStartError, match=r"not loaded within 4 seconds"):
-            await machine.start(script={"load_error": "hang"}, timeout=4.0)
+        engine = make(hang_timeout=8.0)
+        await engine.begin()
+        result = engine.submit(1)
+        result.say(7)
+        await asyncio.sleep(0.1)
+        engine.executor.cancel(1)
+        for _ in range(7):
+            await asyncio.sleep(1)
+            result.say(8)  # it is not silent
+        assert not engine.running.done()
+        await asyncio.sleep(2)
+        with pytest.raises(EngineLostError, match="did not end a request within 8 seconds after it was aborted"):
+            await engine.running
+        await engine.ended()
 
-    run_checked(body)
-    assert not [process for process in psutil.process_iter() if str(machine._directory) in _command(process)]
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join([*process.cmdline(), process.environ().get("FAKE_TENSORRT_LLM_LOG", "")])
-    except psutil.Error:
-        return ""
+    body()
