@@ -8,12 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture
-def clean_imports() -> Iterator[None]:
-    """What a `model.py` imported is gone afterwards."""
-    modules, path = set(sys.modules), list(sys.path)
-    yield
-    for name in set(sys.modules) - modules:
+def _forget(names: set[str]) -> None:
+    for name in names:
         if name.partition(".")[0] in ("djl_python", "wording") or name.startswith("djl_trtllm_model_"):
             del sys.modules[name]
+
+
+@pytest.fixture
+def clean_imports() -> Iterator[None]:
+    """What a `model.py` imported, in this test or one before it, is gone."""
+    _forget({name for name in sys.modules if name.startswith("djl_trtllm_model_")})
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    _forget(set(sys.modules) - modules)
     sys.path[:] = path

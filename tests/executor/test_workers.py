@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -14,41 +13,36 @@ from djl_trtllm.executor.workers import Workers
 WAITS = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
-def started(mark: str) -> subprocess.Popen[bytes]:
-    """A process with a mark in its command line, waiting for the end of its input."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"{WAITS}  # {mark}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
+WATCHES = f"""
+import subprocess, sys
+from djl_trtllm.executor.workers import Workers
+
+def started(mark):
+    command = [sys.executable, "-c", {WAITS!r} + f"  # {{mark}}"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdout.readline()
     return process
 
+def end(process):
+    process.kill()
+    process.wait()
 
-@pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One rank of each kind, and another process."""
-    made = [started(mark) for mark in ("mpi4py", "tensorrt_llm", "nvcc")]
-    yield made
-    for process in made:
-        process.kill()
-        process.communicate()
+one, other, bystander = map(started, ("mpi4py", "tensorrt_llm", "nvcc"))
+workers = Workers.of_this_process()
+print(len(workers))
+end(bystander)
+print(workers.dead() == [])
+end(one)
+print(workers.dead() == [one.pid])
+end(other)
+print(sorted(workers.dead()) == sorted([one.pid, other.pid]))
+"""
+"""A process with one rank of each kind, and another process, below it."""
 
 
-def test_ranks_are_known_by_their_command_and_missed_when_they_end(
-    processes: list[subprocess.Popen[bytes]],
-) -> None:
-    one, other, bystander = processes
-    workers = Workers.of_this_process()
-    assert len(workers) == 2
-    bystander.kill()
-    bystander.wait()
-    assert workers.dead() == []
-    one.kill()
-    psutil.Process(one.pid).wait(20)
-    assert workers.dead() == [one.pid]
-    other.kill()
-    other.wait()
-    assert sorted(workers.dead()) == sorted([one.pid, other.pid])
+def test_ranks_are_known_by_their_command_and_missed_when_they_end() -> None:
+    seen = subprocess.run([sys.executable, "-c", WATCHES], capture_output=True, text=True, check=True, timeout=120)
+    assert seen.stdout.split() == ["2", "True", "True", "True"]
 
 
 class Process:

@@ -60,6 +60,11 @@ def level(server: Server, count_file: Path) -> dict[str, int]:
     }
 
 
+def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """What is more than before."""
+    return {name: after[name] for name in before if after[name] > before[name]}
+
+
 def requests() -> list[dict[str, Any]]:
     rng = random.Random(1)
     prompts = [*SHORT, *(story(1 + first % 7, first) for first in range(16))]
@@ -111,5 +116,5 @@ def test_those_who_stay_get_their_sequential_answer(crowded: Server, count_file:
         assert answer.status == 200
         assert answer.complete
         assert told(answer) == told(sequential[at])
-    after = level(crowded, count_file)
-    assert {name: after[name] for name in before if after[name] > before[name]} == {}, (before, after)
+    # A task may be about to end when it is counted; one that was leaked stays.
+    wait_until(lambda: not grown(before, level(crowded, count_file)), what=f"no more than {before}")

@@ -167,7 +167,7 @@ def filled_in(text: str) -> str:
 def aws(tmp_path: Path, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SageMaker]:
     """An account with a checkpoint in S3, whose image has TensorRT-LLM (the fake)."""
     without_account(monkeypatch)
-    image = fake_tensorrt_llm(tmp_path / "image", log=tmp_path / "calls.jsonl")
+    image = fake_tensorrt_llm(tmp_path / "image", log=tmp_path / "calls.jsonl", script={"steps_per_second": 200})
     with sagemaker(tmp_path / "instances", **image) as account:
         for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
             account.client("s3").upload_file(str(tiny_stories / name), BUCKET, f"little-llama/{name}")

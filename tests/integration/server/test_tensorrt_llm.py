@@ -116,7 +116,7 @@ def test_an_engine_that_does_not_come_up_ends_the_server_with_the_reason(
         tmp_path / "model", {"load_error": error}, **{"option.model_loading_timeout": 4 if error == "hang" else 600}
     )
     with Server(model, environ) as server:
-        wait_until(lambda: bool(worker_processes(server.process.pid)))
+        wait_until(lambda: bool(worker_processes(server.process.pid)) or server.process.poll() is not None)
         server.descendants()
         assert server.wait() == 1
         assert server.says(message)
