@@ -247,7 +247,7 @@ def plan_tensorrt_llm(
     facts = Facts(
         backend=backend,
         version=version,
-        dtype=_dtype(config, shape.dtype),
+        dtype=shape.dtype if options.dtype is DType.AUTO else _DTYPES[options.dtype],
         stored_quantization=layout.quantization,
         max_sequences=planned_sequences(config),
         max_batch_size=options.max_num_sequences or options.max_rolling_batch_size,
@@ -359,10 +359,6 @@ def _degree(config: Config, name: str, layout: Layout, degree: int | None, probl
     if config.is_set(name) and value not in ("max", degree):
         problems.append(f"{cited(config, name)}: the checkpoint is converted for {degree}")
     return degree
-
-
-def _dtype(config: Config, stored: str | None) -> str | None:
-    return stored if config.options.dtype is DType.AUTO else _DTYPES[config.options.dtype]
 
 
 def _tokens_per_block(config: Config, backend: Backend, version: str) -> int:
