@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
+import psutil
 import pytest
 
 from djl_trtllm.executor import client as client_module
@@ -47,6 +48,8 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
     """`make(version, **options)`: TensorRT-LLM's executor over an LLM that is played."""
+    # Other tests of this process may have servers with ranks, which are none of the played LLM's.
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
     return patched(monkeypatch)
 
 
