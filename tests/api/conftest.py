@@ -17,7 +17,7 @@ def _forget(names: set[str]) -> None:
 @pytest.fixture
 def clean_imports() -> Iterator[None]:
     """What a `model.py` imported, in this test or one before it, is gone."""
-    _forget({name for name in sys.modules if name.startswith("djl_trtllm_model_")})
+    _forget(set(sys.modules))
     modules, path = set(sys.modules), list(sys.path)
     yield
     _forget(set(sys.modules) - modules)
