@@ -18,7 +18,7 @@ from djl_trtllm.executor.protocol import Feature
 from tests.server.application import body
 from tests.support.djl import Input, Output, Reader, Socket, install_djl_python
 from tests.support.in_process import Hosts
-from tests.support.serving_process import scripted_model
+from tests.support.models import scripted_model
 
 NAME = "djl_trtllm.handler"
 ROLLING = {"rolling_batch": "enable"}

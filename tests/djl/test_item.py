@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from djl_trtllm.djl.item import QUIET, Item, content, count, take, text
 from tests.support.djl import Reader
@@ -16,9 +18,14 @@ def test_a_part_of_an_answer_is_two_pairs() -> None:
     assert Reader(Item(b"a wolf", True).encode()).pairs() == {"data": "a wolf", "last": "true"}
 
 
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.booleans())
+def test_any_text_travels(text: str, last: bool) -> None:
+    assert Reader(Item(text.encode(), last).encode()).pairs() == {"data": text, "last": str(last).lower()}
+
+
 def test_an_error_is_four_pairs_without_data() -> None:
-    encoded = Item(b"not sent", False, 503, "full").encode()
-    assert Reader(encoded).pairs() == {"code": "503", "error": "full", "data": "", "last": "true"}
+    encoded = Item(b"not sent", False, 503, "völlig voll").encode()
+    assert Reader(encoded).pairs() == {"code": "503", "error": "völlig voll", "data": "", "last": "true"}
     assert list(Reader(encoded).pairs()) == ["code", "error", "data", "last"]
 
 

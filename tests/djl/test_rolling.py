@@ -18,7 +18,7 @@ from djl_trtllm.service import State
 from tests.server.application import body
 from tests.support.djl import Input
 from tests.support.in_process import PROMPT, Hosts, played_model
-from tests.support.serving_process import wait_until
+from tests.support.waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
 Make = Callable[..., "Djl"]

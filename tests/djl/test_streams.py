@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from djl_trtllm.djl.item import Item
 from djl_trtllm.djl.streams import Stream, Streams
 from tests.support.djl import Socket
 from tests.support.virtual_time import in_virtual_time
 
+NUMBER = "request_tracking_id"
+
 
 class Carried:
     """A stream, and what it has brought into djl_python's queue."""
 
-    def __init__(self, streams: Streams, number: str) -> None:
+    def __init__(self, streams: Streams, number: str, queue: asyncio.Queue[Streams] | None = None) -> None:
+        self.number = number
         self.stream = Stream(streams, number)
         self.brought: list[Streams] = []
+        self._queue = queue
         self.task = asyncio.ensure_future(self._carry())
 
     async def _carry(self) -> None:
         async for streams in self.stream.carry():
             self.brought.append(streams)
+            if self._queue is not None:
+                await self._queue.put(streams)
 
 
 async def settle() -> None:
@@ -43,11 +51,11 @@ async def test_an_item_is_framed_with_its_requests_number() -> None:
     carried.stream.put(Item(b"a", properties=(("Content-Type", "text/plain"),)))
     (frame,) = sent(streams).frames
     assert (frame.code, frame.message) == (200, "OK")
-    assert frame.properties == {"request_tracking_id": "r1", "Content-Type": "text/plain"}
+    assert frame.properties == {NUMBER: "r1", "Content-Type": "text/plain"}
     assert frame.contents == [{"data": "a", "last": "false"}]
     carried.stream.put(Item(b"b", True))
     (frame,) = sent(streams).frames
-    assert frame.properties == {"request_tracking_id": "r1"}
+    assert frame.properties == {NUMBER: "r1"}
     assert frame.contents == [{"data": "b", "last": "true"}]
     await carried.task
 
@@ -62,7 +70,7 @@ async def test_what_waits_of_all_requests_goes_in_one_write_with_one_reference_i
     assert (first.brought, second.brought) == ([streams], [])
     connection = sent(streams)
     assert len(connection.writes) == 1
-    assert [(frame.properties["request_tracking_id"], frame.contents[0]["data"]) for frame in connection.frames] == [
+    assert [(frame.properties[NUMBER], frame.contents[0]["data"]) for frame in connection.frames] == [
         ("r1", "ac"),
         ("r2", "b"),
     ]
@@ -130,6 +138,36 @@ async def test_items_that_come_while_the_queue_is_full_are_brought_before_the_en
     assert [each async for each in carrying] == []
 
 
+@pytest.mark.parametrize("backlog", [1, 3, 1000])
+@in_virtual_time
+async def test_every_token_arrives_once_and_in_order_however_long_the_backlog(backlog: int) -> None:
+    """djl_python's sender takes all that is in its queue every `backlog` steps."""
+    steps = 50
+    streams, queue, connection = Streams(), asyncio.Queue[Streams](), Socket()
+    carried = [Carried(streams, f"r{number}", queue) for number in range(5)]
+
+    def take_all() -> None:
+        while not queue.empty():
+            queue.get_nowait().send(cast(Any, connection))
+
+    longest = 0
+    for step in range(steps):
+        for each in carried:
+            each.stream.put(Item(f"{step};".encode(), step == steps - 1))
+        await settle()
+        longest = max(longest, queue.qsize())
+        if step % backlog == 0:
+            take_all()
+    await asyncio.gather(*(each.task for each in carried))
+    take_all()
+    assert longest == 1
+    assert len(connection.writes) <= steps // backlog + 2
+    for each in carried:
+        own = [frame.contents[0] for frame in connection.frames if frame.properties == {NUMBER: each.number}]
+        assert "".join(content["data"] for content in own) == "".join(f"{step};" for step in range(steps))
+        assert [content["last"] for content in own] == ["false"] * (len(own) - 1) + ["true"]
+
+
 @in_virtual_time
 async def test_the_number_that_djl_python_adds_is_not_needed() -> None:
-    Streams().add_property("request_tracking_id", "r1")
+    Streams().add_property(NUMBER, "r1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from djl_trtllm.errors import ConfigError, DjlTrtllmError, ExecutorStartError, M
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import Model, ModelService, Source
 from tests.support.in_process import Hosts, ask, played_model
-from tests.support.serving_process import scripted_model
+from tests.support.models import scripted_model
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -104,12 +105,18 @@ def test_djl_has_a_status_for_memory_that_ran_out(message: str, status: int) -> 
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
+_DJLS_PATTERN = re.compile(r"\[METRICS\]\s*([\w\s]+)\.([\w\s]+):([0-9\-,.e]+)(?:\|#([^|]*))?(?:\|(\d+))?(?:\|([cgh]))?")
+"""Of `ai.djl.metric.Metric`."""
+
+
 def values(lines: list[str]) -> dict[str, int]:
-    """The figures of lines that all have the dimensions they should have."""
-    end = f"|#Model:story,Host:{socket.gethostname()}"
-    assert all(line.startswith("[METRICS]") and line.endswith(end) for line in lines)
-    pairs = [line.removeprefix("[METRICS]").removesuffix(end).split(".Count:") for line in lines]
-    return {name: int(value) for name, value in pairs}
+    """The figures of lines that all have the unit and the dimensions they should have, as DJL reads them."""
+    found = [_DJLS_PATTERN.fullmatch(line) for line in lines]
+    parts = [match.groups() for match in found if match is not None]
+    assert [(unit, dimensions) for _, unit, _, dimensions, _, _ in parts] == [
+        ("Count", f"Model:story,Host:{socket.gethostname()}") for _ in lines
+    ]
+    return {name: int(value) for name, _, value, *_ in parts}
 
 
 @in_virtual_time

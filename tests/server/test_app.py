@@ -20,7 +20,7 @@ from djl_trtllm.service import Model
 from tests.server.application import body
 from tests.support.asgi import Client, lifespan
 from tests.support.in_process import Hosts, played_model
-from tests.support.serving_process import scripted_model
+from tests.support.models import scripted_model
 from tests.support.virtual_time import in_virtual_time, until
 
 

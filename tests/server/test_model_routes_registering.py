@@ -17,7 +17,7 @@ from djl_trtllm.service import Model, Source, State
 from tests.server.application import Application, application, body
 from tests.support.asgi import Connection
 from tests.support.in_process import Hosts, played_model
-from tests.support.serving_process import scripted_model
+from tests.support.models import scripted_model
 from tests.support.virtual_time import in_virtual_time, until
 
 

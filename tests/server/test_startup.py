@@ -11,7 +11,7 @@ from djl_trtllm.errors import ConfigError, DjlTrtllmError, LayoutError
 from djl_trtllm.server import startup
 from djl_trtllm.server.startup import plan_startup
 from djl_trtllm.service import Model
-from tests.support.serving_process import scripted_model
+from tests.support.models import scripted_model
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from djl_trtllm.batching import FinishReason
 from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, GenerationError
 from djl_trtllm.service import Model, ModelService, State, open_source, prepare
 from tests.support.in_process import Asked, ask, state_of
-from tests.support.serving_process import scripted_model
+from tests.support.models import scripted_model
 
 pytestmark = pytest.mark.slow
 

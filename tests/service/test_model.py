@@ -20,7 +20,7 @@ from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, load_tokenizer
 from djl_trtllm.service import model, open_remote, open_source, plan, prepare, remote_name
 from tests.engine.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
-from tests.support.serving_process import scripted_model
+from tests.support.models import scripted_model
 
 OPENVINO = {"OPTION_BACKEND": "openvino"}
 
