@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # uv leaves bytecode to the first import. Where that may not write it, every start compiles all that it imports.
 unset PYTHONDONTWRITEBYTECODE
 
@@ -30,10 +31,10 @@ make_environment() {
     echo "Setting up $venv (once)" >&2
     rm -rf "$venv"
     "$python" -m venv "$venv"
-    if ! { install uv && "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable "$project[$extra]" "$@"; }; then
+    if ! { install uv && "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable "${project}[$extra]" "$@"; }; then
         [ $# -eq 0 ] || exit 1
         echo "uv could not do it; trying again with pip, which takes longer" >&2
-        install --editable "$project[$extra]"
+        install --editable "${project}[$extra]"
     fi
     cp "$project/pyproject.toml" "$venv/.complete"
 }
