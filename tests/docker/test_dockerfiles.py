@@ -205,7 +205,7 @@ def test_the_pins_are_what_the_project_asks_for() -> None:
 @pytest.mark.slow
 def test_the_pins_can_be_installed(tmp_path: Path) -> None:
     out = tmp_path / "resolved"
-    command = ["pip", "compile", "--quiet", "--python-version", "3.12", "--universal", "--constraint", PINS]
+    command = ["pip", "compile", "--quiet", "--python-version", "3.12", "--universal", "--constraint", str(PINS)]
     uv(*command, "--extra", "cpu", "--no-header", "--no-annotate", "--output-file", out, "pyproject.toml", cwd=ROOT)
     resolved = {line.partition(";")[0].strip() for line in out.read_text().splitlines()}
     assert resolved == {f"{name}=={version}" for name, version in read_pins().items()}
