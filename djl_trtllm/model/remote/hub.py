@@ -18,6 +18,10 @@ _ID = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
 _SPARE_BYTES = 256 << 20
 HUB_SCHEME = "hf://"
 """Says that a name is one of the hub where it could be a local path as well."""
+_LOGS_OF_REQUESTS = ("httpx", "httpcore", "urllib3")
+"""Newer versions of the hub's library (1.0) ask by httpx, older ones by requests."""
+_NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
+"""Exceptions of both, when there is no answer at all."""
 
 
 def hub_id(text: str) -> str:
@@ -109,16 +113,16 @@ def _wanted_offline(
 def _quieten() -> None:
     """How far a download is, is told here, in lines; what fails is told as well.
 
-    The hub's library draws bars into logs, and the HTTP client logs every request, signed addresses included.
+    The hub's library draws bars into logs, and HTTP clients log every request, signed addresses included.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
         disable_progress_bars()
-    client = logging.getLogger("httpx")
-    if client.level == logging.NOTSET:
-        client.setLevel(logging.WARNING)
+    for client in map(logging.getLogger, _LOGS_OF_REQUESTS):
+        if client.level == logging.NOTSET:
+            client.setLevel(logging.WARNING)
 
 
 def _listed(
@@ -155,7 +159,7 @@ def _literal(name: str) -> str:
 
 def explain(error: Exception) -> str:
     """What the hub's answer means, and what to do."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     if isinstance(error, DownloadError):
         return str(error)
@@ -181,4 +185,7 @@ def explain(error: Exception) -> str:
         if status == 401:
             return "HF_TOKEN is not valid: make a new one under Settings, Access Tokens"
         return f"the hub answered with status {status} ({str(error).splitlines()[0]})"
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    if any(base.__name__ in _NOT_REACHED for base in type(error).__mro__):
+        return f"no connection to {constants.ENDPOINT} ({said}): look at the network, proxies and HF_ENDPOINT"
+    return said
