@@ -53,6 +53,9 @@ class Worker:
 
         def failed(error: DjlTrtllmError) -> None:
             # DJL starts another worker, as often as its retry_threshold allows; first the clients get their answers.
+            # After a failed load what has to arrive is the load's answer. DJL kills this process as soon as it has read
+            # the status (PyProcess.predictStandard), so that this is only for models with a MAR-INF folder, for which
+            # it goes on (PyModel: failOnInitialize): without a model the next request would be taken for the load.
             loop.call_later(_LAST_WORDS_SECONDS, os._exit, 1)
 
         service = ModelService(model.name, on_failed=failed)
