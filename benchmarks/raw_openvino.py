@@ -11,7 +11,7 @@ import json
 import sys
 import time
 
-from djl_trtllm.executor.openvino import OpenVinoExecutor
+from djl_trtllm.backends.openvino.executor import OpenVinoExecutor
 from djl_trtllm.executor.protocol import Sampling, Submit
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from djl_trtllm.api.headers import properties as properties_of
 from djl_trtllm.djl import adapters
-from djl_trtllm.djl.answer import Answer, status_codes
 from djl_trtllm.djl.item import Item
+from djl_trtllm.djl.item_writer import ItemWriter, status_codes
 from djl_trtllm.djl.streams import Stream, Streams
-from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, is_passive, load_status, open_model, require_mode
+from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service import ModelService, settle_garbage_collector
 
@@ -49,7 +49,7 @@ class Worker:
         """Prepare and load the model. Raises DjlTrtllmError."""
         require_mode(properties, rolling=False)
         loop = asyncio.get_running_loop()
-        model = await asyncio.to_thread(open_model, properties)
+        model = await asyncio.to_thread(open_worker_model, properties)
 
         def failed(error: DjlTrtllmError) -> None:
             # DJL starts another worker, as often as its retry_threshold allows; first the clients get their answers.
@@ -66,13 +66,13 @@ class Worker:
     async def answer(self, inputs: Any) -> AsyncGenerator[Streams, None]:
         """What djl_python sends for a request."""
         stream = Stream(self._streams, inputs.get_property("request_tracking_id"))
-        answer = Answer(stream.put, self._codes)
+        answer = ItemWriter(stream.put, self._codes)
         generation = None
         try:
             properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
             body = bytes(inputs.get_as_bytes() or b"")
             call = self._service.model.parse(body, properties.get("content-type"), properties)
-            answer.expect(call.framer, call.request.sampling.n)
+            answer.expect(call.encoder, call.request.sampling.n)
             generation = await self._service.generate(call, answer.deliver)
         except Exception as error:
             answer.fail(error)

@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 
 from djl_trtllm import __version__
 from djl_trtllm.commands.cache import app as cache
-from djl_trtllm.commands.console import errors_for_the_reader, escaped, teller
+from djl_trtllm.commands.console import errors_for_the_reader, escaped, progress_printer
 from djl_trtllm.commands.deploy import deploy
 from djl_trtllm.commands.package import package
 from djl_trtllm.errors import DjlTrtllmError
@@ -193,7 +193,7 @@ def compile(
     with errors_for_the_reader():
         from djl_trtllm.service.compiling import compile_model, compile_with_neo
 
-        tell = teller()
+        tell = progress_printer()
         if checkpoint is None and out is None and "SM_NEO_EXECUTION_CONTEXT" in os.environ:
             compile_with_neo(os.environ, tell)
             return
@@ -214,8 +214,9 @@ def config(
 ) -> None:
     """Show the resolved configuration: the values, where each came from and what it does."""
     with errors_for_the_reader():
+        from djl_trtllm.backends.select import likely_backend
         from djl_trtllm.config import explain, load
-        from djl_trtllm.engine import Hardware, likely_backend
+        from djl_trtllm.engines import Hardware
         from djl_trtllm.model.remote.fetch import is_remote
         from djl_trtllm.service import open_source, plan
 

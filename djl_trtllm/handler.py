@@ -16,7 +16,7 @@ from typing import Any
 from djl_trtllm.djl import adapters
 from djl_trtllm.djl.item import QUIET, Item, content, count, text
 from djl_trtllm.djl.rolling import RollingWorker
-from djl_trtllm.djl.worker import is_passive, load_status, open_model, require_mode
+from djl_trtllm.djl.worker import is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service import ModelService
 
@@ -67,7 +67,7 @@ def handle(inputs: Any) -> Any:
         properties = inputs.get_properties()
         try:
             require_mode(properties, rolling=True)
-            _worker = RollingWorker(open_model(properties))
+            _worker = RollingWorker(open_worker_model(properties))
         except DjlTrtllmError as error:
             logger.error("%s", error)
             return Output(code=load_status(error), message=str(error))

@@ -1,13 +1,14 @@
 """Dialects: a dialect is a pair of pure functions, parse and frame.
 
-`parse` turns a request body into a `Call`: the `GenerationRequest` that the rolling batch runs, and the `Framer`
+`parse` turns a request body into a `Call`: the `GenerationRequest` that the rolling batch runs, and the
+`ResponseEncoder`
 that turns the updates it sends back into the bytes of the answer. A whole answer and a stream are framed by the
-same calls: whole framers return `b""` until every sequence has ended, then the body. What goes wrong becomes a
+same calls: whole encoders return `b""` until every sequence has ended, then the body. What goes wrong becomes a
 `Reply` through the dialect's error table. Nothing here waits, and nothing here knows HTTP or a socket.
 
     call = lmi.parse(body, content_type, defaults)   # raises InvalidRequestError
-    call.framer.begin(prompt)                        # once, when the prompt is tokenised
-    chunk = call.framer.frame(update)                # per update
+    call.encoder.begin(prompt)                        # once, when the prompt is tokenised
+    chunk = call.encoder.frame(update)                # per update
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from djl_trtllm.batching.request import GenerationRequest, Token, Update
 from djl_trtllm.errors import RequestError
+from djl_trtllm.request import GenerationRequest, OutputChunk, Token
 
 
 class Prompt(NamedTuple):
     """The prompt as the model sees it.
 
-    `text` is after the chat template, `length` in tokens. `tokens` may stay empty unless the framer
+    `text` is after the chat template, `length` in tokens. `tokens` may stay empty unless the encoder
     `wants_prompt_tokens`.
     """
 
@@ -31,7 +32,7 @@ class Prompt(NamedTuple):
     tokens: Sequence[Token] = ()
 
 
-class Framer(Protocol):
+class ResponseEncoder(Protocol):
     """Frames the answer to one request. One object per request: it holds what was generated so far."""
 
     @property
@@ -47,9 +48,9 @@ class Framer(Protocol):
         """Whether `begin` needs `Prompt.tokens`."""
 
     def begin(self, prompt: Prompt) -> None:
-        """Tells what was tokenised; called at most once, before the first `frame`."""
+        """Tells what was tokenised; called at most once, before the first `encode`."""
 
-    def frame(self, update: Update) -> bytes:
+    def encode(self, update: OutputChunk) -> bytes:
         """The bytes that this update adds to the answer; `b""` if none.
 
         An update that ends with an error is framed as its tokens and then `error`. A caller that has sent nothing
@@ -68,7 +69,7 @@ class Call(NamedTuple):
     """A parsed request: what to generate and how to answer."""
 
     request: GenerationRequest
-    framer: Framer
+    encoder: ResponseEncoder
 
 
 class Reply(NamedTuple):
@@ -93,4 +94,4 @@ class Defaults(NamedTuple):
     max_best_of: int = 16
 
 
-__all__ = ["Call", "Defaults", "Framer", "Prompt", "Reply"]
+__all__ = ["Call", "Defaults", "Prompt", "Reply", "ResponseEncoder"]

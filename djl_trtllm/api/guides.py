@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api.parameters import Kind, Parameter
-from djl_trtllm.executor.protocol import Guide, GuideKind
+from djl_trtllm.request import Guide, GuideKind
 
 _MOST_CHARACTERS = 65_536
 """Compiling a grammar takes the engine's time."""

@@ -4,22 +4,22 @@ A plain state machine without threads or asyncio. The executor's messages pump i
 that request's consumer, once per pump, however many iterations the pump brought.
 """
 
-from djl_trtllm.batching.request import (
+from djl_trtllm.request import (
     Consumer,
-    Finished,
     FinishReason,
     GenerationRequest,
+    OutputChunk,
     SamplingParameters,
+    SequenceResult,
     Token,
-    Update,
 )
 
 __all__ = [
     "Consumer",
     "FinishReason",
-    "Finished",
     "GenerationRequest",
+    "OutputChunk",
     "SamplingParameters",
+    "SequenceResult",
     "Token",
-    "Update",
 ]

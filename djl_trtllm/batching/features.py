@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from typing import NamedTuple
 
-from djl_trtllm.batching.request import GenerationRequest
 from djl_trtllm.errors import UnsupportedParameterError
-from djl_trtllm.executor.protocol import Feature, GuideKind
+from djl_trtllm.executor.protocol import Feature
+from djl_trtllm.request import GenerationRequest, GuideKind
 
 
 class _Need(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from djl_trtllm.batching.request import GenerationRequest
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError
 from djl_trtllm.executor.protocol import Limits
+from djl_trtllm.request import GenerationRequest
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
-from djl_trtllm.batching.generation import Generation
 from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
-from djl_trtllm.batching.request import Consumer, FinishReason, GenerationRequest
-from djl_trtllm.batching.sequence import Sequence
+from djl_trtllm.batching.request_state import RequestState
+from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.batching.translation import Translator
 from djl_trtllm.errors import (
@@ -22,8 +21,9 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Adapter, Delta, Finish, Limits, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Finish, Limits, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import Adapter, Consumer, FinishReason, GenerationRequest
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _Slot:
 
     __slots__ = ("blocks", "generation", "message", "sequence")
 
-    def __init__(self, generation: Generation, sequence: Sequence, message: Submit, blocks: int) -> None:
+    def __init__(self, generation: RequestState, sequence: OutputSequence, message: Submit, blocks: int) -> None:
         self.generation = generation
         self.sequence = sequence
         self.message = message
@@ -138,7 +138,7 @@ class RollingBatch:
         prompt_ids: list[int],
         consumer: Consumer,
         adapter: Adapter | None = None,
-    ) -> Generation:
+    ) -> RequestState:
         """Queue an admitted request, `adapter` being the one it names.
 
         Raises InvalidRequestError, its reservation given back, if it cannot ever run.
@@ -155,7 +155,7 @@ class RollingBatch:
             self.withdraw(count)
             raise
         sequences = self._translator.sequences(request, prompt_ids)
-        generation = Generation(request.sampling, len(prompt_ids), sequences, consumer, self._clock())
+        generation = RequestState(request.sampling, len(prompt_ids), sequences, consumer, self._clock())
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
         for sequence in sequences:
             if sequence.index % beams == 0:
@@ -188,7 +188,7 @@ class RollingBatch:
             self._deliver(slot, now)
         self._schedule()
 
-    def cancel(self, generation: Generation) -> None:
+    def cancel(self, generation: RequestState) -> None:
         """End a request whose client is gone."""
         self._abort(generation, FinishReason.CANCELLED, None)
         self._schedule()
@@ -265,7 +265,7 @@ class RollingBatch:
         ended_by = delta.token_ids[-1] if delta.token_ids else None
         return FinishReason.EOS_TOKEN if ended_by in self._end_ids else FinishReason.STOP_SEQUENCE
 
-    def _abort(self, generation: Generation, reason: FinishReason, error: RequestError | None) -> None:
+    def _abort(self, generation: RequestState, reason: FinishReason, error: RequestError | None) -> None:
         for request_id in generation.ids:
             slot = self._waiting.pop(request_id, None)
             if slot is not None:
@@ -297,7 +297,7 @@ class RollingBatch:
             return
         self._count(generation, sequence, len(tokens), now)
 
-    def _count(self, generation: Generation, sequence: Sequence, tokens: int, now: float) -> None:
+    def _count(self, generation: RequestState, sequence: OutputSequence, tokens: int, now: float) -> None:
         statistics = self.statistics
         if tokens:
             statistics.generated_tokens += tokens

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from djl_trtllm.batching.detokenizer import Detokenizer
-from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
 from djl_trtllm.batching.stopping import StopMatcher
 from djl_trtllm.errors import RequestError
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
 
-class Sequence:
+class OutputSequence:
     """The output of one sequence.
 
     `take` turns token ids into tokens with text, and holds back those whose character is unfinished or whose text may
@@ -54,7 +54,7 @@ class Sequence:
         self.seed = seed
         self.generated_tokens = 0
         self.cumulative_logprob = 0.0
-        self.finished: Finished | None = None
+        self.finished: SequenceResult | None = None
         self.closed = False
         """Whether the end has been delivered."""
         self._detokenizer = Detokenizer(tokenizer, prompt_ids)
@@ -94,10 +94,10 @@ class Sequence:
             self._ready[last] = replace(self._ready[last], text=self._ready[last].text + tail)
         self._end(reason, None, error)
 
-    def drain(self) -> Update:
+    def drain(self) -> OutputChunk:
         """What is new since the last call."""
         tokens, self._ready = self._ready, []
-        return Update(self.index, tokens, self.finished)
+        return OutputChunk(self.index, tokens, self.finished)
 
     def _hold(self, token: Token) -> bool:
         """Hold a token back, and let go what no longer need be. True if a stop string is complete."""
@@ -118,4 +118,4 @@ class Sequence:
 
     def _end(self, reason: FinishReason, stop: str | None, error: RequestError | None) -> None:
         logprob = self.cumulative_logprob if self._logprobs else None
-        self.finished = Finished(reason, self.generated_tokens, logprob, self.seed, stop, error)
+        self.finished = SequenceResult(reason, self.generated_tokens, logprob, self.seed, stop, error)

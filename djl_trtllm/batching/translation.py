@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import secrets
 
-from djl_trtllm.batching.request import GenerationRequest, SamplingParameters
-from djl_trtllm.batching.sequence import Sequence
-from djl_trtllm.executor.protocol import Adapter, Sampling, Submit
+from djl_trtllm.batching.sequence import OutputSequence
+from djl_trtllm.executor.protocol import Sampling, Submit
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import Adapter, GenerationRequest, SamplingParameters
 
 _MOST_STOPS_KNOWN = 1024
 
@@ -22,14 +22,14 @@ class Translator:
         self._special_ids = tokenizer.special_ids | tokenizer.end_ids
         self._means_itself = functools.lru_cache(_MOST_STOPS_KNOWN)(self._decodes_to_itself)
 
-    def sequences(self, request: GenerationRequest, prompt_ids: list[int]) -> list[Sequence]:
+    def sequences(self, request: GenerationRequest, prompt_ids: list[int]) -> list[OutputSequence]:
         """The sequences of a request, each with its seed."""
         sampling = request.sampling
         seed = None
         if sampling.do_sample:
             seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         return [
-            Sequence(
+            OutputSequence(
                 index=index,
                 tokenizer=self._tokenizer.raw,
                 special_ids=self._special_ids,

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from djl_trtllm.commands.console import errors_for_the_reader, teller
+from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
 from djl_trtllm.config import load
-from djl_trtllm.engine.cache import EngineCache
-from djl_trtllm.engine.manifest import Manifest
+from djl_trtllm.engines.cache import EngineCache
+from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model.remote.progress import shown
 
@@ -53,7 +53,7 @@ def verify() -> None:
     """Read every byte of every engine; exit status 1 when one is damaged."""
     with errors_for_the_reader():
         damaged = 0
-        tell = teller()
+        tell = progress_printer()
         for entry in _cache().entries():
             problems = entry.verify()
             damaged += bool(problems)
@@ -72,7 +72,7 @@ def prune(
     """Remove engines, those used longest ago first; engines in use stay."""
     with errors_for_the_reader():
         cache = _cache()
-        tell = teller()
+        tell = progress_printer()
         removed = cache.prune(int(keep_gb * 1e9))
         for entry in removed:
             tell(f"removed {entry.key} ({shown(entry.size)})")

@@ -26,7 +26,7 @@ def escaped(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def teller() -> Callable[[str], None]:
+def progress_printer() -> Callable[[str], None]:
     """Prints a line of progress on standard error."""
     console = Console(stderr=True, soft_wrap=True)
     return lambda line: console.print(escaped(line), highlight=False)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from djl_trtllm import deployment
-from djl_trtllm.commands.console import errors_for_the_reader, teller
+from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
 from djl_trtllm.errors import DeploymentError, ModelError
 from djl_trtllm.model import is_archive
 from djl_trtllm.model.package import package
@@ -46,7 +46,7 @@ def deploy(
 ) -> None:
     """Put a model on a SageMaker endpoint: upload it, make model, configuration and endpoint, wait."""
     with errors_for_the_reader():
-        tell = teller()
+        tell = progress_printer()
         if delete is not None:
             deployment.delete(delete, tell)
             return

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from djl_trtllm.commands.console import errors_for_the_reader, teller
+from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
 
 
 def package(
@@ -25,7 +25,7 @@ def package(
             raise ModelError(f"{model} is not a directory: name the model directory to pack")
         # What would be refused when it is served is refused now.
         config = load(model, {})
-        tell = teller()
+        tell = progress_printer()
         for warning in config.warnings:
             tell(f"warning: {warning}")
         names = pack(model, out)

@@ -4,9 +4,9 @@
 `resolve.precedence`, and raises one `ConfigError` with every problem.
 """
 
-from djl_trtllm.config.choices import Backend, DType, KvCacheDType, Quantization, RollingBatch, SchedulerPolicy
+from djl_trtllm.config.choices import Backend, DType, KvCacheDType, Quantization, RollingBatchMode, SchedulerPolicy
+from djl_trtllm.config.compat.detect import names_configuration, read_source
 from djl_trtllm.config.configuration import Config
-from djl_trtllm.config.detect import names_configuration, read_source
 from djl_trtllm.config.environment import read_environment
 from djl_trtllm.config.options import Options
 from djl_trtllm.config.origin import Origin, OriginKind
@@ -23,7 +23,7 @@ __all__ = [
     "Origin",
     "OriginKind",
     "Quantization",
-    "RollingBatch",
+    "RollingBatchMode",
     "SchedulerPolicy",
     "Setting",
     "Source",

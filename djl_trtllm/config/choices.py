@@ -64,7 +64,7 @@ class SchedulerPolicy(Choice):
     STATIC_BATCH = "static_batch"
 
 
-class RollingBatch(Choice):
+class RollingBatchMode(Choice):
     """DJL Serving's choice of a rolling batch implementation."""
 
     AUTO = "auto"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from djl_trtllm.config.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
-from djl_trtllm.config.subject import Subject
+from djl_trtllm.config.rule_context import RuleContext
 
 
-def rotary_scaling_pair(subject: Subject) -> str | None:
+def rotary_scaling_pair(subject: RuleContext) -> str | None:
     """Type and factor of the rotary scaling belong together."""
     pair = ("rotary_scaling_type", "rotary_scaling_factor")
     missing = [name for name in pair if subject.value(name) is None]
@@ -19,24 +19,24 @@ def rotary_scaling_pair(subject: Subject) -> str | None:
     )
 
 
-def rotary_dim_family(subject: Subject) -> str | None:
+def rotary_dim_family(subject: RuleContext) -> str | None:
     """`rotary_dim` is GPT-J's."""
     return _outside(subject, "rotary_dim", ("gptj",), "GPT-J")
 
 
-def rotary_base_family(subject: Subject) -> str | None:
+def rotary_base_family(subject: RuleContext) -> str | None:
     """`rotary_base` is for three families."""
     return _outside(subject, "rotary_base", ("llama", "internlm", "qwen"), "Llama, InternLM and Qwen")
 
 
-def use_fused_mlp_family(subject: Subject) -> str | None:
+def use_fused_mlp_family(subject: RuleContext) -> str | None:
     """`use_fused_mlp` is Llama's."""
     if not subject.value("use_fused_mlp"):
         return None
     return _outside(subject, "use_fused_mlp", ("llama",), "Llama")
 
 
-def multi_block_mode_family(subject: Subject) -> str | None:
+def multi_block_mode_family(subject: RuleContext) -> str | None:
     """`multi_block_mode` is not for Qwen."""
     if not subject.value("multi_block_mode") or not _is_of(subject, ("qwen",)):
         return None
@@ -46,7 +46,7 @@ def multi_block_mode_family(subject: Subject) -> str | None:
     )
 
 
-def smoothquant_family(subject: Subject) -> str | None:
+def smoothquant_family(subject: RuleContext) -> str | None:
     """`smoothquant` is for four families."""
     families = ("llama", "mistral", "internlm", "baichuan")
     if _quantization(subject) != "smoothquant" or subject.model_type is None or _is_of(subject, families):
@@ -57,7 +57,7 @@ def smoothquant_family(subject: Subject) -> str | None:
     )
 
 
-def smoothquant_parts(subject: Subject) -> str | None:
+def smoothquant_parts(subject: RuleContext) -> str | None:
     """The parts of smoothquant mean nothing without it."""
     if _quantization(subject) == "smoothquant":
         return None
@@ -65,7 +65,7 @@ def smoothquant_parts(subject: Subject) -> str | None:
     return _without(subject, names, "smoothquant")
 
 
-def awq_family(subject: Subject) -> str | None:
+def awq_family(subject: RuleContext) -> str | None:
     """The document has `awq` for two families."""
     if _quantization(subject) != "awq" or subject.model_type is None or _is_of(subject, ("llama", "mistral")):
         return None
@@ -75,7 +75,7 @@ def awq_family(subject: Subject) -> str | None:
     )
 
 
-def awq_parts(subject: Subject) -> str | None:
+def awq_parts(subject: RuleContext) -> str | None:
     """The parts of awq mean nothing without it; samples are for every quantisation that is calibrated."""
     chosen = _quantization(subject)
     if chosen == "awq":
@@ -87,7 +87,7 @@ def awq_parts(subject: Subject) -> str | None:
     return _without(subject, tuple(names), "awq")
 
 
-def quantize_compiled(subject: Subject) -> str | None:
+def quantize_compiled(subject: RuleContext) -> str | None:
     """An engine that is compiled cannot be quantised any more."""
     if not subject.is_engine:
         return None
@@ -105,7 +105,7 @@ def quantize_compiled(subject: Subject) -> str | None:
     )
 
 
-def chatglm_version(subject: Subject) -> str | None:
+def chatglm_version(subject: RuleContext) -> str | None:
     """The document requires the version of ChatGLM models."""
     if not _is_of(subject, ("chatglm",)) or subject.value("chatglm_model_version") is not ChatGlmVersion.UNSPECIFIED:
         return None
@@ -115,7 +115,7 @@ def chatglm_version(subject: Subject) -> str | None:
     )
 
 
-def max_num_tokens_holds_a_prompt(subject: Subject) -> str | None:
+def max_num_tokens_holds_a_prompt(subject: RuleContext) -> str | None:
     """A prompt that is not split has to fit into one iteration."""
     tokens, longest = subject.value("max_num_tokens"), subject.value("max_input_len")
     if tokens is None or tokens >= longest or subject.value("enable_chunked_prefill"):
@@ -129,7 +129,7 @@ def max_num_tokens_holds_a_prompt(subject: Subject) -> str | None:
     )
 
 
-def cap_and_fraction(subject: Subject) -> str | None:
+def cap_and_fraction(subject: RuleContext) -> str | None:
     """Of a token cap and a memory fraction the smaller cache counts."""
     cap, fraction = "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"
     if subject.value(cap) is None or subject.value(fraction) is None:
@@ -141,7 +141,7 @@ def cap_and_fraction(subject: Subject) -> str | None:
     )
 
 
-def static_batch(subject: Subject) -> str | None:
+def static_batch(subject: RuleContext) -> str | None:
     """Static batches are a legacy mode."""
     if subject.value("batch_scheduler_policy") is not SchedulerPolicy.STATIC_BATCH:
         return None
@@ -151,7 +151,7 @@ def static_batch(subject: Subject) -> str | None:
     )
 
 
-def attention_window(subject: Subject) -> str | None:
+def attention_window(subject: RuleContext) -> str | None:
     """A window below the longest sequence forgets its beginning."""
     windows = subject.value("max_attention_window")
     if windows is None:
@@ -171,18 +171,18 @@ def attention_window(subject: Subject) -> str | None:
     )
 
 
-def _is_of(subject: Subject, families: tuple[str, ...]) -> bool:
+def _is_of(subject: RuleContext, families: tuple[str, ...]) -> bool:
     kind = (subject.model_type or "").lower().replace("-", "").replace("_", "")
     return kind.startswith(families)
 
 
-def _outside(subject: Subject, name: str, families: tuple[str, ...], names: str) -> str | None:
+def _outside(subject: RuleContext, name: str, families: tuple[str, ...], names: str) -> str | None:
     if not subject.is_set(name) or subject.model_type is None or _is_of(subject, families):
         return None
     return f"{subject.cited(name)} is documented for {names} only, and this model is {subject.model_type}"
 
 
-def _quantization(subject: Subject) -> str | None:
+def _quantization(subject: RuleContext) -> str | None:
     """The method, by its name in `option.quantize`, also where `option.quant_algo` names it."""
     algorithm = subject.value("quant_algo")
     if algorithm is not None:
@@ -192,11 +192,11 @@ def _quantization(subject: Subject) -> str | None:
     return None if method is None else method.value
 
 
-def _quantized(subject: Subject) -> str:
+def _quantized(subject: RuleContext) -> str:
     return subject.cited("quant_algo" if subject.value("quant_algo") is not None else "quantize")
 
 
-def _without(subject: Subject, names: tuple[str, ...], method: str) -> str | None:
+def _without(subject: RuleContext, names: tuple[str, ...], method: str) -> str | None:
     given = [subject.cited(name) for name in names if subject.is_set(name)]
     if not given:
         return None

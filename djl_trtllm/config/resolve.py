@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.derive import RULES, Draft
-from djl_trtllm.config.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.environment import read_environment, variables_of
 from djl_trtllm.config.option import Scope
 from djl_trtllm.config.options import Options
 from djl_trtllm.config.origin import Origin, OriginKind
 from djl_trtllm.config.registry import OPTIONS, DeclaredOption, find, suggest
+from djl_trtllm.config.rule_context import subject_of_draft
 from djl_trtllm.config.rules import OPTION_RULES, check
 from djl_trtllm.config.sources import Layer, Setting, Source, read_arguments, read_properties
-from djl_trtllm.config.subject import subject_of_draft
 from djl_trtllm.config.values import NotAValueError, is_quoted, without_comment
 from djl_trtllm.errors import ConfigError
 

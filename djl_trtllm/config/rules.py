@@ -14,7 +14,7 @@ from typing import Any
 from djl_trtllm.config import conditions
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.options.documents import LMI, RUNTIME, TRTLLM
-from djl_trtllm.config.subject import Subject, subject_of
+from djl_trtllm.config.rule_context import RuleContext, subject_of
 from djl_trtllm.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ class Rule:
     severity: Severity
     lifted: str
     document: str
-    broken: Callable[[Subject], str | None] | None = None
+    broken: Callable[[RuleContext], str | None] | None = None
     needs_model: bool = False
 
 
@@ -213,7 +213,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def check(subject: Subject, rules: Iterable[Rule]) -> Findings:
+def check(subject: RuleContext, rules: Iterable[Rule]) -> Findings:
     """Run rules on a subject."""
     found = Findings()
     into: Mapping[Severity, list[Any]] = {

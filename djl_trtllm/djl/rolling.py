@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from djl_trtllm.api.errors import StatusCodes
 from djl_trtllm.api.headers import properties as properties_of
-from djl_trtllm.batching.generation import Generation
-from djl_trtllm.djl.answer import Answer, status_codes
+from djl_trtllm.api.lmi.errors import StatusCodes
+from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.djl.item import Item, take
+from djl_trtllm.djl.item_writer import ItemWriter, status_codes
 from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service import Model, ModelService, settle_garbage_collector
@@ -41,8 +41,8 @@ class _Request:
 
     def __init__(self, news: threading.Event, codes: StatusCodes) -> None:
         self.items: deque[Item] = deque()
-        self.answer = Answer(self._put, codes)
-        self.generation: Generation | None = None
+        self.answer = ItemWriter(self._put, codes)
+        self.generation: RequestState | None = None
         self.abandoned = False
         self._news = news
 
@@ -140,7 +140,7 @@ class RollingWorker:
     async def _generate(self, request: _Request, body: bytes, properties: dict[str, str]) -> None:
         try:
             call = self._service.model.parse(body, properties.get("content-type"), properties)
-            request.answer.expect(call.framer, call.request.sampling.n)
+            request.answer.expect(call.encoder, call.request.sampling.n)
             request.generation = await self._service.generate(call, request.answer.deliver)
         except Exception as error:
             request.answer.fail(error)

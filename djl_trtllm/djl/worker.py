@@ -27,7 +27,7 @@ def is_passive() -> bool:
     return os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0"
 
 
-def open_model(properties: Mapping[str, Any]) -> Model:
+def open_worker_model(properties: Mapping[str, Any]) -> Model:
     """The model that DJL's properties name, prepared to be run. Raises DjlTrtllmError.
 
     The configuration is read from the directory and the environment, as everywhere, so that every value has its origin.

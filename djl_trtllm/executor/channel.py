@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from djl_trtllm.executor.protocol import Deframer, FromHost, ToHost, decode_to_host, frame
+from djl_trtllm.executor.protocol import Deframer, FromEngine, ToEngine, decode_to_engine, frame
 
 _LAST_WORD_SECONDS = 1.0
 
@@ -31,7 +31,7 @@ class Channel:
         """For event loops."""
         return self._socket.fileno()
 
-    def send(self, message: FromHost) -> None:
+    def send(self, message: FromEngine) -> None:
         unsent = memoryview(frame(message))
         with self._sending:
             try:
@@ -43,14 +43,14 @@ class Channel:
             except OSError as error:
                 raise Disconnected from error
 
-    def send_last(self, message: FromHost) -> None:
+    def send_last(self, message: FromEngine) -> None:
         """Send before the process ends, from any thread; given up after a second."""
         if self._sending.acquire(timeout=_LAST_WORD_SECONDS):
             with contextlib.suppress(OSError):
                 self._socket.settimeout(_LAST_WORD_SECONDS)
                 self._socket.sendall(frame(message))
 
-    def receive(self, *, block: bool) -> Iterator[ToHost]:
+    def receive(self, *, block: bool) -> Iterator[ToEngine]:
         """All messages that have arrived; with `block`, waits for at least one. Those not taken come the next time."""
         bodies = self._bodies
         while bodies or select.select([self._socket], [], [], None if block else 0)[0]:
@@ -64,4 +64,4 @@ class Channel:
                 bodies.extend(self._deframer.feed(data))
             while bodies:
                 block = False
-                yield decode_to_host(bodies.popleft())
+                yield decode_to_engine(bodies.popleft())

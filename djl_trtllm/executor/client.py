@@ -26,14 +26,14 @@ from djl_trtllm.executor.protocol import (
     Start,
     Step,
     Submit,
-    ToHost,
-    decode_from_host,
+    ToEngine,
+    decode_from_engine,
     frame,
 )
-from djl_trtllm.executor.reaping import HostEnvironment
+from djl_trtllm.executor.reaping import ProcessEnvironment
 
 logger = logging.getLogger(__name__)
-host_logger = logging.getLogger("djl_trtllm.executor.host")
+process_logger = logging.getLogger("djl_trtllm.executor.process")
 
 _SOCKET_BUFFER = 64 * 1024
 """Bytes between host and server. It bounds how many iterations a slow server takes in at one go, so how long it holds
@@ -81,7 +81,7 @@ class ExecutorClient(asyncio.Protocol):
         self._log_task: asyncio.Task[None]
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._failure: str | None = None
-        self._environment = HostEnvironment()
+        self._environment = ProcessEnvironment()
         self._closing = False
         self._pinged = False
         self._silent_for = 0.0
@@ -158,7 +158,7 @@ class ExecutorClient(asyncio.Protocol):
         self._pinged = False
         steps: list[Step] = []
         for body in self._deframer.feed(data):
-            message = decode_from_host(body)
+            message = decode_from_engine(body)
             if isinstance(message, Step):
                 steps.append(message)
             elif isinstance(message, Ready):
@@ -190,7 +190,7 @@ class ExecutorClient(asyncio.Protocol):
                 asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "djl_trtllm.executor.host",
+                    "djl_trtllm.executor.process",
                     str(theirs.fileno()),
                     pass_fds=[theirs.fileno()],
                     env=self._environment.variables,
@@ -213,7 +213,7 @@ class ExecutorClient(asyncio.Protocol):
                 raise
         self._log_task = self._loop.create_task(self._forward_log())
 
-    def _send(self, message: ToHost) -> None:
+    def _send(self, message: ToEngine) -> None:
         if not self._transport.is_closing():
             self._transport.write(frame(message))
 
@@ -300,4 +300,4 @@ class ExecutorClient(asyncio.Protocol):
                 return
             text = line.decode(errors="replace").rstrip()
             self._tail.append(text)
-            host_logger.info("%s", text)
+            process_logger.info("%s", text)

@@ -21,6 +21,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from djl_trtllm.request import Adapter, Guide
+
 
 class Finish(enum.IntEnum):
     """Why an executor ended a request."""
@@ -83,32 +85,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     beam_search_diversity_rate: float = 0.0
 
 
-class GuideKind(str, enum.Enum):
-    """What holds output to a form."""
-
-    JSON_OBJECT = "json_object"
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    GRAMMAR = "grammar"
-
-
-class Guide(msgspec.Struct, frozen=True, array_like=True):
-    """A form that the output is held to: a JSON schema as text, a regular expression or an EBNF grammar."""
-
-    kind: GuideKind
-    value: str = ""
-
-
-class Adapter(msgspec.Struct, frozen=True, array_like=True):
-    """A LoRA adapter: its name, an id that is unique in the life of the host, and its directory."""
-
-    name: str
-    id: int
-    path: str
-
-
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
-    """First message to a host: which executor to run and with what. `options` are the executor's own."""
+    """First message to a host: which executor to run (`module:Class`), and its own `options`."""
 
     executor: str
     options: dict[str, Any]
@@ -224,19 +202,19 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-ToHost: TypeAlias = Start | Submit | Cancel | Ping | Shutdown
-FromHost: TypeAlias = Ready | Step | Pong | Failed
+ToEngine: TypeAlias = Start | Submit | Cancel | Ping | Shutdown
+FromEngine: TypeAlias = Ready | Step | Pong | Failed
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME = 256 * 1024 * 1024
 """Bytes. A longer frame means that the two sides are out of step."""
 
 _encoder = msgspec.msgpack.Encoder()
-decode_to_host = msgspec.msgpack.Decoder(ToHost).decode
-decode_from_host = msgspec.msgpack.Decoder(FromHost).decode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
-def frame(message: ToHost | FromHost) -> bytes:
+def frame(message: ToEngine | FromEngine) -> bytes:
     """The message as it goes over the socket."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body

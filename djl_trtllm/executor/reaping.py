@@ -19,7 +19,7 @@ _WAIT_SECONDS = 1.0
 """A process that waits for its GPU may take longer to end than those who wait for an answer should."""
 
 
-class HostEnvironment:
+class ProcessEnvironment:
     """The environment of one host: a mark that everything started with it inherits, and a TMPDIR of its own.
 
     Workspaces and sockets of TensorRT-LLM and MPI go there; they are removed by their owners only if these end well.

@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 from rich.console import Console
 
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.offline.answer_line import answer_line
-from djl_trtllm.offline.options import open_model
+from djl_trtllm.offline.options import open_offline_model
 from djl_trtllm.offline.progress import batch_progress
 from djl_trtllm.offline.prompt_file import JSON_SUFFIXES, read_entries
+from djl_trtllm.offline.result_line import answer_line
 from djl_trtllm.offline.runner import Runner
 
 _STANDARD = Path("-")
@@ -41,7 +41,7 @@ def generate_file(
     if out != _STANDARD and out.exists() and prompts != _STANDARD and out.samefile(prompts):
         raise DjlTrtllmError(f"--out {out} is the file of the prompts: name another")
     failed = 0
-    with _opened(out) as stream, closing(Runner(open_model(model, {}))) as runner:
+    with _opened(out) as stream, closing(Runner(open_offline_model(model, {}))) as runner:
         begun = time.monotonic()
         answers = runner.run(entry.request for entry in entries)
         total, shown = len(entries), batch_progress(len(entries), lambda: runner.generated_tokens, console)

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from djl_trtllm.api.messages import read_messages
 from djl_trtllm.api.parameters import Problems
-from djl_trtllm.batching.request import GenerationRequest
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.offline.options import open_model
+from djl_trtllm.offline.options import open_offline_model
 from djl_trtllm.offline.outputs import RequestOutput
 from djl_trtllm.offline.progress import batch_progress
 from djl_trtllm.offline.runner import Runner
 from djl_trtllm.offline.sampling import SamplingParams
+from djl_trtllm.request import GenerationRequest
 
 PromptInput: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or the messages of a chat."""
@@ -39,7 +39,7 @@ class LLM:
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         """Load a model; compiles it first if it has to be. Raises DjlTrtllmError: ConfigError, ModelError, ..."""
-        prepared = open_model(model, options)
+        prepared = open_offline_model(model, options)
         self._vocab_size = prepared.tokenizer.vocab_size
         self._runner = Runner(prepared)
         self._end = weakref.finalize(self, self._runner.close)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _NO_DEADLINE = Origin.derived("an offline batch: no client waits for a single answer")
 
 
-def open_model(model: str | Path, options: Mapping[str, Any]) -> Model:
+def open_offline_model(model: str | Path, options: Mapping[str, Any]) -> Model:
     """The model that `model` names, prepared to be run: fetched and compiled, if it has to be.
 
     It is a directory, an archive, a model of the hub or one in S3.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from djl_trtllm.batching.request import FinishReason, GenerationRequest
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.offline.answer import Answer, Sequence
+from djl_trtllm.offline.result import OfflineResult, OfflineSequence
+from djl_trtllm.request import FinishReason, GenerationRequest
 
 _REASONS = {FinishReason.EOS_TOKEN: "stop", FinishReason.STOP_SEQUENCE: "stop"}
 
@@ -37,7 +37,7 @@ class CompletionOutput:
     stop_reason: str | int | None
 
     @classmethod
-    def of(cls, index: int, sequence: Sequence, logprobs: bool) -> CompletionOutput:
+    def of(cls, index: int, sequence: OfflineSequence, logprobs: bool) -> CompletionOutput:
         """A sequence's output; a sequence that never ran is one that ended with an error."""
         finished, ids = sequence.finished, sequence.token_ids
         reason = FinishReason.ERROR if finished is None else finished.reason
@@ -72,7 +72,7 @@ class RequestOutput:
     error: DjlTrtllmError | None
 
     @classmethod
-    def of(cls, answer: Answer, request: GenerationRequest) -> RequestOutput:
+    def of(cls, answer: OfflineResult, request: GenerationRequest) -> RequestOutput:
         """The answer to a request."""
         seen = answer.prompt
         text = seen.text if seen is not None and request.messages is not None else request.prompt

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from djl_trtllm.api import Defaults, lmi
-from djl_trtllm.api.lmi_parameters import CHAT_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api import Defaults
+from djl_trtllm.api.lmi import parse as lmi
+from djl_trtllm.api.lmi.parameters import CHAT_FIELDS, INPUTS_PARAMETERS
 from djl_trtllm.api.parameters import Table, show
-from djl_trtllm.batching.request import GenerationRequest
 from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.request import GenerationRequest
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 """Files with these names are JSON lines."""

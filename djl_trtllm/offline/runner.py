@@ -11,10 +11,10 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
 from djl_trtllm.api import Call
-from djl_trtllm.batching.generation import Generation
-from djl_trtllm.batching.request import GenerationRequest, Update
+from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.errors import GenerationError, NotReadyError, OverloadedError, RequestError
-from djl_trtllm.offline.answer import Answer
+from djl_trtllm.offline.result import OfflineResult
+from djl_trtllm.request import GenerationRequest, OutputChunk
 from djl_trtllm.service import Model, ModelService, State
 
 _ROOM_SECONDS = 0.05
@@ -36,8 +36,8 @@ class _Job:
 
     def __init__(self, wants_prompt_tokens: bool) -> None:
         self.wants_prompt_tokens = wants_prompt_tokens
-        self.news: queue.SimpleQueue[Answer | _Fed] = queue.SimpleQueue()
-        self.generations: dict[int, Generation] = {}
+        self.news: queue.SimpleQueue[OfflineResult | _Fed] = queue.SimpleQueue()
+        self.generations: dict[int, RequestState] = {}
         """Those that wait or run, by their number."""
         self.repeating: set[asyncio.Task[None]] = set()
         self.abandoned = threading.Event()
@@ -73,11 +73,12 @@ class Runner:
 
     def run(
         self, requests: Iterable[GenerationRequest], *, wants_prompt_tokens: bool = False
-    ) -> Generator[Answer, None, None]:
+    ) -> Generator[OfflineResult, None, None]:
         """The answers in the order of the requests, each as soon as it and all before it are complete.
 
         Requests are taken from the iterable as there is room for them, on the event loop's thread. One that fails has
-        its `Answer.failure`. When the executor host dies, those that run fail, and the others run on its replacement;
+        its `OfflineResult.failure`. When the executor host dies, those that run fail, and the others run on its
+        replacement;
         without one, they fail too. Leaving the iteration cancels what still runs.
         Raises NotReadyError on a closed runner, and the error that ended the model if that was before.
         """
@@ -87,7 +88,7 @@ class Runner:
             raise NotReadyError("the model is closed")
         job = _Job(wants_prompt_tokens)
         asyncio.run_coroutine_threadsafe(self._feed(iter(requests), job), self._loop)
-        early: dict[int, Answer] = {}
+        early: dict[int, OfflineResult] = {}
         total: int | None = None
         try:
             for number in itertools.count():
@@ -95,7 +96,7 @@ class Runner:
                     if number == total:
                         return
                     news = self._next(job)
-                    if isinstance(news, Answer):
+                    if isinstance(news, OfflineResult):
                         early[news.number] = news
                     elif news.error is not None:
                         raise news.error
@@ -117,7 +118,7 @@ class Runner:
 
     # -- in the caller's thread ------------------------------------------------------------------------------------
 
-    def _next(self, job: _Job) -> Answer | _Fed:
+    def _next(self, job: _Job) -> OfflineResult | _Fed:
         while True:
             with contextlib.suppress(queue.Empty):
                 return job.news.get(timeout=_ALIVE_SECONDS)
@@ -157,10 +158,10 @@ class Runner:
 
     async def _start(self, number: int, request: GenerationRequest, job: _Job) -> None:
         """Queue a request as soon as there is room for it."""
-        answer = Answer(number, request, wants_prompt_tokens=job.wants_prompt_tokens)
+        answer = OfflineResult(number, request, wants_prompt_tokens=job.wants_prompt_tokens)
 
-        def take(update: Update) -> None:
-            answer.frame(update)
+        def take(update: OutputChunk) -> None:
+            answer.encode(update)
             if update.finished is not None:
                 self._freed.set()
                 if answer.complete:
@@ -185,7 +186,7 @@ class Runner:
                 job.news.put(answer)
                 return
 
-    def _finish(self, job: _Job, request: GenerationRequest, answer: Answer) -> None:
+    def _finish(self, job: _Job, request: GenerationRequest, answer: OfflineResult) -> None:
         generation = job.generations.pop(answer.number)
         if isinstance(answer.failure, GenerationError) and generation.started is None and not job.abandoned.is_set():
             # It waited while the executor host died for others.

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from djl_trtllm.api import Defaults, lmi
-from djl_trtllm.batching.request import GenerationRequest
+from djl_trtllm.api import Defaults
+from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.request import GenerationRequest
 
 _RENAMED = {"bad": "bad_words", "truncate_prompt_tokens": "truncate"}
 _GUIDES = {"json": "guided_json", "regex": "guided_regex", "grammar": "guided_grammar"}

@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api import Reply
-from djl_trtllm.api.errors import front_end
+from djl_trtllm.api.lmi.errors import front_end
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownAdapterError
-from djl_trtllm.executor.protocol import Adapter
+from djl_trtllm.request import Adapter
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.service import Registry, ServedModel, State
 

@@ -18,7 +18,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from djl_trtllm.api.errors import StatusCodes
+from djl_trtllm.api.lmi.errors import StatusCodes
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.errors import DjlTrtllmError

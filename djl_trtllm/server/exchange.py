@@ -11,9 +11,9 @@ from starlette.datastructures import Headers as RequestHeaders
 from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.api import Reply
-from djl_trtllm.api.errors import StatusCodes
-from djl_trtllm.api.errors import reply as reply_to
 from djl_trtllm.api.headers import properties, request_id
+from djl_trtllm.api.lmi.errors import StatusCodes
+from djl_trtllm.api.lmi.errors import reply as reply_to
 from djl_trtllm.server.metrics import ServerCounts
 
 Headers: TypeAlias = Iterable[tuple[str, str]]

@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api import Reply
-from djl_trtllm.api.errors import front_end
+from djl_trtllm.api.lmi.errors import front_end
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.service import Registry, ServedModel, State, open_source, prepare

@@ -10,14 +10,14 @@ from starlette.routing import Route, Router
 from starlette.types import Lifespan, Receive, Scope, Send
 
 from djl_trtllm.api import Reply
-from djl_trtllm.api.errors import front_end
+from djl_trtllm.api.lmi.errors import front_end
 from djl_trtllm.errors import NotReadyError, RequestError
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
-from djl_trtllm.server.answer import Answer
 from djl_trtllm.server.exchange import ClientGone, Exchange, HttpSettings
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
+from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.service import Registry, ServedModel, State
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Routes:
             await exchange.reply(front_end(413, f"the request body is larger than max_request_size={limit} bytes"))
             return
         call = model.model.parse(body, exchange.properties.get("content-type"), exchange.properties)
-        answer = Answer(call.framer, exchange, sequences=call.request.sampling.n)
+        answer = ResponseWriter(call.encoder, exchange, sequences=call.request.sampling.n)
         service = model.pick()
         generation = await service.generate(call, answer.deliver)
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from djl_trtllm.errors import InvalidRequestError, UnknownAdapterError
-from djl_trtllm.executor.protocol import Adapter
+from djl_trtllm.request import Adapter
 
 FOLDER = "adapters"
 CONFIG_FILE = "adapter_config.json"

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from djl_trtllm.backends.compilation import compile_checkpoint
 from djl_trtllm.config import load
-from djl_trtllm.engine import compile_checkpoint
-from djl_trtllm.engine.manifest import MANIFEST_FILE
+from djl_trtllm.engines.manifest import MANIFEST_FILE
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.model.remote.upload import is_remote_destination, upload

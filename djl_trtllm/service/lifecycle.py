@@ -21,13 +21,13 @@ from msgspec.structs import replace
 
 from djl_trtllm.api import Call, Prompt
 from djl_trtllm.batching.features import gives_logprobs, require
-from djl_trtllm.batching.generation import Generation
-from djl_trtllm.batching.request import Consumer, GenerationRequest, Token
+from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, ExecutorError, GenerationError, NotReadyError
 from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Feature, Start, Step
+from djl_trtllm.request import Consumer, GenerationRequest, Token
 from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
 from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.model import Model
@@ -176,12 +176,12 @@ class ModelService:
         """The rolling batch; None while there is no executor host."""
         return self._batch
 
-    async def generate(self, call: Call, consumer: Consumer) -> Generation:
-        """Admit, tokenise and queue a request; its framer has been told the prompt when this returns.
+    async def generate(self, call: Call, consumer: Consumer) -> RequestState:
+        """Admit, tokenise and queue a request; its encoder has been told the prompt when this returns.
 
         Raises NotReadyError, OverloadedError (before any work is done) and InvalidRequestError.
         """
-        request, framer = call
+        request, encoder = call
         batch = self._batch
         if batch is None or self.state is not State.READY:
             raise self._not_ready()
@@ -197,13 +197,13 @@ class ModelService:
             text, ids = await self._tokenize(request)
             if self._batch is not batch or self.state not in (State.READY, State.DRAINING):
                 raise self._not_ready()
-            framer.begin(Prompt(text, len(ids), self._prompt_tokens(ids) if framer.wants_prompt_tokens else ()))
+            encoder.begin(Prompt(text, len(ids), self._prompt_tokens(ids) if encoder.wants_prompt_tokens else ()))
         except BaseException:
             batch.withdraw(sequences)
             raise
         return batch.submit(request, ids, consumer, adapter)
 
-    def cancel(self, generation: Generation) -> None:
+    def cancel(self, generation: RequestState) -> None:
         """End a request whose client is gone."""
         if self._batch is not None and not generation.done:
             self._batch.cancel(generation)
@@ -253,9 +253,9 @@ class ModelService:
         if self.state in (State.LOADING, State.RECOVERING):
             self.state = State.READY
         logger.info(
-            "model %s is ready: %s executor in process %d, loaded in %.1f s (%s)",
+            "model %s is ready: %s in process %d, loaded in %.1f s (%s)",
             self.name,
-            model.start.executor,
+            model.start.executor.rpartition(":")[2],
             client.pid,
             time.monotonic() - started,
             ", ".join(f"{key} {value}" for key, value in client.details.items()) or "no engine",

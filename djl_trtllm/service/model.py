@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from djl_trtllm.api import Call, Defaults, lmi
-from djl_trtllm.api.custom import CustomFormatters, load_custom
+from djl_trtllm.api import Call, Defaults
+from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
+from djl_trtllm.api.lmi import parse as lmi
+from djl_trtllm.backends.planning import plan_engine
+from djl_trtllm.backends.tensorrt_llm.quantization import method_of
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config, explain, load, names_configuration
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules import check_model
-from djl_trtllm.engine import EnginePlan, plan_engine
-from djl_trtllm.engine import prepare as prepare_engine
-from djl_trtllm.engine.manifest import Manifest
-from djl_trtllm.engine.tensorrt_llm_quantization import method_of
+from djl_trtllm.engines import EnginePlan
+from djl_trtllm.engines import prepare as prepare_engine
+from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
@@ -28,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model directory and its resolved configuration."""
 
     name: str
@@ -57,7 +59,7 @@ class Model:
         return parse(body, content_type, self.defaults, properties)
 
 
-def open_source(path: Path, environ: Mapping[str, str]) -> Source:
+def open_source(path: Path, environ: Mapping[str, str]) -> ModelSource:
     """The model at `path`, a directory, an archive or a configuration file in a directory, and its configuration.
 
     Raises ModelError and ConfigError.
@@ -72,10 +74,10 @@ def open_source(path: Path, environ: Mapping[str, str]) -> Source:
         if directory != path:
             config = load(directory, environ)
     name = config.options.model_name or re.sub(r"\W+", "-", directory.name).strip("-") or "model"
-    return Source(name, directory, config)
+    return ModelSource(name, directory, config)
 
 
-def open_remote(text: str, environ: Mapping[str, str]) -> Source:
+def open_remote(text: str, environ: Mapping[str, str]) -> ModelSource:
     """Fetch a model on the hub or in S3 and open it: a serving.properties that comes with it counts.
 
     Raises ModelError and ConfigError.
@@ -94,7 +96,7 @@ def remote_name(text: str) -> str:
     return re.sub(r"\W", "_", text.removeprefix("hf://"))
 
 
-def plan(source: Source) -> tuple[Config, Layout, EnginePlan]:
+def plan(source: ModelSource) -> tuple[Config, Layout, EnginePlan]:
     """What the model's files are, and what they, the configuration and this machine come to. Raises DjlTrtllmError.
 
     The configuration is the source's, with what the rules about kinds of models and files had to say.
@@ -108,7 +110,7 @@ def plan(source: Source) -> tuple[Config, Layout, EnginePlan]:
     return config, layout, plan_engine(config, layout)
 
 
-def prepare(source: Source) -> Model:
+def prepare(source: ModelSource) -> Model:
     """Find or compile the engine and load the tokenizer; takes as long as a compile takes. Raises DjlTrtllmError."""
     config, layout, engine_plan = plan(source)
     options = config.options
@@ -140,7 +142,7 @@ def prepare(source: Source) -> Model:
     return Model(source.name, source.directory, config, tokenizer, start, limits, defaults, custom, engine_plan.gpus)
 
 
-def model_files(source: Source) -> Path:
+def model_files(source: ModelSource) -> Path:
     """Where checkpoint or engine are: what `option.model_id` names, fetched if it has to be, or the directory."""
     model_id = source.config.options.model_id
     if model_id is None:
@@ -150,7 +152,7 @@ def model_files(source: Source) -> Path:
     return _fetched(source.config, "model_id", model_id, source.config.options.revision)
 
 
-def _tokenizer_dir(source: Source) -> Path | None:
+def _tokenizer_dir(source: ModelSource) -> Path | None:
     """`option.tokenizer`, where it is set."""
     tokenizer = source.config.options.tokenizer
     if tokenizer is None:
@@ -181,7 +183,7 @@ def fetch_model(text: str, config: Config, revision: str | None = None, *, token
     return open_model(found, config.engine_cache_dir / "models") if found.is_file() else found
 
 
-def _directory(source: Source, path: str) -> Path | None:
+def _directory(source: ModelSource, path: str) -> Path | None:
     return next((found for found in (source.directory / path, Path(path)) if found.is_dir()), None)
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 from djl_trtllm.batching.statistics import Statistics
-from djl_trtllm.engine.hardware import Hardware
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import DjlTrtllmError, ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.service.adapters import Adapters

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.api import Call, Defaults
-from djl_trtllm.api.custom import CustomFormatters, load_custom
+from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
 
 
 def load(directory: Path, source: str, **attributes: Any) -> CustomFormatters:

@@ -9,11 +9,11 @@ from typing import Any
 
 import huggingface_hub
 
-from djl_trtllm.api import Framer, Prompt
-from djl_trtllm.api.lmi import FORMATTERS
-from djl_trtllm.api.presentation import Presentation
-from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
+from djl_trtllm.api import Prompt, ResponseEncoder
+from djl_trtllm.api.lmi.parse import FORMATTERS
+from djl_trtllm.api.lmi.presentation import Presentation
 from djl_trtllm.errors import GenerationError
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -33,49 +33,49 @@ END = Token(2, "", -0.5, True)
 TEXT = ' said: "é🦊\n\\ \t'
 
 EOS = [
-    Update(0, TOKENS[:1], None),
-    Update(0, TOKENS[1:3], None),
-    Update(0, TOKENS[3:], None),
-    Update(0, [END], Finished(FinishReason.EOS_TOKEN, 5, -1.8464, 7)),
+    OutputChunk(0, TOKENS[:1], None),
+    OutputChunk(0, TOKENS[1:3], None),
+    OutputChunk(0, TOKENS[3:], None),
+    OutputChunk(0, [END], SequenceResult(FinishReason.EOS_TOKEN, 5, -1.8464, 7)),
 ]
 """Ends with its end token, two tokens merged on the way."""
 
 STOP = [
-    Update(0, TOKENS[:1], None),
-    Update(0, TOKENS[1:], None),
-    Update(0, [], Finished(FinishReason.STOP_SEQUENCE, 5, -1.8464, 7, stop_sequence="###")),
+    OutputChunk(0, TOKENS[:1], None),
+    OutputChunk(0, TOKENS[1:], None),
+    OutputChunk(0, [], SequenceResult(FinishReason.STOP_SEQUENCE, 5, -1.8464, 7, stop_sequence="###")),
 ]
 """Ends without a token: the stop string took the text."""
 
 FAILURE = GenerationError('the engine "died"')
 FAILED = [
-    Update(0, TOKENS[:1], None),
-    Update(0, TOKENS[1:2], Finished(FinishReason.ERROR, 2, None, None, error=FAILURE)),
+    OutputChunk(0, TOKENS[:1], None),
+    OutputChunk(0, TOKENS[1:2], SequenceResult(FinishReason.ERROR, 2, None, None, error=FAILURE)),
 ]
 
 
-def several(n: int) -> list[Update]:
+def several(n: int) -> list[OutputChunk]:
     """`n` sequences, interleaved; sequence i says "i0 i1" and ends by length."""
-    updates = [Update(index, [Token(index, f"{index}0", -0.1 * (index + 1), False)], None) for index in range(n)]
+    updates = [OutputChunk(index, [Token(index, f"{index}0", -0.1 * (index + 1), False)], None) for index in range(n)]
     updates += [
-        Update(
+        OutputChunk(
             index,
             [Token(index + 10, f" {index}1", -0.1, False)],
-            Finished(FinishReason.LENGTH, 2, -0.1 * (index + 2), index),
+            SequenceResult(FinishReason.LENGTH, 2, -0.1 * (index + 2), index),
         )
         for index in range(n)
     ]
     return updates
 
 
-def answer(framer: Framer, updates: list[Update]) -> bytes:
+def answer(encoder: ResponseEncoder, updates: list[OutputChunk]) -> bytes:
     """The answer's whole body."""
-    framer.begin(PROMPT)
-    return b"".join([framer.frame(update) for update in updates])
+    encoder.begin(PROMPT)
+    return b"".join([encoder.encode(update) for update in updates])
 
 
-def make(name: str, **view: Any) -> Framer:
-    """A framer by the name of its formatter, with an id and a time that never change."""
+def make(name: str, **view: Any) -> ResponseEncoder:
+    """A encoder by the name of its formatter, with an id and a time that never change."""
     return FORMATTERS[name](Presentation(inputs=PROMPT.text, id="0123", created=1700000000, **view))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from djl_trtllm.api.guides import GUIDES
 from djl_trtllm.api.parameters import Problems, Table
-from djl_trtllm.executor.protocol import Guide, GuideKind
+from djl_trtllm.request import Guide, GuideKind
 
 TABLE = Table(GUIDES)
 SCHEMA = Guide(GuideKind.JSON_SCHEMA, '{"type":"object"}')

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from djl_trtllm.batching import Finished, GenerationRequest, SamplingParameters, Update
-from djl_trtllm.batching.generation import Generation
+from djl_trtllm.batching import GenerationRequest, OutputChunk, SamplingParameters, SequenceResult
 from djl_trtllm.batching.limits import BatchLimits
+from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
-from djl_trtllm.executor.protocol import Adapter, Delta, Guide, Limits, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import Adapter, Guide
 
 
 class FakeExecutor:
@@ -36,12 +37,12 @@ class Recorder:
     """A consumer."""
 
     def __init__(self) -> None:
-        self.updates: list[Update] = []
+        self.updates: list[OutputChunk] = []
 
-    def __call__(self, update: Update) -> None:
+    def __call__(self, update: OutputChunk) -> None:
         self.updates.append(update)
 
-    def finished(self, index: int = 0) -> Finished:
+    def finished(self, index: int = 0) -> SequenceResult:
         """The end of a sequence, of which there must be exactly one, in its last update."""
         own = [update for update in self.updates if update.index == index]
         (finished,) = [update.finished for update in own if update.finished is not None]
@@ -92,7 +93,7 @@ class Bench:
         guide: Guide | None = None,
         adapter: Adapter | None = None,
         **sampling: object,
-    ) -> tuple[Generation, Recorder]:
+    ) -> tuple[RequestState, Recorder]:
         """Admit and submit."""
         consumer = consumer or Recorder()
         parameters = SamplingParameters(**sampling)  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ import pytest
 from djl_trtllm.batching import GenerationRequest, SamplingParameters
 from djl_trtllm.batching.features import gives_logprobs, require
 from djl_trtllm.errors import UnsupportedParameterError
-from djl_trtllm.executor.protocol import Feature, Guide, GuideKind
+from djl_trtllm.executor.protocol import Feature
+from djl_trtllm.request import Guide, GuideKind
 
 ON_TENSORRT_LLM = (
     "this engine cannot hold its output to a form; on TensorRT-LLM set option.guided_decoding_backend=xgrammar"

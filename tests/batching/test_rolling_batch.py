@@ -13,10 +13,10 @@ from djl_trtllm.errors import (
     OverloadedError,
     PromptTooLongError,
 )
-from djl_trtllm.executor.protocol import Adapter, Delta, Finish, Stats, Step
+from djl_trtllm.executor.protocol import Delta, Finish, Stats, Step
 from djl_trtllm.model import Tokenizer
-
-from .helpers import Bench
+from djl_trtllm.request import Adapter
+from tests.batching.helpers import Bench
 
 LENGTH, END, CANCELLED, ERROR = Finish.LENGTH, Finish.END, Finish.CANCELLED, Finish.ERROR
 

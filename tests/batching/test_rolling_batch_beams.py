@@ -8,8 +8,7 @@ from djl_trtllm.batching import FinishReason
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError
 from djl_trtllm.executor.protocol import Delta, Finish
 from djl_trtllm.model import Tokenizer
-
-from .helpers import Bench
+from tests.batching.helpers import Bench
 
 
 def ended(request_id: int, *token_ids: int, finish: int = Finish.LENGTH) -> Delta:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.batching import FinishReason, Update
+from djl_trtllm.batching import FinishReason, OutputChunk
 from djl_trtllm.errors import GenerationError, RequestTimeoutError
 from djl_trtllm.executor.protocol import Delta, Finish
 from djl_trtllm.model import Tokenizer
-
-from .helpers import Bench, Recorder
+from tests.batching.helpers import Bench, Recorder
 
 LENGTH, CANCELLED = Finish.LENGTH, Finish.CANCELLED
 
@@ -136,7 +135,7 @@ def test_a_failed_executor_ends_every_request_once(tokenizer: Tokenizer) -> None
 
 
 class Broken(Recorder):
-    def __call__(self, update: Update) -> None:
+    def __call__(self, update: OutputChunk) -> None:
         super().__call__(update)
         raise ZeroDivisionError
 

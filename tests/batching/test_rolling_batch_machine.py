@@ -10,12 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from djl_trtllm.batching.generation import Generation
+from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
 from djl_trtllm.executor.protocol import Delta, Finish, Stats, Step, Submit
 from djl_trtllm.model import load_tokenizer
-
-from .helpers import Bench, Recorder
+from tests.batching.helpers import Bench, Recorder
 
 TOKENIZER = load_tokenizer(Path(__file__).parents[2] / "serving" / "models" / "tiny-stories")
 WORDS = [TOKENIZER.encode(text, False)[-1] for text in (" wolf", " the", "!", " wood", "a", "b")] + [2]
@@ -26,7 +25,7 @@ TIMEOUT = 10
 class Case(NamedTuple):
     """A request that was submitted."""
 
-    generation: Generation
+    generation: RequestState
     consumer: Recorder
     n: int
     beams: int

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from djl_trtllm.executor.protocol import Delta, Finish
 from djl_trtllm.model import Tokenizer
-
-from .helpers import Bench
+from tests.batching.helpers import Bench
 
 LENGTH = Finish.LENGTH
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.batching.request import FinishReason, Token, Update
-from djl_trtllm.batching.sequence import Sequence
+from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason, OutputChunk, Token
 
 
-def sequence(tokenizer: Tokenizer, *stop: str, logprobs: bool = False, seed: int | None = None) -> Sequence:
-    return Sequence(
+def sequence(tokenizer: Tokenizer, *stop: str, logprobs: bool = False, seed: int | None = None) -> OutputSequence:
+    return OutputSequence(
         index=0,
         tokenizer=tokenizer.raw,
         special_ids=tokenizer.special_ids | tokenizer.end_ids,
@@ -24,7 +24,7 @@ def sequence(tokenizer: Tokenizer, *stop: str, logprobs: bool = False, seed: int
     )
 
 
-def texts(update: Update) -> list[str]:
+def texts(update: OutputChunk) -> list[str]:
     return [token.text for token in update.tokens]
 
 
@@ -32,7 +32,7 @@ def test_a_new_sequence_has_nothing_to_show(tokenizer: Tokenizer) -> None:
     one = sequence(tokenizer, seed=4)
     assert (one.index, one.seed, one.generated_tokens, one.cumulative_logprob) == (0, 4, 0, 0.0)
     assert (one.finished, one.closed) == (None, False)
-    assert one.drain() == Update(0, [], None)
+    assert one.drain() == OutputChunk(0, [], None)
 
 
 def test_tokens_are_there_as_soon_as_they_are_taken(tokenizer: Tokenizer) -> None:
@@ -41,7 +41,7 @@ def test_tokens_are_there_as_soon_as_they_are_taken(tokenizer: Tokenizer) -> Non
     for token_id in ids:
         assert one.take([token_id], None)
         update = one.drain()
-        assert update == Update(0, [Token(token_id, update.tokens[0].text, None, False)], None)
+        assert update == OutputChunk(0, [Token(token_id, update.tokens[0].text, None, False)], None)
     assert one.drain().tokens == []
 
 

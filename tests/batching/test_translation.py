@@ -10,10 +10,11 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from djl_trtllm.batching import FinishReason, GenerationRequest, SamplingParameters
-from djl_trtllm.batching.sequence import Sequence
+from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.batching.translation import Translator
-from djl_trtllm.executor.protocol import Adapter, Guide, GuideKind, Sampling, Submit
+from djl_trtllm.executor.protocol import Sampling, Submit
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import Adapter, Guide, GuideKind
 
 END = 2
 
@@ -47,7 +48,7 @@ def message(
     return Translator(tokenizer).message(7, request, [3, 4], max_new_tokens, seed, adapter)
 
 
-def text_of(sequence: Sequence, *token_ids: int) -> str:
+def text_of(sequence: OutputSequence, *token_ids: int) -> str:
     sequence.take(token_ids, None)
     sequence.finish(FinishReason.LENGTH)
     return "".join(token.text for token in sequence.drain().tokens)

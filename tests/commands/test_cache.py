@@ -7,8 +7,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from djl_trtllm import cli
-from djl_trtllm.engine.cache import EngineCache
-from tests.engine.cache_entries import build
+from djl_trtllm.engines.cache import EngineCache
+from tests.engines.cache_entries import build
 
 runner = CliRunner()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from djl_trtllm.commands.console import errors_for_the_reader, escaped, teller
+from djl_trtllm.commands.console import errors_for_the_reader, escaped, progress_printer
 from djl_trtllm.errors import ModelError
 
 LONG = "option.max_input_len=[bold]7[/bold] " * 9
@@ -24,7 +24,7 @@ def test_other_errors_are_not_caught() -> None:
 
 
 def test_progress_goes_to_stderr_as_it_stands_and_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    teller()(LONG)
+    progress_printer()(LONG)
     assert capsys.readouterr() == ("", f"{LONG}\n")
 
 

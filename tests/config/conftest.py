@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config.tensorrt_llm_check import Report
-
-from .trees import Make, report_on
+from tests.config.trees import Make, report_on
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 from djl_trtllm.config import Config
 from djl_trtllm.config.rules import RULES, check_model
 from djl_trtllm.errors import ConfigError
-
-from .helpers import from_text, problems_of
+from tests.config.helpers import from_text, problems_of
 
 PLACE = "(serving.properties:1)"
 

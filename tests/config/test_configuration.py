@@ -8,8 +8,7 @@ import pytest
 from djl_trtllm.config import Backend, Config, Options, parse_properties, read_environment, resolve
 from djl_trtllm.config.origin import Origin
 from djl_trtllm.errors import ConfigError
-
-from .helpers import from_text
+from tests.config.helpers import from_text
 
 
 def test_replace_keeps_the_rest_and_remembers_the_origin() -> None:

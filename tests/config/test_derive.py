@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from djl_trtllm.config import Layer, Origin, Setting, Source, resolve
 from djl_trtllm.config.derive import Draft
 from djl_trtllm.config.masking import MASK
-
-from .helpers import from_text, problems_of
+from tests.config.helpers import from_text, problems_of
 
 
 def test_max_num_tokens_widens_only_when_the_user_set_it() -> None:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from djl_trtllm.config.diff import diff_as_json, differences, render_diff
 from djl_trtllm.config.masking import MASK
-
-from .helpers import from_text, printed, rows
+from tests.config.helpers import from_text, printed, rows
 
 
 def test_only_values_that_differ_are_shown() -> None:

@@ -11,8 +11,7 @@ from djl_trtllm.config.explain import as_json, plain_value, render, shown_origin
 from djl_trtllm.config.masking import MASK
 from djl_trtllm.config.registry import OPTIONS
 from djl_trtllm.errors import ConfigError
-
-from .helpers import from_text, printed, rows
+from tests.config.helpers import from_text, printed, rows
 
 
 def shown(config: Config, backend: Backend | None = None, *, only_set: bool = False) -> str:

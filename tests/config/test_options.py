@@ -10,8 +10,7 @@ from djl_trtllm.config.option import Scope
 from djl_trtllm.config.options import GROUPS
 from djl_trtllm.config.registry import OPTIONS
 from djl_trtllm.config.values import NotAValueError, as_text
-
-from .helpers import from_text
+from tests.config.helpers import from_text
 
 
 def test_every_field_is_declared_once() -> None:

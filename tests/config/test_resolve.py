@@ -20,8 +20,7 @@ from djl_trtllm.config.origin import Origin
 from djl_trtllm.config.registry import OPTIONS
 from djl_trtllm.config.resolve import precedence
 from djl_trtllm.errors import ConfigError
-
-from .helpers import from_text, problems_of
+from tests.config.helpers import from_text, problems_of
 
 
 def test_file_beats_environment() -> None:

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .fuzz import KEYS, MODEL_TYPES, VARIABLES, WORDS, generated, resolved
+from tests.config.fuzz import KEYS, MODEL_TYPES, VARIABLES, WORDS, generated, resolved
 
 _values = st.sampled_from(WORDS) | st.text(max_size=12) | st.integers(-10, 10**9).map(str) | st.floats().map(str)
 _names = st.sampled_from(KEYS) | st.text(max_size=12)

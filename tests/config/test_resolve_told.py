@@ -12,8 +12,7 @@ from djl_trtllm.config.origin import Origin
 from djl_trtllm.config.registry import OPTIONS
 from djl_trtllm.config.rules import Rule, Severity
 from djl_trtllm.errors import ConfigError
-
-from .helpers import from_text, problems_of
+from tests.config.helpers import from_text, problems_of
 
 PLACE = "(serving.properties:1)"
 

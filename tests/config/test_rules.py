@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.rule_context import subject_of
 from djl_trtllm.config.rules import MODEL_RULES, OPTION_RULES, RULES, Rule, Severity, check, check_model
-from djl_trtllm.config.subject import subject_of
 from djl_trtllm.errors import ConfigError
-
-from .helpers import from_text
+from tests.config.helpers import from_text
 
 # Options alone break a rule that warns and one that notes.
 NOTE = "option.max_tokens_in_paged_kv_cache=9 (serving.properties:2) and option.free_gpu_memory_fraction=0.5"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config.tensorrt_llm_check import Verdict, main
-
-from .trees import Make, changed, finding
+from tests.config.trees import Make, changed, finding
 
 
 @pytest.mark.parametrize(

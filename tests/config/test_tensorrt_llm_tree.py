@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from djl_trtllm.config.tensorrt_llm_check import Verdict
-
-from .trees import Make, changed, finding, verdict
+from tests.config.trees import Make, changed, finding, verdict
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ import pytest
 
 from djl_trtllm.config import (
     Quantization,
-    RollingBatch,
+    RollingBatchMode,
     SchedulerPolicy,
 )
-
-from .helpers import from_text, problems_of
+from tests.config.helpers import from_text, problems_of
 
 
 def test_the_lmi_documents_block_resolves() -> None:
@@ -91,7 +90,7 @@ def test_quantize_by_any_of_its_names(word: str, meaning: Quantization | None) -
 
 def test_old_rolling_batch_names_are_accepted() -> None:
     for word in ("auto", "trtllm", "disable", "vllm", "lmi-dist", "scheduler"):
-        assert from_text(f"option.rolling_batch={word}").options.rolling_batch is RollingBatch(word)
+        assert from_text(f"option.rolling_batch={word}").options.rolling_batch is RollingBatchMode(word)
 
 
 @pytest.mark.parametrize(

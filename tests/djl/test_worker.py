@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.djl import worker
-from djl_trtllm.djl.worker import Metrics, is_passive, load_status, open_model, require_mode
+from djl_trtllm.djl.worker import Metrics, is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, ExecutorStartError, ModelError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.service import Model, ModelService, Source
+from djl_trtllm.service import Model, ModelService, ModelSource
 from tests.support.in_process import Hosts, ask, played_model
 from tests.support.models import scripted_model
 from tests.support.virtual_time import in_virtual_time
@@ -34,29 +34,29 @@ def test_of_mpis_processes_the_first_has_the_model(
 
 def test_the_model_is_that_of_djls_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = scripted_model(tmp_path / "model")
-    assert open_model({"model_dir": str(path)}).directory == path
+    assert open_worker_model({"model_dir": str(path)}).directory == path
     monkeypatch.chdir(path)
-    assert open_model({}).directory == path
+    assert open_worker_model({}).directory == path
 
 
 def test_the_host_is_no_part_of_djls_mpi_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PRTE_X"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("COMPILE_MODE", "kept")
-    open_model({"model_dir": scripted_model(tmp_path / "model")})
+    open_worker_model({"model_dir": scripted_model(tmp_path / "model")})
     assert not [name for name in os.environ if name.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_"))]
     assert os.environ["COMPILE_MODE"] == "kept"
 
 
 def test_where_djl_has_put_a_model_that_it_fetched_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = scripted_model(tmp_path / "fetched")
-    sources: list[Source] = []
+    sources: list[ModelSource] = []
     monkeypatch.setattr(worker, "prepare", sources.append)
     options = {"option.model_id": "acme/story", "option.max_input_len": 77}
     path = scripted_model(tmp_path / "model", None, **options)
-    open_model({"model_dir": str(path), "model_id": str(fetched)})
-    open_model({"model_dir": str(path), "model_id": "acme/elsewhere"})
-    open_model({"model_dir": str(path)})
+    open_worker_model({"model_dir": str(path), "model_id": str(fetched)})
+    open_worker_model({"model_dir": str(path), "model_id": "acme/elsewhere"})
+    open_worker_model({"model_dir": str(path)})
     assert [source.config.options.model_id for source in sources] == [str(fetched), "acme/story", "acme/story"]
     assert [(source.name, source.directory) for source in sources] == [("scripted", path)] * 3
     assert [source.config.options.max_input_len for source in sources] == [77] * 3
@@ -66,17 +66,17 @@ def test_a_place_that_the_directory_names_itself_keeps_its_origin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched = scripted_model(tmp_path / "fetched")
-    sources: list[Source] = []
+    sources: list[ModelSource] = []
     monkeypatch.setattr(worker, "prepare", sources.append)
     path = scripted_model(tmp_path / "model", None, **{"option.model_id": str(fetched)})
-    open_model({"model_dir": str(path), "model_id": str(fetched)})
+    open_worker_model({"model_dir": str(path), "model_id": str(fetched)})
     assert "serving.properties" in str(sources[0].config.origin("model_id"))
 
 
 def test_what_is_wrong_is_told_with_its_origin(tmp_path: Path) -> None:
     path = scripted_model(tmp_path / "model", None, **{"option.max_input_len": "many"})
     with pytest.raises(ConfigError, match=r"option\.max_input_len=many"):
-        open_model({"model_dir": str(path)})
+        open_worker_model({"model_dir": str(path)})
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------

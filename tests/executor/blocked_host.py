@@ -7,13 +7,13 @@ import sys
 import time
 from typing import Any
 
-from djl_trtllm.executor import host
-from djl_trtllm.executor.outbox import Outbox
+from djl_trtllm.executor import process as host
 from djl_trtllm.executor.protocol import Limits, Stats, Submit
+from djl_trtllm.executor.step_buffer import StepBuffer
 
 
 class BlockedExecutor:
-    """See `djl_trtllm.executor.host.AsyncExecutor`."""
+    """See `djl_trtllm.executor.process.AsyncExecutor`."""
 
     def __init__(self) -> None:
         self.limits = Limits(1, 0, 32, 100)
@@ -21,7 +21,7 @@ class BlockedExecutor:
         self.features: list[Any] = []
         self._lost = False
 
-    async def run(self, outbox: Outbox) -> None:
+    async def run(self, step_buffer: StepBuffer) -> None:
         await asyncio.Event().wait()
 
     def check(self) -> None:
@@ -43,5 +43,4 @@ class BlockedExecutor:
 
 
 if __name__ == "__main__":
-    host.EXECUTORS["blocked"] = host._Entry(f"{__name__}:BlockedExecutor", host.run_async)
     sys.exit(host.main())

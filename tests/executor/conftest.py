@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Protocol
 
-import psutil
 import pytest
 
 from djl_trtllm.executor import client as client_module
-
-from .host_loop import HostLoop, run_with_loop
-from .played_host import PlayedEnvironment, PlayedHost
-from .played_llm import MakeEngine, patched
-from .tensorrt_llm_machine import Machine
+from tests.executor.host_loop import HostLoop, run_with_loop
+from tests.executor.played_host import PlayedEnvironment, PlayedHost
 
 
 class Play(Protocol):
@@ -30,7 +25,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
         async def whole(loop: HostLoop) -> None:
             environment = PlayedEnvironment()
             with monkeypatch.context() as patch:
-                patch.setattr(client_module, "HostEnvironment", lambda: environment)
+                patch.setattr(client_module, "ProcessEnvironment", lambda: environment)
                 host = PlayedHost(loop, environment, hang_timeout)
                 patch.setattr(asyncio, "create_subprocess_exec", host.spawn)
                 try:
@@ -43,17 +38,3 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
         run_with_loop(whole)
 
     return run
-
-
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
-    """`make(version, **options)`: TensorRT-LLM's executor over an LLM that is played."""
-    # Other tests of this process may have servers with ranks, which are none of the played LLM's.
-    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
-    return patched(monkeypatch)
-
-
-@pytest.fixture
-def machine(tmp_path: Path, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine with the fake TensorRT-LLM."""
-    return Machine(tmp_path, tiny_stories, monkeypatch)

@@ -7,12 +7,12 @@ import socket
 from djl_trtllm.executor.protocol import (
     Deframer,
     Delta,
-    FromHost,
+    FromEngine,
     Sampling,
     Step,
     Submit,
-    ToHost,
-    decode_from_host,
+    ToEngine,
+    decode_from_engine,
     frame,
 )
 
@@ -23,23 +23,23 @@ class Server:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._deframer = Deframer()
-        self._messages: list[FromHost] = []
+        self._messages: list[FromEngine] = []
         connection.settimeout(60)
 
-    def send(self, *messages: ToHost) -> None:
+    def send(self, *messages: ToEngine) -> None:
         self.connection.sendall(b"".join(frame(message) for message in messages))
 
-    def receive(self) -> FromHost:
+    def receive(self) -> FromEngine:
         while not self._messages:
             data = self.connection.recv(65536)
             assert data, "the host closed its end"
-            self._messages += [decode_from_host(body) for body in self._deframer.feed(data)]
+            self._messages += [decode_from_engine(body) for body in self._deframer.feed(data)]
         return self._messages.pop(0)
 
-    def rest(self) -> list[FromHost]:
+    def rest(self) -> list[FromEngine]:
         """All that was sent before the host closed its end."""
         while data := self.connection.recv(65536):
-            self._messages += [decode_from_host(body) for body in self._deframer.feed(data)]
+            self._messages += [decode_from_engine(body) for body in self._deframer.feed(data)]
         messages, self._messages = self._messages, []
         return messages
 

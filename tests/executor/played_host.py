@@ -9,10 +9,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from djl_trtllm.executor.protocol import Deframer, FromHost, Limits, Ready, ToHost, decode_to_host, frame
-
-from .host_loop import HostLoop
-from .probe import Probe
+from djl_trtllm.executor.protocol import Deframer, FromEngine, Limits, Ready, ToEngine, decode_to_engine, frame
+from tests.executor.host_loop import HostLoop
+from tests.executor.probe import Probe
 
 PID = 4242
 READY = Ready(Limits(7, 0, 32, 100), {"engine": "played"}, [])
@@ -65,7 +64,7 @@ class PlayedProcess:
             self.connection.close()
             self.stdout.feed_eof()
 
-    def say(self, *messages: FromHost) -> None:
+    def say(self, *messages: FromEngine) -> None:
         """Send messages to the client, in one piece."""
         self.connection.sendall(b"".join(map(frame, messages)))
 
@@ -73,17 +72,17 @@ class PlayedProcess:
         """Output of the process."""
         self.stdout.feed_data(text if isinstance(text, bytes) else text.encode())
 
-    def heard(self) -> list[ToHost]:
+    def heard(self) -> list[ToEngine]:
         """What the client has sent since the last call."""
         data = b""
         with contextlib.suppress(BlockingIOError):
             while new := self.connection.recv(1 << 16):
                 data += new
-        return [decode_to_host(body) for body in self._deframer.feed(data)]
+        return [decode_to_engine(body) for body in self._deframer.feed(data)]
 
 
 class PlayedEnvironment:
-    """Instead of a HostEnvironment. `left` are the processes that it finds at the end."""
+    """Instead of a ProcessEnvironment. `left` are the processes that it finds at the end."""
 
     def __init__(self) -> None:
         self.variables = {"MARK": "of this host"}

@@ -14,6 +14,7 @@ import uvloop
 from djl_trtllm.errors import ExecutorDiedError
 from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Delta, Finish, Sampling, Start, Stats, Step, Submit
+from tests.support import executors
 
 
 class Probe:
@@ -44,7 +45,7 @@ class Probe:
         self.deaths.append(error)
         self._told.set()
 
-    async def start(self, executor: str = "scripted", /, timeout: float = 60.0, **options: object) -> None:
+    async def start(self, executor: str = executors.SCRIPTED, /, timeout: float = 60.0, **options: object) -> None:
         await self.client.start(Start(executor, options), timeout)
 
     def submit(self, request_id: int, tokens: int, prompt: tuple[int, ...] = (5, 6, 7), **fields: Any) -> None:

@@ -11,9 +11,8 @@ import pytest
 
 from djl_trtllm.executor import channel as channel_module
 from djl_trtllm.executor.channel import Channel, Disconnected
-from djl_trtllm.executor.protocol import Cancel, Delta, Failed, Ping, Pong, Shutdown, Stats, Step, ToHost, frame
-
-from .host_server import Server
+from djl_trtllm.executor.protocol import Cancel, Delta, Failed, Ping, Pong, Shutdown, Stats, Step, ToEngine, frame
+from tests.executor.host_server import Server
 
 Sockets = list[socket.socket]
 
@@ -102,7 +101,7 @@ def test_messages_that_were_not_taken_come_the_next_time(ends: Ends, block: bool
 def test_the_end_of_the_connection_comes_after_what_was_sent_before(ends: Ends) -> None:
     ends.server.send(Ping())
     ends.server.connection.close()
-    got: list[ToHost] = []
+    got: list[ToEngine] = []
     with pytest.raises(Disconnected):
         got.extend(ends.channel.receive(block=True))
     with pytest.raises(Disconnected):

@@ -25,9 +25,9 @@ from djl_trtllm.executor.protocol import (
     Step,
     Submit,
 )
-
-from .conftest import Play
-from .played_host import PID, PlayedHost, settled
+from tests.executor.conftest import Play
+from tests.executor.played_host import PID, PlayedHost, settled
+from tests.support import executors
 
 BUFFER = 64 * 1024
 
@@ -45,7 +45,7 @@ def test_the_first_message_says_what_to_run_and_the_answer_what_there_is(play: P
         assert (host.client.details, host.client.features) == ({}, frozenset())
         await asyncio.sleep(1)
         assert not starting.done()
-        assert host.process.heard() == [Start("scripted", {"max_sequences": 7})]
+        assert host.process.heard() == [Start(executors.SCRIPTED, {"max_sequences": 7})]
         host.process.say(Ready(Limits(7, 9, 32, 100), {"engine": "played"}, [Feature.JSON, Feature.JSON]))
         await starting
         assert host.client.limits == Limits(7, 9, 32, 100)
@@ -61,7 +61,7 @@ def test_the_process_is_a_python_with_one_end_of_the_socket_and_the_hosts_enviro
     async def body(host: PlayedHost) -> None:
         await host.start()
         (descriptor,) = host.options["pass_fds"]
-        assert host.command == (sys.executable, "-m", "djl_trtllm.executor.host", str(descriptor))
+        assert host.command == (sys.executable, "-m", "djl_trtllm.executor.process", str(descriptor))
         assert host.options == {
             "pass_fds": [descriptor],
             "env": host.environment.variables,

@@ -9,9 +9,8 @@ import socket
 import pytest
 
 from djl_trtllm.executor.protocol import Delta, Failed, Stats, Step
-
-from .conftest import Play
-from .played_host import PID, PlayedHost, settled
+from tests.executor.conftest import Play
+from tests.executor.played_host import PID, PlayedHost, settled
 
 GONE = f"the executor host (pid {PID}) is gone: "
 HINT = " (the kernel does that when memory runs out)"
@@ -80,7 +79,7 @@ def test_the_last_lines_of_a_host_that_said_nothing_are_told(play: Play) -> None
 
 
 def test_all_that_was_printed_before_the_end_is_in_the_log(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "djl_trtllm.executor.host")
+    caplog.set_level(logging.INFO, "djl_trtllm.executor.process")
 
     async def body(host: PlayedHost) -> None:
         await host.start()
@@ -91,12 +90,12 @@ def test_all_that_was_printed_before_the_end_is_in_the_log(play: Play, caplog: p
 
     play(body)
     assert caplog.record_tuples == [
-        ("djl_trtllm.executor.host", logging.INFO, text) for text in ("first", " caf�", "half")
+        ("djl_trtllm.executor.process", logging.INFO, text) for text in ("first", " caf�", "half")
     ]
 
 
 def test_logging_goes_on_after_a_line_that_is_too_long(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "djl_trtllm.executor.host")
+    caplog.set_level(logging.INFO, "djl_trtllm.executor.process")
 
     async def body(host: PlayedHost) -> None:
         await host.start()

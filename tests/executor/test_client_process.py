@@ -13,8 +13,7 @@ import pytest
 
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import Finish, Start
-
-from .probe import Probe, run_checked
+from tests.executor.probe import Probe, run_checked
 
 FOR_EVER = 1 << 30
 
@@ -118,7 +117,7 @@ def test_a_busy_host_that_is_silent_is_killed_after_hang_timeout(run_async: Runn
 def test_a_start_error_carries_the_hosts_message_and_the_log_its_traceback(
     run_async: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "djl_trtllm.executor.host")
+    caplog.set_level("INFO", "djl_trtllm.executor.process")
 
     async def body() -> None:
         probe = Probe()
@@ -135,7 +134,7 @@ def test_a_start_error_carries_the_hosts_message_and_the_log_its_traceback(
 def test_an_executor_that_does_not_exist_is_a_start_error(run_async: Runner) -> None:
     async def body() -> None:
         with pytest.raises(ExecutorStartError, match="nonesuch"):
-            await Probe().client.start(Start("nonesuch", {}), 60)
+            await Probe().client.start(Start("djl_trtllm.nonesuch:Nonesuch", {}), 60)
 
     run_async(body)
 

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from djl_trtllm.executor.protocol import Ping, Pong, Stats, Step
-
-from .conftest import Play
-from .played_host import PlayedHost, settled
+from tests.executor.conftest import Play
+from tests.executor.played_host import PlayedHost, settled
 
 SILENT = "silent for {} seconds (option.executor_hang_timeout)"
 

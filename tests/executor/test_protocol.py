@@ -15,9 +15,7 @@ from djl_trtllm.executor.protocol import (
     Failed,
     Feature,
     Finish,
-    FromHost,
-    Guide,
-    GuideKind,
+    FromEngine,
     Limits,
     Ping,
     Pong,
@@ -28,11 +26,13 @@ from djl_trtllm.executor.protocol import (
     Stats,
     Step,
     Submit,
-    ToHost,
-    decode_from_host,
-    decode_to_host,
+    ToEngine,
+    decode_from_engine,
+    decode_to_engine,
     frame,
 )
+from djl_trtllm.request import Guide, GuideKind
+from tests.support import executors
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -81,12 +81,12 @@ def body_of(framed: bytes) -> bytes:
 
 @given(to_host)
 def test_every_message_to_the_host_arrives_as_it_was(message: object) -> None:
-    assert decode_to_host(body_of(frame(message))) == message  # type: ignore[arg-type]
+    assert decode_to_engine(body_of(frame(message))) == message  # type: ignore[arg-type]
 
 
 @given(from_host)
 def test_every_message_from_the_host_arrives_as_it_was(message: object) -> None:
-    assert decode_from_host(body_of(frame(message))) == message  # type: ignore[arg-type]
+    assert decode_from_engine(body_of(frame(message))) == message  # type: ignore[arg-type]
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.data())
@@ -103,7 +103,7 @@ def test_any_chopping_of_the_stream_gives_the_same_bodies(bodies: list[bytes], d
 def test_one_byte_at_a_time_is_enough() -> None:
     deframer = Deframer()
     got = [body for byte in frame(Cancel(7)) + frame(Ping()) for body in deframer.feed(bytes([byte]))]
-    assert [decode_to_host(body) for body in got] == [Cancel(7), Ping()]
+    assert [decode_to_engine(body) for body in got] == [Cancel(7), Ping()]
 
 
 def test_a_frame_above_the_bound_is_refused_before_it_is_read() -> None:
@@ -114,7 +114,7 @@ def test_a_frame_above_the_bound_is_refused_before_it_is_read() -> None:
 
 def test_a_message_for_the_other_direction_is_refused() -> None:
     with pytest.raises(Exception, match="ping"):
-        decode_from_host(body_of(frame(Ping())))
+        decode_from_engine(body_of(frame(Ping())))
 
 
 def test_what_a_message_does_not_say_is_neutral() -> None:
@@ -168,8 +168,8 @@ def test_the_words_of_the_protocol_are_what_they_are() -> None:
 def test_a_message_is_a_length_and_a_list_that_begins_with_its_name() -> None:
     """Little: what goes over the socket for each token."""
     assert frame(Ping()) == b"\x06\x00\x00\x00" + msgspec.msgpack.encode(["ping"])
-    messages: dict[str, ToHost | FromHost] = {
-        "start": Start("scripted", {}),
+    messages: dict[str, ToEngine | FromEngine] = {
+        "start": Start(executors.SCRIPTED, {}),
         "submit": Submit(1, [5], Sampling(9)),
         "cancel": Cancel(1),
         "ping": Ping(),

@@ -18,9 +18,8 @@ import psutil
 import pytest
 
 from djl_trtllm.executor import reaping
-from djl_trtllm.executor.reaping import HostEnvironment
-
-from .probe import has_ended
+from djl_trtllm.executor.reaping import ProcessEnvironment
+from tests.executor.probe import has_ended
 
 FAMILY = "DJL_TRTLLM_TEST_FAMILY"
 ORPHAN = """
@@ -54,7 +53,7 @@ class Process:
     """Stands for a process: `lives` kills are survived, 1000 by one that waits for its GPU."""
 
     def __init__(
-        self, pid: int, host: HostEnvironment, *, lives: int = 0, status: str = psutil.STATUS_SLEEPING
+        self, pid: int, host: ProcessEnvironment, *, lives: int = 0, status: str = psutil.STATUS_SLEEPING
     ) -> None:
         self.pid = pid
         self.lives = lives
@@ -103,7 +102,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_what_a_marked_process_left_is_killed_whatever_its_parent_and_session() -> None:
-    host = HostEnvironment()
+    host = ProcessEnvironment()
     done = subprocess.run([sys.executable, "-c", ORPHAN], env=host.variables, capture_output=True, check=True)
     orphan = psutil.Process(int(done.stdout))
     assert orphan.ppid() != os.getpid()
@@ -113,9 +112,9 @@ def test_what_a_marked_process_left_is_killed_whatever_its_parent_and_session() 
 
 
 def test_processes_with_another_mark_are_left_alone() -> None:
-    process = subprocess.Popen(["sleep", "600"], env=HostEnvironment().variables)
+    process = subprocess.Popen(["sleep", "600"], env=ProcessEnvironment().variables)
     try:
-        assert HostEnvironment().clear() == []
+        assert ProcessEnvironment().clear() == []
         assert process.poll() is None
     finally:
         process.kill()
@@ -123,7 +122,7 @@ def test_processes_with_another_mark_are_left_alone() -> None:
 
 
 def test_what_a_process_started_before_it_was_killed_is_killed_too(machine: Machine) -> None:
-    host = HostEnvironment()
+    host = ProcessEnvironment()
     first, second = Process(70, host), Process(7, host)
     machine.crowds = [[first], [first, second], []]
     assert host.clear() == [7, 70]
@@ -131,7 +130,7 @@ def test_what_a_process_started_before_it_was_killed_is_killed_too(machine: Mach
 
 
 def test_one_that_does_not_end_is_waited_for_a_second_at_most(machine: Machine) -> None:
-    host = HostEnvironment()
+    host = ProcessEnvironment()
     machine.crowds = [[Process(7, host, lives=1000)]]
     assert host.clear() == [7]
     assert machine.now == 1001.0
@@ -139,7 +138,7 @@ def test_one_that_does_not_end_is_waited_for_a_second_at_most(machine: Machine) 
 
 
 def test_no_time_is_left_where_looking_took_all_of_it(machine: Machine) -> None:
-    host = HostEnvironment()
+    host = ProcessEnvironment()
 
     class Slow(Process):
         def kill(self) -> None:
@@ -151,7 +150,7 @@ def test_no_time_is_left_where_looking_took_all_of_it(machine: Machine) -> None:
 
 
 def test_the_dead_and_those_that_may_not_be_asked_are_passed_over(machine: Machine) -> None:
-    host = HostEnvironment()
+    host = ProcessEnvironment()
 
     class Foreign(Process):
         def environ(self) -> dict[str, str]:
@@ -173,7 +172,7 @@ def test_the_dead_and_those_that_may_not_be_asked_are_passed_over(machine: Machi
 
 
 def test_each_host_has_a_mark_of_its_own() -> None:
-    one, other = HostEnvironment(), HostEnvironment()
+    one, other = ProcessEnvironment(), ProcessEnvironment()
     assert one.variables["DJL_TRTLLM_EXECUTOR_HOST"] != other.variables["DJL_TRTLLM_EXECUTOR_HOST"]
     assert one.temporary != other.temporary
 
@@ -185,7 +184,7 @@ def test_temporary_files_go_to_a_folder_that_is_removed_and_compiled_kernels_do_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    host = HostEnvironment()
+    host = ProcessEnvironment()
     host.prepare()
     assert stat.S_IMODE(host.temporary.stat().st_mode) == 0o700
     made = subprocess.run([sys.executable, "-c", TEMPORARY], env=host.variables, capture_output=True, check=True)
@@ -198,7 +197,7 @@ def test_temporary_files_go_to_a_folder_that_is_removed_and_compiled_kernels_do_
 
 def test_the_operators_place_for_compiled_kernels_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kernels")
-    assert HostEnvironment().variables["TORCHINDUCTOR_CACHE_DIR"] == "/kernels"
+    assert ProcessEnvironment().variables["TORCHINDUCTOR_CACHE_DIR"] == "/kernels"
 
 
 def test_a_user_id_without_a_name_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,19 +206,19 @@ def test_a_user_id_without_a_name_is_no_error(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(getpass, "getuser", nameless)
-    assert "TORCHINDUCTOR_CACHE_DIR" not in HostEnvironment().variables
+    assert "TORCHINDUCTOR_CACHE_DIR" not in ProcessEnvironment().variables
 
 
 def test_the_folder_leaves_room_for_the_name_of_a_socket(tmp_path: Path) -> None:
     """The path of a socket has 107 bytes."""
-    assert len(str(HostEnvironment().temporary)) - len(str(tmp_path)) <= 24
+    assert len(str(ProcessEnvironment().temporary)) - len(str(tmp_path)) <= 24
 
 
 def test_a_folder_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(OSError, match="none"):
-        HostEnvironment().prepare()
+        ProcessEnvironment().prepare()
 
 
 def test_without_a_folder_there_is_nothing_to_remove() -> None:
-    assert HostEnvironment().clear() == []
+    assert ProcessEnvironment().clear() == []

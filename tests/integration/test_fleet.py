@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.engine.cache import EngineCache
+from djl_trtllm.engines.cache import EngineCache
 from tests.support.models import tensorrt_llm_model
 from tests.support.moto_server import BUCKET, age, keys, moto_server
 from tests.support.s3_server import variables

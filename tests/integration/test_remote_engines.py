@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.helpers import write_checkpoint
+from tests.engines.helpers import write_checkpoint
 from tests.fakes.installation import fake_tensorrt_llm
+from tests.integration.test_remote_models import files_of
 from tests.support.hub_server import Hub, hub_server
 from tests.support.moto_server import BUCKET, client, keys, moto_server
 from tests.support.s3_server import Store, s3_server, variables
 from tests.support.server import Server, environment, run_cli, serving
-
-from .test_remote_models import files_of
 
 PROMPT = "the little red riding hood"
 ENGINE = ("config.json", "rank0.engine")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.engine import Manifest
-from tests.engine.helpers import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, write_checkpoint
+from djl_trtllm.engines import Manifest
+from tests.engines.helpers import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, write_checkpoint
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.support.server import serving
 

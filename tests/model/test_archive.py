@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from djl_trtllm.errors import ArchiveError
 from djl_trtllm.model import archive as archives
 from djl_trtllm.model.archive import extract
-
-from .packing import FILES, Member, contents, member, pack, pack_files, with_records
+from tests.model.packing import FILES, Member, contents, member, pack, pack_files, with_records
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "model/", "./model/", "anything else/", "a/b/"])

@@ -12,8 +12,7 @@ import pytest
 
 from djl_trtllm.errors import ArchiveError
 from djl_trtllm.model.archive import DEFAULT_BOUNDS, Bounds, extract
-
-from .packing import contents, member, pack, pack_files, with_records
+from tests.model.packing import contents, member, pack, pack_files, with_records
 
 
 def test_the_bounds_are_those_of_large_models() -> None:

@@ -16,8 +16,7 @@ import pytest
 from djl_trtllm.errors import ArchiveError, LayoutError
 from djl_trtllm.model import archive as archives
 from djl_trtllm.model.archive import Bounds, is_archive, open_model
-
-from .packing import FILES, contents, member, pack, pack_files
+from tests.model.packing import FILES, contents, member, pack, pack_files
 
 
 def test_a_directory_is_opened_as_it_is(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from tokenizers.decoders import DecodeStream
 
 from djl_trtllm.errors import InvalidRequestError, TokenizerError
 from djl_trtllm.model import Tokenizer, load_tokenizer
-
-from .conftest import CHATML, MakeModel, byte_level
+from tests.model.conftest import CHATML, MakeModel, byte_level
 
 USER = [{"role": "user", "content": "the wolf"}]
 

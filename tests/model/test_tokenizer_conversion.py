@@ -8,8 +8,7 @@ import pytest
 
 from djl_trtllm.errors import TokenizerError
 from djl_trtllm.model import load_tokenizer, tokenizer_conversion
-
-from .conftest import byte_level
+from tests.model.conftest import byte_level
 
 REMOTE = {"auto_map": {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}, "tokenizer_class": "OwnTokenizer"}
 # The shape of InternLM's and Baichuan's: Python code around a SentencePiece model.

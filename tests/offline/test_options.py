@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.offline.options import open_model
+from djl_trtllm.offline.options import open_offline_model
 from tests.offline.helpers import Make, stories
 from tests.support.models import scripted_model
 
@@ -38,7 +38,7 @@ def test_keyword_options_win_over_the_models_file_in_any_spelling(make: Make) ->
 def test_the_documents_options_have_their_names(
     tmp_path: Path, options: dict[str, object], name: str, value: object
 ) -> None:
-    config = open_model(scripted_model(tmp_path / "model"), options).config
+    config = open_offline_model(scripted_model(tmp_path / "model"), options).config
     assert getattr(config.options, name) == value
 
 
@@ -48,7 +48,7 @@ def test_a_models_own_formatters_are_told_to_be_for_http(tmp_path: Path, caplog:
         "from djl_python.input_parser import input_formatter\n"
         "@input_formatter\ndef read(payload: dict) -> dict:\n    return payload\n"
     )
-    open_model(model, {})
+    open_offline_model(model, {})
     assert "formatters of model.py" in caplog.text
 
 

@@ -43,7 +43,7 @@ def imported(program: str, folder: Path) -> set[str]:
     ("program", "most"),
     [
         ("import djl_trtllm", 20),
-        ("import djl_trtllm.executor.host", 200),
+        ("import djl_trtllm.executor.process", 200),
         ("import djl_trtllm.deployment", 300),
         (HELP, 800),
         ("import djl_trtllm.offline", 800),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from djl_trtllm.api.errors import StatusCodes
-from djl_trtllm.batching import Update
-from djl_trtllm.server.answer import Answer
+from djl_trtllm.api.lmi.errors import StatusCodes
+from djl_trtllm.batching import OutputChunk
 from djl_trtllm.server.exchange import Exchange, HttpSettings
 from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.server.response_writer import ResponseWriter
 from tests.support.asgi import Connection
-from tests.support.word_framer import WordFramer
+from tests.support.word_encoder import WordEncoder
 
 SETTINGS = HttpSettings(1000, 30.0, "x-request-id", StatusCodes())
 
@@ -18,14 +18,14 @@ SETTINGS = HttpSettings(1000, 30.0, "x-request-id", StatusCodes())
 class Answered:
     """A request whose answer is delivered by the test."""
 
-    def __init__(self, framer: WordFramer | None = None, *, sequences: int = 1) -> None:
+    def __init__(self, encoder: WordEncoder | None = None, *, sequences: int = 1) -> None:
         self.client = Connection("POST", "/invocations")
         exchange = Exchange(self.client.scope, self.client.receive, self.client.send, SETTINGS, ServerCounts())
-        self.framer = framer or WordFramer()
-        self.answer = Answer(self.framer, exchange, sequences=sequences)
+        self.encoder = encoder or WordEncoder()
+        self.answer = ResponseWriter(self.encoder, exchange, sequences=sequences)
         self.task = asyncio.ensure_future(self.answer.wait())
 
-    def deliver(self, *updates: Update) -> None:
+    def deliver(self, *updates: OutputChunk) -> None:
         for each in updates:
             self.answer.deliver(each)
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from starlette.routing import Router
 
-from djl_trtllm.api.errors import StatusCodes
+from djl_trtllm.api.lmi.errors import StatusCodes
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.exchange import HttpSettings

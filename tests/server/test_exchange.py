@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from djl_trtllm.api import Reply
-from djl_trtllm.api.errors import StatusCodes
+from djl_trtllm.api.lmi.errors import StatusCodes
 from djl_trtllm.errors import NotReadyError, OverloadedError
 from djl_trtllm.server.exchange import ClientGone, Exchange, HttpSettings
 from djl_trtllm.server.metrics import ServerCounts

@@ -13,7 +13,7 @@ import pytest
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import model_routes
-from djl_trtllm.service import Model, Source, State
+from djl_trtllm.service import Model, ModelSource, State
 from tests.server.application import Application, application, body
 from tests.support.asgi import Connection
 from tests.support.in_process import Hosts, played_model
@@ -171,7 +171,7 @@ async def test_a_model_that_does_not_load_is_not_registered(
 async def test_a_defect_is_no_secret_and_in_the_log(
     hosts: Hosts, store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def prepare(source: Source) -> Model:
+    def prepare(source: ModelSource) -> Model:
         raise KeyError("tokenizer")
 
     monkeypatch.setattr(model_routes, "prepare", prepare)
@@ -268,7 +268,7 @@ async def test_work_that_is_done_is_forgotten(
 ) -> None:
     free = threading.Event()
 
-    def prepare(source: Source) -> Model:
+    def prepare(source: ModelSource) -> Model:
         assert free.wait(60)
         return played_model(tokenizer)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.errors import InvalidRequestError, UnknownAdapterError
-from djl_trtllm.executor.protocol import Adapter
+from djl_trtllm.request import Adapter
 from djl_trtllm.service.adapters import CONFIG_FILE, Adapters
 
 

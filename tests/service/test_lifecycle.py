@@ -14,6 +14,7 @@ from djl_trtllm.executor.protocol import Feature, Start
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import ModelService, State
 from djl_trtllm.service.adapters import Adapters
+from tests.support import executors
 from tests.support.in_process import Hosts, ask, played_model, state_of
 from tests.support.virtual_time import in_virtual_time
 
@@ -58,7 +59,7 @@ async def test_a_host_starts_as_the_models_options_say(hosts: Hosts, tokenizer: 
     model = played_model(tokenizer, script={"end_after": 3}, model_loading_timeout=7, executor_hang_timeout=9)
     service = ModelService("story")
     await service.load(model)
-    assert hosts.last.started_with == Start("scripted", {"end_after": 3})
+    assert hosts.last.started_with == Start(executors.SCRIPTED, {"end_after": 3})
     assert (hosts.last.load_timeout, hosts.last.hang_timeout) == (7, 9)
     await service.close()
 
@@ -66,8 +67,8 @@ async def test_a_host_starts_as_the_models_options_say(hosts: Hosts, tokenizer: 
 @in_virtual_time
 async def test_a_start_of_its_own_wins_over_the_models(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = ModelService("story")
-    await service.load(played_model(tokenizer), Start("scripted", {"end_after": 5}))
-    assert hosts.last.started_with == Start("scripted", {"end_after": 5})
+    await service.load(played_model(tokenizer), Start(executors.SCRIPTED, {"end_after": 5}))
+    assert hosts.last.started_with == Start(executors.SCRIPTED, {"end_after": 5})
     await service.close()
 
 
@@ -76,7 +77,7 @@ async def test_the_log_says_what_is_ready(hosts: Hosts, tokenizer: Tokenizer, ca
     caplog.set_level(logging.INFO)
     service = ModelService("story")
     await service.load(played_model(tokenizer))
-    assert f"model story is ready: scripted executor in process {hosts.last.pid}, loaded in" in caplog.text
+    assert f"model story is ready: ScriptedExecutor in process {hosts.last.pid}, loaded in" in caplog.text
     assert "(device played)" in caplog.text
     await service.close()
 

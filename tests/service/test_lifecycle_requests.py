@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from djl_trtllm.api import Call, Prompt
-from djl_trtllm.batching import FinishReason, GenerationRequest, Update
+from djl_trtllm.batching import FinishReason, GenerationRequest, OutputChunk
 from djl_trtllm.errors import (
     ExecutorStartError,
     InvalidRequestError,
@@ -55,7 +55,7 @@ class NotedTokenizer:
 
 
 class NotingFramer:
-    """A framer that notes what it is told of the prompt."""
+    """A encoder that notes what it is told of the prompt."""
 
     stream = False
     content_type = "text/plain"
@@ -67,7 +67,7 @@ class NotingFramer:
     def begin(self, prompt: Prompt) -> None:
         self.prompt = prompt
 
-    def frame(self, update: Update) -> bytes:
+    def encode(self, update: OutputChunk) -> bytes:
         return b""
 
     def error(self, error: Exception) -> bytes:
@@ -80,9 +80,9 @@ async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
     return service
 
 
-async def prompted(hosts: Hosts, service: ModelService, framer: NotingFramer, **request: Any) -> list[int]:
+async def prompted(hosts: Hosts, service: ModelService, encoder: NotingFramer, **request: Any) -> list[int]:
     """Send a request; what the engine is given as its prompt."""
-    await service.generate(Call(GenerationRequest(**request), framer), Asked())
+    await service.generate(Call(GenerationRequest(**request), encoder), Asked())
     return hosts.last.submitted[-1].prompt_ids
 
 
@@ -114,38 +114,38 @@ async def test_a_model_that_loads_refuses_with_the_time_to_come_again(hosts: Hos
 
 @in_virtual_time
 async def test_a_text_gets_the_models_special_tokens(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service, framer = await loaded(tokenizer), NotingFramer()
-    assert await prompted(hosts, service, framer, prompt="a wolf") == tokenizer.encode("a wolf", True)
-    assert framer.prompt == Prompt("a wolf", len(tokenizer.encode("a wolf", True)))
+    service, encoder = await loaded(tokenizer), NotingFramer()
+    assert await prompted(hosts, service, encoder, prompt="a wolf") == tokenizer.encode("a wolf", True)
+    assert encoder.prompt == Prompt("a wolf", len(tokenizer.encode("a wolf", True)))
     await service.close()
 
 
 @in_virtual_time
 async def test_a_chat_has_those_of_its_template_and_no_more(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service, framer = await loaded(tokenizer), NotingFramer()
+    service, encoder = await loaded(tokenizer), NotingFramer()
     messages = [{"role": "user", "content": "a wolf"}]
     text = tokenizer.render_chat(messages)
     ids = tokenizer.encode(text, False)
-    assert await prompted(hosts, service, framer, messages=messages) == ids
-    assert framer.prompt == Prompt(text, len(ids))
+    assert await prompted(hosts, service, encoder, messages=messages) == ids
+    assert encoder.prompt == Prompt(text, len(ids))
     await service.close()
 
 
 @in_virtual_time
 async def test_token_ids_are_taken_as_they_are(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service, framer = await loaded(tokenizer), NotingFramer()
+    service, encoder = await loaded(tokenizer), NotingFramer()
     ids = tokenizer.encode("a wolf", False)
-    assert await prompted(hosts, service, framer, prompt_ids=ids) == ids
-    assert framer.prompt == Prompt(tokenizer.decode(ids), len(ids))
+    assert await prompted(hosts, service, encoder, prompt_ids=ids) == ids
+    assert encoder.prompt == Prompt(tokenizer.decode(ids), len(ids))
     await service.close()
 
 
 @in_virtual_time
 async def test_a_framer_that_wants_the_prompts_tokens_gets_them(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service, framer = await loaded(tokenizer), NotingFramer(wants_prompt_tokens=True)
-    ids = await prompted(hosts, service, framer, prompt="a wolf")
-    assert framer.prompt is not None
-    tokens = framer.prompt.tokens
+    service, encoder = await loaded(tokenizer), NotingFramer(wants_prompt_tokens=True)
+    ids = await prompted(hosts, service, encoder, prompt="a wolf")
+    assert encoder.prompt is not None
+    tokens = encoder.prompt.tokens
     assert [token.id for token in tokens] == ids
     assert [token.text for token in tokens] == [tokenizer.decode([id_], False) for id_ in ids]
     assert (tokens[0].text, tokens[0].special, tokens[1].special) == ("<s>", True, False)

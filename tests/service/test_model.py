@@ -14,12 +14,13 @@ import pytest
 from djl_trtllm.api import Defaults
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config
-from djl_trtllm.engine import EngineDir, EnginePlan, Hardware
+from djl_trtllm.engines import EngineDir, EnginePlan, Hardware
 from djl_trtllm.errors import ConfigError, LayoutError, ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, load_tokenizer
 from djl_trtllm.service import model, open_remote, open_source, plan, prepare, remote_name
-from tests.engine.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
+from tests.engines.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
+from tests.support import executors
 from tests.support.models import scripted_model
 
 OPENVINO = {"OPTION_BACKEND": "openvino"}
@@ -287,7 +288,7 @@ def test_a_prepared_model_has_everything_that_its_host_and_requests_need(tmp_pat
     path = scripted_model(tmp_path / "model", {"end_after": 3}, **options)
     prepared = prepare(open_source(path, {}))
     assert (prepared.name, prepared.directory, prepared.gpus, prepared.custom) == ("scripted", path, 0, None)
-    assert prepared.start == Start("scripted", {"end_after": 3})
+    assert prepared.start == Start(executors.SCRIPTED, {"end_after": 3})
     assert prepared.limits == BatchLimits(3, 7, 50, 60, 100)
     assert prepared.defaults == Defaults("sse", True, True)
     assert prepared.config.options.job_queue_size == 7
@@ -309,7 +310,7 @@ def compiled(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_runs_is_the_compiled_engine(compiled: Path, checkpoint: Path) -> None:
     prepared = prepare(open_source(checkpoint, OPENVINO))
-    assert prepared.start.executor == "openvino"
+    assert prepared.start.executor == executors.OPENVINO
     assert prepared.start.options["engine_dir"] == str(compiled)
     assert prepared.tokenizer.vocab_size <= 300
 
@@ -383,4 +384,4 @@ def test_a_request_may_name_an_adapter_in_a_header(tmp_path: Path) -> None:
 def test_a_models_answers_have_the_form_that_its_options_say(tmp_path: Path) -> None:
     path = scripted_model(tmp_path / "model", None, **{"option.output_formatter": "jsonlines"})
     prepared = prepare(open_source(path, {}))
-    assert prepared.parse(b"a wolf", "text/plain", {}).framer.content_type == "application/jsonlines"
+    assert prepared.parse(b"a wolf", "text/plain", {}).encoder.content_type == "application/jsonlines"

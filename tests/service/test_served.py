@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.engine.hardware import Hardware
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, LayoutError, ModelError, NotReadyError
 from djl_trtllm.executor.protocol import Feature, Start
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import Model, ServedModel, State
-from tests.engine.helpers import gpu_machine
+from tests.engines.helpers import gpu_machine
+from tests.support import executors
 from tests.support.in_process import Hosts, ask, played_model, state_of
 from tests.support.virtual_time import in_virtual_time, until
 
@@ -106,7 +107,7 @@ async def test_a_model_of_which_not_all_workers_start_has_failed(hosts: Hosts, t
 async def test_a_model_is_loaded_with_the_workers_that_were_asked_for(hosts: Hosts, tokenizer: Tokenizer) -> None:
     served = await loaded(played_model(tokenizer), 3)
     assert [worker.state for worker in served.workers] == [State.READY] * 3
-    assert [host.started_with for host in hosts.made] == [Start("scripted", {})] * 3
+    assert [host.started_with for host in hosts.made] == [Start(executors.SCRIPTED, {})] * 3
     await served.close()
 
 
@@ -296,7 +297,7 @@ async def test_adapters_are_served_where_the_engine_takes_them(hosts: Hosts, tok
 def of_gpus(tokenizer: Tokenizer, gpus: int, **options: Any) -> Model:
     """A model that takes so many GPUs."""
     model = played_model(tokenizer)
-    start = Start("scripted", options)
+    start = Start(executors.SCRIPTED, options)
     return dataclasses.replace(model, gpus=gpus, start=start)
 
 
@@ -323,7 +324,7 @@ async def test_each_worker_has_gpus_of_its_own(
     first, second = (host.started_with for host in any_options.made)
     assert first == served.model.start
     assert second is not None
-    assert second.executor == "scripted"
+    assert second.executor == executors.SCRIPTED
     assert second.options == {
         "environment": {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "6,7"},
         "max_beam_width": 3,

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.config import Backend, Config, explain, load
 from djl_trtllm.config.registry import find
 from djl_trtllm.config.rules import check_model
-from djl_trtllm.engine import Gpu, Hardware, plan_engine
+from djl_trtllm.engines import Gpu, Hardware
 from djl_trtllm.model import Layout, inspect
 
 ROOT = Path(__file__).resolve().parents[2]

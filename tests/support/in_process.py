@@ -21,15 +21,16 @@ from unittest import mock
 import orjson
 
 from djl_trtllm.api import Defaults
-from djl_trtllm.batching.generation import Generation
+from djl_trtllm.backends.scripted.executor import ScriptedExecutor
 from djl_trtllm.batching.limits import BatchLimits
-from djl_trtllm.batching.request import Finished, FinishReason, Update
+from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.config import Config, Options
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Delta, Feature, Limits, Start, Step, Submit
-from djl_trtllm.executor.scripted import ScriptedExecutor
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
 from djl_trtllm.service import Model, ModelService, ServedModel, State
+from tests.support import executors
 
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother"
 
@@ -39,7 +40,7 @@ _PID = 4000
 
 def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **options: Any) -> Model:
     """A model for played hosts, named `story`. `options` are fields of `Options`; `script` is the executor's script."""
-    start = Start("scripted", options.pop("script", {}))
+    start = Start(executors.SCRIPTED, options.pop("script", {}))
     config = Config(Options(**options))
     limits = BatchLimits(
         max_batch_size=config.options.max_rolling_batch_size,
@@ -55,14 +56,14 @@ class Asked:
     """A request to a service, and what came of it."""
 
     def __init__(self) -> None:
-        self.updates: list[Update] = []
-        self.generation: Generation
+        self.updates: list[OutputChunk] = []
+        self.generation: RequestState
 
-    def __call__(self, update: Update) -> None:
+    def __call__(self, update: OutputChunk) -> None:
         self.updates.append(update)
 
     @property
-    def finished(self) -> Finished | None:
+    def finished(self) -> SequenceResult | None:
         """Its end; there is one at most."""
         ends = [update.finished for update in self.updates if update.finished is not None]
         assert len(ends) <= 1, ends

@@ -73,10 +73,10 @@ def test_what_is_called_equivalent_is_a_mutant_and_has_a_reason() -> None:
 
 
 def test_a_module_has_its_own_tests_and_not_those_of_a_longer_name() -> None:
-    longer = own_tests("executor/tensorrt_llm_request.py")
-    assert longer == ["tests/executor/test_tensorrt_llm_request.py"]
-    own = own_tests("executor/tensorrt_llm.py")
-    assert "tests/executor/test_tensorrt_llm.py" in own and not set(longer) & set(own)
+    longer = own_tests("backends/tensorrt_llm/running_request.py")
+    assert longer == ["tests/backends/tensorrt_llm/test_running_request.py"]
+    own = own_tests("backends/tensorrt_llm/executor.py")
+    assert "tests/backends/tensorrt_llm/test_executor.py" in own and not set(longer) & set(own)
 
 
 def test_a_pattern_that_means_no_module_is_an_error() -> None:

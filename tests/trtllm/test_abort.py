@@ -11,8 +11,7 @@ import pytest
 from tests.support.client import lmi, raw_post, read_until
 from tests.support.server import Server
 from tests.support.waiting import wait_until
-
-from .conftest import START_SECONDS, ask
+from tests.trtllm.conftest import START_SECONDS, ask
 
 pytestmark = pytest.mark.timeout(3 * START_SECONDS)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import START_SECONDS, Installation, MakeModel, ask, run_cli, serving
+from tests.trtllm.conftest import START_SECONDS, Installation, MakeModel, ask, run_cli, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_SECONDS)]
 

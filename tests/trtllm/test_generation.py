@@ -11,8 +11,7 @@ import pytest
 
 from djl_trtllm.model import Tokenizer
 from tests.support.server import Server
-
-from .conftest import START_SECONDS, Installation, ask
+from tests.trtllm.conftest import START_SECONDS, Installation, ask
 
 pytestmark = pytest.mark.timeout(3 * START_SECONDS)
 

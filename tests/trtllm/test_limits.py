@@ -9,8 +9,7 @@ import pytest
 
 from djl_trtllm.model import Tokenizer
 from tests.support.server import Server
-
-from .conftest import START_SECONDS, Installation, MakeModel, ask, run_cli, serving
+from tests.trtllm.conftest import START_SECONDS, Installation, MakeModel, ask, run_cli, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_SECONDS)]
 

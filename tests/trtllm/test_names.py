@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from .conftest import START_SECONDS, Installation
+from tests.trtllm.conftest import START_SECONDS, Installation
 
 pytestmark = pytest.mark.timeout(START_SECONDS + 60)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from djl_trtllm.config.choices import RollingBatch, Streaming
+from djl_trtllm.config.choices import RollingBatchMode, Streaming
 from djl_trtllm.config.option import Option
 from djl_trtllm.config.options.documents import DJL, TRUSS
 from djl_trtllm.config.options.group import OptionGroup
@@ -24,7 +24,7 @@ class DjlHandlerOptions(OptionGroup):
         ),
     ] = None
     rolling_batch: Annotated[
-        RollingBatch,
+        RollingBatchMode,
         Option(
             "option.rolling_batch",
             "`auto` and `trtllm` are what this server does anyway. Under DJL Serving `enable` selects its rolling "
@@ -35,7 +35,7 @@ class DjlHandlerOptions(OptionGroup):
             effect="no effect: requests are always batched in flight",
             source=DJL,
         ),
-    ] = RollingBatch.AUTO
+    ] = RollingBatchMode.AUTO
     mpi_mode: Annotated[
         bool,
         Option(

@@ -122,7 +122,7 @@ class JavaEngine:
 
     def host(self) -> psutil.Process:
         """The executor host below the worker."""
-        return self._one("djl_trtllm.executor.host")
+        return self._one("djl_trtllm.executor.process")
 
     def _one(self, text: str) -> psutil.Process:
         (found,) = (child for child in self.children() if text in " ".join(child.cmdline()))

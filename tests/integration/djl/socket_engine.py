@@ -146,7 +146,7 @@ class SocketEngine:
         (found,) = (
             child
             for child in psutil.Process(self._process.pid).children(recursive=True)
-            if "djl_trtllm.executor.host" in " ".join(child.cmdline())
+            if "djl_trtllm.executor.process" in " ".join(child.cmdline())
         )
         return found
 

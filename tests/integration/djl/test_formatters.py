@@ -1,6 +1,6 @@
 """The same tokens through djl_python's own formatters and through ours: equal answers, but for what differs on purpose.
 
-What this says of the framers holds for the golden files of `tests/api/golden` too: they are made of the same tokens.
+What this says of the encoders holds for the golden files of `tests/api/golden` too: they are made of the same tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import Defaults, lmi
-from djl_trtllm.batching.request import Finished, FinishReason, Token, Update
+from djl_trtllm.api import Defaults
+from djl_trtllm.api.lmi import parse as lmi
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from tests.api.scripts import EOS, FAILED, FAILURE, PROMPT, STOP, answer, several
 from tests.integration.djl.jars import djl_python
 
@@ -29,8 +30,8 @@ SCRIPTS = {
     "stop": STOP,
     "error": FAILED,
     "line_ends": [
-        Update(0, [Token(1, "a\x85b\u2028c\u2029", -1.0, False)], None),
-        Update(0, [Token(2, "\n\r\f", -1.0, False)], Finished(FinishReason.LENGTH, 2, -2.0, 7)),
+        OutputChunk(0, [Token(1, "a\x85b\u2028c\u2029", -1.0, False)], None),
+        OutputChunk(0, [Token(2, "\n\r\f", -1.0, False)], SequenceResult(FinishReason.LENGTH, 2, -2.0, 7)),
     ],
     "several": several(3),
 }
@@ -96,8 +97,8 @@ class Case:
     def ours(self) -> tuple[str, str]:
         """Content type and body of our answer."""
         properties = {name.lower(): value for name, value in self.properties.items()}
-        framer = lmi.parse_payload(self.payload, self.defaults, properties).framer
-        return framer.content_type, answer(framer, SCRIPTS[self.script]).decode()
+        encoder = lmi.parse_payload(self.payload, self.defaults, properties).encoder
+        return encoder.content_type, answer(encoder, SCRIPTS[self.script]).decode()
 
 
 def _token(token: Token) -> list[object]:

@@ -8,11 +8,10 @@ import time
 
 import pytest
 
+from tests.integration.server.conftest import Start
 from tests.support.client import body, raw_post, read_until, wordy
 from tests.support.server import Server
 from tests.support.waiting import wait_until
-
-from .conftest import Start
 
 ENDLESS = 1_000_000
 """Tokens: more than any test waits for."""

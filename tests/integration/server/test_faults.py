@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from tests.integration.server.conftest import Start
 from tests.support.client import JSON, body
 from tests.support.pinging import Pinging
 from tests.support.server import Server
 from tests.support.waiting import wait_until
-
-from .conftest import Start
 
 HANG_TIMEOUT = 2.0
 

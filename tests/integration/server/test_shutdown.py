@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.server.conftest import Start
 from tests.support.client import JSON, body, raw_post, read_all, read_until, wordy
 from tests.support.models import scripted_model
 from tests.support.server import Server
 from tests.support.waiting import wait_until
-
-from .conftest import Start
 
 AT_ONCE = {"SERVING_SHUTDOWN_TIMEOUT": "3600"}
 """A server that waited for what it must not wait for would be waited for in vain."""

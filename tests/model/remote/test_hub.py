@@ -14,9 +14,8 @@ import pytest
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import hub as hub_module
 from djl_trtllm.model.remote.hub import explain, hub_id, is_hub_id
+from tests.model.remote.hub_process import Fetched, HubProcess
 from tests.support.hub_server import Hub, hub_server
-
-from .hub_process import Fetched, HubProcess
 
 WEIGHTS = bytes(range(256)) * 4000
 FILES = {

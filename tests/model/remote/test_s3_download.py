@@ -18,7 +18,7 @@ from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import s3_download
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.s3_download import RECORD, download, list_objects
-from tests.engine.helpers import wait_until
+from tests.engines.helpers import wait_until
 from tests.support.s3_server import Fault, Request, Store
 
 ADDRESS = S3Address.parse("s3://models/team/story")

@@ -1,0 +1,1 @@
+"""The formatters of a model directory's own model.py."""

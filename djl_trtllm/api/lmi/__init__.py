@@ -1,0 +1,1 @@
+"""The dialect of LMI, the DJL containers' own."""

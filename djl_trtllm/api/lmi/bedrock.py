@@ -1,0 +1,101 @@
+"""Answers under `option.bedrock_compat`: `3p` and `3p_stream`, as DJL's rolling batch has them.
+
+`generation` of a whole answer begins with the prompt, as DJL's does; `stop_reason` is the LMI schema's finish reason.
+Differs on purpose: `prompt_token_count` is counted (DJL with TensorRT-LLM: 0).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from djl_trtllm.api import Prompt
+from djl_trtllm.api.lmi.presentation import Presentation, WholeResponseEncoder, dump_line
+from djl_trtllm.errors import RequestError
+from djl_trtllm.request import OutputChunk
+
+_ERROR_CODE = 400
+
+
+class BedrockEncoder(WholeResponseEncoder):
+    """`3p`: one object of `body`, `metering` and `content_type`."""
+
+    def _body(self) -> bytes:
+        presentation = self._presentation
+        sequence = self._sequences.all[0]
+        finished = sequence.finished
+        assert finished is not None
+        text = presentation.inputs + sequence.text if presentation.return_full_text else sequence.text
+        return orjson.dumps(
+            {
+                "body": {
+                    "generation": text,
+                    "prompt_token_count": presentation.prompt_length,
+                    "generation_token_count": finished.generated_tokens,
+                    "stop_reason": finished.reason.value,
+                },
+                "metering": {
+                    "inputTokenCount": presentation.prompt_length,
+                    "outputTokenCount": finished.generated_tokens,
+                },
+                "content_type": self.content_type,
+            }
+        )
+
+
+class BedrockStreamEncoder:
+    """`3p_stream`: such an object per token; the prompt's count is in the first, the stop reason in the last."""
+
+    stream = True
+    content_type = "application/jsonlines"
+    wants_prompt_tokens = False
+
+    def __init__(self, presentation: Presentation) -> None:
+        self._presentation = presentation
+        self._count = 0
+        self._begun = False
+
+    def begin(self, prompt: Prompt) -> None:
+        """See `ResponseEncoder`."""
+        self._presentation.begin(prompt)
+
+    def encode(self, update: OutputChunk) -> bytes:
+        """See `ResponseEncoder`."""
+        texts = [token.text for token in update.tokens]
+        finished = update.finished
+        if finished is None:
+            return b"".join([self._line(text, None) for text in texts])
+        if finished.error is not None:
+            return b"".join([self._line(text, None) for text in texts]) + self.error(finished.error)
+        lines = [self._line(text, None) for text in texts[:-1]]
+        if texts:
+            lines.append(self._line(texts[-1], finished.reason.value))
+        else:
+            lines.append(self._line("", finished.reason.value, counted=False))
+        return b"".join(lines)
+
+    def error(self, error: RequestError) -> bytes:
+        """A last line with stop reason `error` and the message."""
+        return self._line("", "error", counted=False, error=str(error))
+
+    def _line(self, text: str, reason: str | None, *, counted: bool = True, error: str | None = None) -> bytes:
+        self._count += counted
+        prompt_length = None if self._begun else self._presentation.prompt_length
+        metering: dict[str, Any] = {"outputTokenCount": self._count}
+        if prompt_length is not None:
+            metering["inputTokenCount"] = prompt_length
+        line: dict[str, Any] = {
+            "body": {
+                "generation": text,
+                "prompt_token_count": prompt_length,
+                "generation_token_count": self._count,
+                "stop_reason": reason,
+            },
+            "metering": metering,
+            "content_type": self.content_type,
+        }
+        if error is not None:
+            line["error"] = {"error_code": _ERROR_CODE, "error_msg": error}
+        self._begun = True
+        return dump_line(line) + b"\n"

@@ -1,0 +1,202 @@
+"""The LMI schema's answers: `json`, `jsonlines`, `sse` and `none`.
+
+The shapes are those of DJL's rolling batch (LMI 0.25 to 0.32), with these differences on purpose:
+
+- `finish_reason` is what happened (`eos_token`, `stop_sequence`, `length`, `cancelled`, `error`); DJL guessed it from
+  the number of tokens and never said `stop_sequence`.
+- With `tgi_compat`, details carry TGI's `seed`, and TGI's `prefill` (whole) or `input_length` (streamed); every
+  token says whether it is `special`; an error inside a stream also carries TGI's `error` and `error_type`, which
+  its clients raise.
+- `generated_tokens` counts the end token, also where no token line shows it.
+
+In a stream every token is a line of its own, at once. The last line is the last token's if the end is known with
+it. If it comes alone (a stop string swallowed the text, a cancel), one more line is sent whose token repeats the last
+id with an empty text and is special, so that joined texts and summed log-probabilities stay right; its id is -1 if
+nothing was generated. An error's token has id -1, `log_prob` -1 and the message as `error_msg`, as documented by DJL.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from djl_trtllm.api import Prompt
+from djl_trtllm.api.lmi.errors import tgi_error_type
+from djl_trtllm.api.lmi.presentation import (
+    GeneratedSequence,
+    Presentation,
+    Sequences,
+    WholeResponseEncoder,
+    dump_line,
+    lmi_token,
+    tgi_token,
+)
+from djl_trtllm.errors import RequestError
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
+
+JSONLINES = "application/jsonlines"
+EVENT_STREAM = "text/event-stream"
+PLAIN = "text/plain"
+
+
+class JsonEncoder(WholeResponseEncoder):
+    """`{"generated_text", "details"?}`, in a list of one with `tgi_compat`.
+
+    More than one sequence: always with details, and `best_of_sequences` holds the others.
+    """
+
+    def _body(self) -> bytes:
+        presentation = self._presentation
+        best, *others = self._sequences.all
+        answer: dict[str, Any] = {"generated_text": self._text(best)}
+        if presentation.details or others:
+            details = self._details(best)
+            if others:
+                details["best_of_sequences"] = [self._other(other) for other in others]
+            answer["details"] = details
+        return orjson.dumps([answer] if presentation.tgi_compat else answer)
+
+    def _text(self, sequence: GeneratedSequence) -> str:
+        return self._presentation.inputs + sequence.text if self._presentation.return_full_text else sequence.text
+
+    def _details(self, sequence: GeneratedSequence) -> dict[str, Any]:
+        presentation = self._presentation
+        assert sequence.finished is not None
+        as_token = tgi_token if presentation.tgi_compat else lmi_token
+        details = _end_details(presentation, sequence.finished)
+        details["tokens"] = [as_token(token) for token in sequence.tokens]
+        if presentation.prefill or presentation.tgi_compat:
+            details["prefill"] = [as_token(token) for token in presentation.prompt_tokens]
+        return details
+
+    def _other(self, sequence: GeneratedSequence) -> dict[str, Any]:
+        shown = self._details(sequence) | {"generated_text": self._text(sequence)}
+        del shown["inputs"]  # told once, beside them
+        return shown
+
+
+class JsonLinesEncoder:
+    """`jsonlines`: `{"token"}` per token, the last with `generated_text` and `details`; `sse`: the same as events."""
+
+    stream = True
+
+    def __init__(self, presentation: Presentation, *, sse: bool) -> None:
+        self._presentation = presentation
+        self._texts: list[str] = []
+        self._last_id = -1
+        # The hot path: one dumps per token, with bytes formatted around it.
+        self._tgi = presentation.tgi_compat
+        self._token = tgi_token if presentation.tgi_compat else lmi_token
+        self._line = b'data: {"token":%b}\n\n' if sse else b'{"token":%b}\n'
+        self._whole_line = b"data: %b\n\n" if sse else b"%b\n"
+        self.content_type = EVENT_STREAM if sse else JSONLINES
+        self.wants_prompt_tokens = presentation.prefill
+
+    def begin(self, prompt: Prompt) -> None:
+        """See `ResponseEncoder`."""
+        self._presentation.begin(prompt)
+
+    def encode(self, update: OutputChunk) -> bytes:
+        """See `ResponseEncoder`."""
+        tokens, finished = update.tokens, update.finished
+        line = self._tgi_line if self._tgi else self._lmi_line
+        if finished is None:
+            # Not joined where there is nothing to join: nearly every update of a server that keeps up is one token.
+            return line(tokens[0]) if len(tokens) == 1 else b"".join([line(token) for token in tokens])
+        if finished.error is not None:
+            return b"".join([line(token) for token in tokens]) + self.error(finished.error)
+        before = b"".join([line(token) for token in tokens[:-1]])
+        last = tokens[-1] if tokens else Token(self._last_id, "", 0.0, True)
+        self._texts.append(last.text)
+        return before + self._end_line(self._token(last), finished)
+
+    def error(self, error: RequestError) -> bytes:
+        """A last line whose token carries the message."""
+        token = self._token(Token(-1, "", -1.0, True)) | {"error_msg": str(error)}
+        finished = SequenceResult(FinishReason.ERROR, len(self._texts), None, None, error=error)
+        return self._end_line(token, finished)
+
+    def _lmi_line(self, token: Token) -> bytes:
+        text = token.text
+        self._texts.append(text)
+        self._last_id = token.id
+        if token.special:
+            return self._line % dump_line(lmi_token(token))
+        return self._line % dump_line({"id": token.id, "text": text, "log_prob": token.logprob})
+
+    def _tgi_line(self, token: Token) -> bytes:
+        self._texts.append(token.text)
+        self._last_id = token.id
+        return self._line % dump_line(tgi_token(token))
+
+    def _end_line(self, token: dict[str, Any], finished: SequenceResult) -> bytes:
+        presentation = self._presentation
+        text = "".join(self._texts)
+        line: dict[str, Any] = {
+            "token": token,
+            "generated_text": presentation.inputs + text if presentation.return_full_text else text,
+        }
+        if presentation.details:
+            details = _end_details(presentation, finished)
+            if presentation.tgi_compat:
+                details["input_length"] = presentation.prompt_length
+            if presentation.prefill:
+                details["prefill"] = [self._token(token) for token in presentation.prompt_tokens]
+            line["details"] = details
+        elif finished.error is not None:
+            line["details"] = {"finish_reason": finished.reason.value}
+        if finished.error is not None and presentation.tgi_compat:
+            line["error"] = str(finished.error)
+            line["error_type"] = tgi_error_type(finished.error)
+        return self._whole_line % dump_line(line)
+
+
+class PlainTextEncoder:
+    """`none`: the generated text and nothing else, streamed if the request asks for a stream.
+
+    A failure cannot be told in plain text: the body is left unended then.
+    """
+
+    content_type = PLAIN
+    wants_prompt_tokens = False
+
+    def __init__(self, presentation: Presentation) -> None:
+        self._presentation = presentation
+        self._sequences = Sequences(presentation.n)
+        self._begun = False
+        self.stream = presentation.stream and presentation.n == 1
+
+    def begin(self, prompt: Prompt) -> None:
+        """See `ResponseEncoder`."""
+        self._presentation.begin(prompt)
+
+    def encode(self, update: OutputChunk) -> bytes:
+        """See `ResponseEncoder`."""
+        if self.stream:
+            text = "".join([token.text for token in update.tokens])
+        elif update.finished is not None and update.finished.error is not None:
+            return b""
+        elif self._sequences.add(update):
+            text = self._sequences.all[0].text
+        else:
+            return b""
+        if self._presentation.return_full_text and not self._begun:
+            text = self._presentation.inputs + text
+        self._begun = True
+        return text.encode()
+
+    def error(self, error: RequestError) -> bytes:
+        """Nothing; see the class."""
+        return b""
+
+
+def _end_details(presentation: Presentation, finished: SequenceResult) -> dict[str, Any]:
+    details: dict[str, Any] = {
+        "finish_reason": finished.reason.value,
+        "generated_tokens": finished.generated_tokens,
+        "inputs": presentation.inputs,
+    }
+    if presentation.tgi_compat:
+        details["seed"] = finished.seed
+    return details

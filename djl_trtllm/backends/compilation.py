@@ -1,0 +1,118 @@
+"""Compiling ahead of time: `djl-trtllm compile CHECKPOINT OUT`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import javaproperties
+
+from djl_trtllm.backends.planning import plan_engine
+from djl_trtllm.config import Config
+from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.values import as_text
+from djl_trtllm.engines.build import build_engine
+from djl_trtllm.engines.directory import EngineDir
+from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.engines.staging import sweep
+from djl_trtllm.errors import EngineError, EngineMismatchError
+from djl_trtllm.model import inspect
+
+log = logging.getLogger(__name__)
+
+PROPERTIES_FILE = "serving.properties"
+_CARRIED_GROUPS = (
+    "Lengths and batch",
+    "KV cache",
+    "Scheduler",
+    "Parallelism",
+    "Decoding",
+    "Adapters",
+    "Serving one model",
+)
+_CARRIED = ("trust_remote_code", "model_name")
+
+
+def compile_checkpoint(
+    config: Config, checkpoint: Path, out: Path, progress: Callable[[str], None] = log.info
+) -> EngineDir:
+    """Compile a local checkpoint into the directory `out`, with a `serving.properties` that serves it.
+
+    `out` may not exist, be empty, or hold an engine of the same checkpoint: that one is kept when it is whole and was
+    compiled by the same versions with the same options, and replaced (its serving.properties too) otherwise. The log
+    of a failure stays in `OUT.log`.
+
+    Raises EngineError where there is nothing to compile or `out` holds something else, LayoutError, ConfigError,
+    CompilerMissingError and BuildError.
+    """
+    layout = inspect(checkpoint)
+    if layout.kind.is_engine:
+        raise EngineError(f"{checkpoint} is a {layout.kind.value}: there is nothing to compile, serve it as it is")
+    plan = plan_engine(config, layout, compile_only=True)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        engine = _replace(plan, out, progress)
+    else:
+        if out.exists():
+            out.rmdir()
+        sweep(out)
+        engine = build_engine(plan, out, progress)
+        out.with_name(f"{out.name}.log").unlink(missing_ok=True)
+    _write_properties(config, plan, out)
+    return engine
+
+
+def _replace(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> EngineDir:
+    manifest = _manifest_of(out)
+    if manifest is None:
+        raise EngineError(f"{out} is not empty and is not an engine this program compiled: choose another directory")
+    if differences := manifest.differences(backend=plan.backend.value, checkpoint=plan.checkpoint_identity):
+        raise EngineError(
+            f"{out} holds another engine ({'; '.join(differences)}): remove it or choose another directory"
+        )
+    if _is_current(plan, manifest, out):
+        progress(f"{out} is up to date")
+        return EngineDir(path=out, backend=plan.backend.value, manifest=manifest, tokenizer_dir=out)
+    # Built beside it and swapped when done, so that a failure leaves the old engine.
+    fresh = out.with_name(f".{out.name}.{os.getpid()}.new")
+    engine = build_engine(plan, fresh, progress)
+    shutil.rmtree(out)
+    fresh.rename(out)
+    fresh.with_name(f"{fresh.name}.log").unlink(missing_ok=True)
+    return EngineDir(path=out, backend=engine.backend, manifest=engine.manifest, tokenizer_dir=out)
+
+
+def _manifest_of(out: Path) -> Manifest | None:
+    try:
+        return Manifest.read(out)
+    except EngineMismatchError:
+        return None
+
+
+def _is_current(plan: EnginePlan, manifest: Manifest, out: Path) -> bool:
+    if manifest.options != plan.build_options or manifest.versions != plan.versions:
+        return False
+    try:
+        plan.check_whole(out)
+    except EngineMismatchError:
+        return False
+    return not manifest.verify(out)
+
+
+def _write_properties(config: Config, plan: EnginePlan, out: Path) -> None:
+    path = out / PROPERTIES_FILE
+    if path.exists():
+        return  # the user's by now
+    properties = {"engine": "Python", "option.backend": plan.backend.value}
+    properties |= {f"option.{name}": as_text(value) for name, value in plan.served_with.items()}
+    for declared in OPTIONS.values():
+        carried = declared.name in _CARRIED or declared.group in _CARRIED_GROUPS
+        if carried and config.is_set(declared.name):
+            properties[declared.key] = as_text(getattr(config.options, declared.name)) or "none"
+    path.write_text(
+        javaproperties.dumps(properties, comments="Serves the engine in this directory.", timestamp=False),
+        encoding="utf-8",
+    )

@@ -1,0 +1,1 @@
+"""OpenVINO GenAI on the CPU."""

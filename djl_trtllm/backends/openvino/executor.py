@@ -1,0 +1,176 @@
+"""OpenVINO GenAI's `ContinuousBatchingPipeline` as an executor: in-flight batching with a paged KV cache on the CPU.
+
+What it asks of its caller, beyond the protocol: never more requests at once than their KV cache blocks to the end
+(prompt and output, plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule nothing loses
+every live request (`IGNORED`); the rolling batch's admission prevents that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig
+from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
+
+from djl_trtllm.backends.openvino.prefix import PrefixCacheMirror
+from djl_trtllm.executor.protocol import Delta, Feature, Finish, Limits, Sampling, Stats, Submit
+
+BLOCK_SIZE = 32
+"""Tokens per KV cache block; fixed in OpenVINO's CPU plugin."""
+
+# A pybind11 enum compares through a Python call; identities of its values do not.
+_LENGTH = GenerationFinishReason.LENGTH
+
+
+class _Sequence:
+    """A running request."""
+
+    __slots__ = ("cached_tokens", "cancelled", "handle", "logprobs", "token_ids")
+
+    def __init__(self, handle: GenerationHandle, request: Submit, cached_tokens: int) -> None:
+        self.handle = handle
+        self.logprobs = request.sampling.logprobs
+        self.cached_tokens = cached_tokens
+        self.token_ids = list(request.prompt_ids)
+        self.cancelled = False
+
+
+class OpenVinoExecutor:
+    """See `djl_trtllm.executor.process.Executor`."""
+
+    def __init__(
+        self,
+        *,
+        engine_dir: str,
+        max_num_batched_tokens: int,
+        num_kv_blocks: int,
+        enable_prefix_caching: bool,
+        kv_cache_precision: str,
+        inference_precision: str,
+        max_sequences: int,
+        max_seq_len: int,
+        num_threads: int | None = None,
+    ) -> None:
+        scheduler = SchedulerConfig()
+        scheduler.max_num_batched_tokens = max_num_batched_tokens
+        scheduler.num_kv_blocks = num_kv_blocks
+        scheduler.enable_prefix_caching = enable_prefix_caching
+        # Without split fuse, a prompt longer than max_num_batched_tokens raises inside step(), and over-committed runs
+        # were seen to segfault. With it, max_num_seqs has no effect: the rolling batch holds the batch size.
+        scheduler.dynamic_split_fuse = True
+        # The plugin's default KV cache precision is u8, which changes greedy output.
+        properties: dict[str, Any] = {
+            "KV_CACHE_PRECISION": kv_cache_precision,
+            "INFERENCE_PRECISION_HINT": inference_precision,
+        }
+        if num_threads is not None:
+            properties["INFERENCE_NUM_THREADS"] = num_threads
+        self._pipeline = ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties, {})
+        self._sequences: dict[int, _Sequence] = {}
+        self._rejected: list[Delta] = []
+        self._prefixes = (
+            PrefixCacheMirror(capacity=num_kv_blocks, block_size=BLOCK_SIZE) if enable_prefix_caching else None
+        )
+        self.limits = Limits(
+            max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_SIZE, max_seq_len=max_seq_len
+        )
+        self.features = [Feature.LOGPROBS, Feature.FREE_LOGPROBS]
+        self.details = {
+            "OpenVINO": ov.get_version(),
+            "KV cache": kv_cache_precision,
+            "inference": inference_precision,
+        }
+
+    @property
+    def busy(self) -> bool:
+        # A cancelled request's blocks are given back at the end of the next step.
+        return bool(self._sequences or self._rejected) or self._pipeline.has_non_finished_requests()
+
+    def submit(self, request: Submit) -> None:
+        prompt = np.array([request.prompt_ids], dtype=np.int64)
+        cached = self._prefixes.reused_tokens(request.prompt_ids) if self._prefixes else 0
+        try:
+            config = _generation_config(request.sampling, request.stop_token_ids)
+            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), config)
+        except (RuntimeError, TypeError, ValueError) as error:
+            self._rejected.append(Delta(request.request_id, [], finish=Finish.ERROR, error=str(error)))
+            return
+        self._sequences[request.request_id] = _Sequence(handle, request, cached)
+
+    def cancel(self, request_id: int) -> None:
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            sequence.cancelled = True
+            sequence.handle.cancel()
+
+    def step(self) -> list[Delta]:
+        if self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        deltas, self._rejected = self._rejected, []
+        for request_id, sequence in list(self._sequences.items()):
+            delta = self._collect(request_id, sequence)
+            if delta is not None:
+                deltas.append(delta)
+                if delta.finish:
+                    del self._sequences[request_id]
+        return deltas
+
+    def stats(self) -> Stats:
+        # The pipeline's figures are those of its last schedule, stale when it has nothing to run.
+        if not self._sequences:
+            return Stats()
+        return Stats(running=len(self._sequences), kv_usage=self._pipeline.get_metrics().cache_usage / 100)
+
+    def _collect(self, request_id: int, sequence: _Sequence) -> Delta | None:
+        if sequence.cancelled:
+            return self._end(sequence, Delta(request_id, [], finish=Finish.CANCELLED))
+        handle = sequence.handle
+        # read() with nothing queued blocks for ever, with the GIL held.
+        if not handle.can_read():
+            if handle.get_status() == GenerationStatus.IGNORED:
+                error = "the engine dropped the request: its KV cache is over-committed"
+                return self._end(sequence, Delta(request_id, [], finish=Finish.ERROR, error=error))
+            return None
+        (output,) = handle.read().values()
+        delta = Delta(request_id, output.generated_ids, output.generated_log_probs if sequence.logprobs else None)
+        if sequence.cached_tokens:
+            delta.cached_tokens, sequence.cached_tokens = sequence.cached_tokens, 0
+        if self._prefixes:
+            sequence.token_ids += delta.token_ids
+        reason = output.finish_reason
+        if reason != GenerationFinishReason.NONE:
+            delta.finish = Finish.LENGTH if reason == _LENGTH else Finish.END
+            self._end(sequence, delta)
+        return delta
+
+    def _end(self, sequence: _Sequence, delta: Delta) -> Delta:
+        if self._prefixes and sequence.token_ids:
+            # The KV cache of the last token is never computed.
+            self._prefixes.remember(sequence.token_ids[:-1])
+        return delta
+
+
+def _generation_config(sampling: Sampling, stop_token_ids: list[int]) -> GenerationConfig:
+    config = GenerationConfig()
+    config.max_new_tokens = sampling.max_new_tokens
+    config.min_new_tokens = sampling.min_new_tokens
+    config.repetition_penalty = sampling.repetition_penalty
+    config.presence_penalty = sampling.presence_penalty
+    config.frequency_penalty = sampling.frequency_penalty
+    # ignore_eos would disable stop_token_ids as well; without end ids among them it is not needed.
+    config.ignore_eos = sampling.ignore_eos and not stop_token_ids
+    config.logprobs = 1 if sampling.logprobs else 0
+    if stop_token_ids:
+        config.set_eos_token_id(stop_token_ids[0])
+        config.stop_token_ids = set(stop_token_ids)
+    if sampling.do_sample:
+        config.do_sample = True
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p
+        config.top_k = sampling.top_k
+        config.rng_seed = sampling.seed
+    else:
+        config.do_sample = False
+    return config

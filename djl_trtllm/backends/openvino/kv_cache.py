@@ -1,0 +1,130 @@
+"""How large the paged KV cache of an OpenVINO engine is to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from djl_trtllm.config import Config, KvCacheDType
+from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.errors import ConfigError
+from djl_trtllm.model import ModelShape
+from djl_trtllm.model.remote.progress import shown
+
+BLOCK_TOKENS = 32
+"""Tokens in one block; OpenVINO's own size on CPUs, it cannot be chosen."""
+
+_DEFAULT_MEMORY_SHARE = 0.25
+_PRECISIONS = {
+    KvCacheDType.AUTO: "f16",
+    KvCacheDType.FP16: "f16",
+    KvCacheDType.FP32: "f32",
+    KvCacheDType.INT8: "u8",
+}
+_BYTES = {"f16": 2, "f32": 4, "u8": 1}
+_U8_SCALES_BYTES = 8
+
+
+@dataclass(frozen=True)
+class KvCachePlan:
+    """The paged KV cache: `blocks` of `block_bytes` each (None where the model's shape is unknown).
+
+    `precision` is OpenVINO's name of the number format: f16, f32 or u8. `reason` says what decided the size.
+    """
+
+    blocks: int
+    block_bytes: int | None
+    precision: str
+    reason: str
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence that is admitted when it is alone."""
+        return (self.blocks - 1) * BLOCK_TOKENS
+
+
+def blocks_of_sequence(tokens: int) -> int:
+    """Blocks one sequence of so many tokens is charged.
+
+    One more than it fills: with less, OpenVINO may find a step with nothing to schedule and drop live requests.
+    """
+    return -(-tokens // BLOCK_TOKENS) + 1
+
+
+def block_bytes(shape: ModelShape, precision: str) -> int | None:
+    """Bytes of one block over all layers, keys and values; None where config.json does not tell.
+
+    f16 and f32 are exact (openvino-genai 2026.4, `PipelineMetrics.kv_cache_size_in_bytes`); u8 adds a scale and a zero
+    point per token and head.
+    """
+    if shape.num_layers is None or shape.num_kv_heads is None or shape.head_dim is None:
+        return None
+    per_head = shape.head_dim * _BYTES[precision] + (_U8_SCALES_BYTES if precision == "u8" else 0)
+    return shape.num_layers * 2 * shape.num_kv_heads * per_head * BLOCK_TOKENS
+
+
+def plan_kv_cache(
+    config: Config, shape: ModelShape, *, max_seq_len: int, max_sequences: int, available_memory: int
+) -> KvCachePlan:
+    """Blocks from the options that ask for a size, else from what the batch needs and the machine has.
+
+    `option.max_tokens_in_paged_kv_cache` and `option.kv_cache_free_gpu_mem_fraction` (here of free host memory): the
+    smaller of the two. Without either: what `max_sequences` sequences of `max_seq_len` tokens need, at most a
+    quarter of `available_memory` (bytes), at least one whole sequence. Raises ConfigError.
+    """
+    precision = _PRECISIONS[config.options.kv_cache_dtype]
+    size = block_bytes(shape, precision)
+    candidates = []
+    if (tokens := config.options.max_tokens_in_paged_kv_cache) is not None:
+        candidates.append((tokens // BLOCK_TOKENS, "max_tokens_in_paged_kv_cache"))
+    if (fraction := config.options.kv_cache_free_gpu_mem_fraction) is not None and size is not None:
+        candidates.append((int(available_memory * fraction) // size, "kv_cache_free_gpu_mem_fraction"))
+    if candidates:
+        blocks, decisive = min(candidates)
+        _check_asked(config, blocks, size, decisive, available_memory)
+        return KvCachePlan(blocks, size, precision, format_setting(config, decisive))
+    if size is None:
+        raise ConfigError(
+            [
+                "option.max_tokens_in_paged_kv_cache is not set, and the model's config.json does not tell the size of "
+                "its KV cache (layers, key-value heads, head size): set it to the number of tokens the cache may hold"
+            ]
+        )
+    one = blocks_of_sequence(max_seq_len)
+    wanted = blocks_of_sequence(max_seq_len) * max_sequences
+    share = int(available_memory * _DEFAULT_MEMORY_SHARE) // size
+    if wanted <= share:
+        return KvCachePlan(wanted, size, precision, f"{max_sequences} sequences of {max_seq_len} tokens")
+    if one <= share:
+        return KvCachePlan(share, size, precision, f"a quarter of {shown(available_memory)} available memory")
+    if one * size > available_memory:
+        raise ConfigError(
+            [
+                f"one sequence of {max_seq_len} tokens needs {shown(one * size)} of KV cache and "
+                f"{shown(available_memory)} of memory are available: lower {_length_option(config)}"
+            ]
+        )
+    return KvCachePlan(one, size, precision, f"one sequence of {max_seq_len} tokens, more than a quarter of memory")
+
+
+def _check_asked(config: Config, blocks: int, size: int | None, decisive: str, available_memory: int) -> None:
+    if blocks < 2:
+        raise ConfigError(
+            [
+                f"{format_setting(config, decisive)} gives a KV cache of {max(blocks, 0)} blocks of {BLOCK_TOKENS} "
+                f"tokens, "
+                f"and no sequence fits in less than 2: expected at least {2 * BLOCK_TOKENS} tokens"
+            ]
+        )
+    if size is not None and blocks * size > available_memory:
+        raise ConfigError(
+            [
+                f"{format_setting(config, decisive)} needs {shown(blocks * size)} of KV cache "
+                f"({size} bytes per {BLOCK_TOKENS} tokens) and {shown(available_memory)} of memory are available"
+            ]
+        )
+
+
+def _length_option(config: Config) -> str:
+    if config.is_set("max_seq_len"):
+        return format_setting(config, "max_seq_len")
+    return f"{format_setting(config, 'max_input_len')} or {format_setting(config, 'max_output_len')}"

@@ -1,0 +1,229 @@
+"""The plan of a model that OpenVINO runs on the CPU."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.backends.openvino.compiler import COMPILER
+from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
+from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
+from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.engines.directory import check_engine
+from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions
+from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences
+from djl_trtllm.engines.spec import OpenVinoSpec
+from djl_trtllm.errors import ConfigError
+from djl_trtllm.model import Kind, Layout, ModelShape
+from djl_trtllm.model.remote.progress import shown
+from djl_trtllm.model.weights import read_header
+
+_MANY_SEQUENCES = 256
+_BATCHED_TOKENS = 256
+_BATCHED_TOKENS_OF_MANY = 512
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_INT8 = "option.quantize=int8 (weights only)"
+_NO_COUNTERPART = {
+    Quantization.SMOOTHQUANT: f"OpenVINO has no 8-bit activations for this; {_INT8} is its nearest, or serve with "
+    "TensorRT-LLM on a GPU",
+    Quantization.FP8: "CPUs have no 8-bit floating point arithmetic; option.quantize=int8 takes the same memory, or "
+    "serve with TensorRT-LLM on a GPU",
+    Quantization.W4A8_AWQ: "OpenVINO has no 8-bit activations for this; option.quantize=awq is its nearest, or serve "
+    "with TensorRT-LLM on a GPU",
+}
+_VERSIONS = ("openvino", "openvino-genai", "optimum-intel", "nncf", "djl-trtllm")
+_RUNTIME = ("openvino", "openvino-genai")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVinoPlan(EnginePlan):
+    """How one model is compiled and run by OpenVINO.
+
+    `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are what its weights become. `kv_cache` is None in
+    a plan for compiling only. A step takes at most `max_num_batched_tokens` tokens.
+    """
+
+    dtype: str
+    quantize: str
+    max_num_batched_tokens: int
+    kv_cache: KvCachePlan | None
+    enable_prefix_caching: bool
+    num_threads: int | None
+
+    executor = "djl_trtllm.backends.openvino.executor:OpenVinoExecutor"
+    compiler = COMPILER
+
+    @property
+    def build_options(self) -> dict[str, OptionValue]:
+        return {"dtype": self.dtype, "quantize": self.quantize, "trust_remote_code": self.trust_remote_code}
+
+    @property
+    def recipe(self) -> str:
+        return f"weights {self.dtype if self.quantize == 'none' else f'{self.quantize} (the rest {self.dtype})'}"
+
+    @property
+    def served_with(self) -> dict[str, OptionValue]:
+        served: dict[str, OptionValue] = {"dtype": self.dtype}
+        return served if self.quantize == "none" else served | {"quantize": self.quantize}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return installed_versions(_VERSIONS)
+
+    @property
+    def platform(self) -> str:
+        return platform.machine()
+
+    def compile_spec(self, out: Path) -> OpenVinoSpec:
+        return OpenVinoSpec(
+            checkpoint=str(self.source.resolve()),
+            tokenizer_dir=str(self.tokenizer_dir.resolve()),
+            out=str(out.resolve()),
+            dtype=self.dtype,
+            quantize=self.quantize,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def check_whole(self, directory: Path) -> Manifest | None:
+        return check_engine(directory)
+
+    def check_fit(self, directory: Path, manifest: Manifest | None) -> None:
+        if manifest is not None:
+            # The machine's architecture is not compared: OpenVINO's IR is the same on all of them.
+            manifest.require_fit(
+                directory, backend=self.backend.value, options=self.asked, versions=installed_versions(_RUNTIME)
+            )
+
+    def executor_options(self) -> dict[str, Any]:
+        if self.engine_dir is None or self.kv_cache is None:
+            raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
+        return {
+            "engine_dir": str(self.engine_dir),
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "num_kv_blocks": self.kv_cache.blocks,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "kv_cache_precision": self.kv_cache.precision,
+            # With the plugin's own choice (bf16 on some CPUs) greedy output is no longer that of transformers.
+            "inference_precision": "f32",
+            "num_threads": self.num_threads,
+            "max_sequences": self.max_sequences,
+            "max_seq_len": self.max_seq_len,
+        }
+
+    def describe(self) -> str:
+        line = super().describe()
+        if self.kv_cache is None:
+            return line
+        size = self.kv_cache.block_bytes
+        memory = "" if size is None else f", {shown(self.kv_cache.blocks * size)}"
+        return (
+            f"{line}; KV cache {self.kv_cache.blocks} blocks of {BLOCK_TOKENS} tokens in {self.kv_cache.precision}"
+            f"{memory} ({self.kv_cache.reason}); up to {self.max_sequences} sequences of {self.max_seq_len} tokens, "
+            f"{self.max_num_batched_tokens} tokens per step"
+        )
+
+
+def plan_openvino(
+    config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
+) -> OpenVinoPlan:
+    """Derive the plan. Raises ConfigError (all problems at once) and LayoutError for damaged weight files."""
+    options = config.options
+    shape = layout.shape
+    problems: list[str] = []
+    notes: list[str] = []
+    if options.quantize in _NO_COUNTERPART:
+        problems.append(
+            f"{format_setting(config, 'quantize')} is not available with OpenVINO: {_NO_COUNTERPART[options.quantize]}"
+        )
+    if options.kv_cache_dtype is KvCacheDType.FP8:
+        problems.append(
+            f"{format_setting(config, 'kv_cache_dtype')} is not available with OpenVINO: option.kv_cache_dtype=int8 "
+            f"takes the "
+            "same memory"
+        )
+    dtype = _dtype(config, layout, shape)
+    quantize = "none" if options.quantize is None else options.quantize.value
+    max_seq_len = planned_length(config, shape, notes)
+    batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
+    kv_cache = None
+    if not compile_only and options.kv_cache_dtype is not KvCacheDType.FP8:
+        try:
+            kv_cache = plan_kv_cache(
+                config,
+                shape,
+                max_seq_len=max_seq_len,
+                max_sequences=max_sequences,
+                available_memory=max(0, hardware.available_memory - _weight_bytes(layout, shape)),
+            )
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    if kv_cache is not None and kv_cache.longest_sequence < max_seq_len:
+        notes.append(
+            f"the longest sequence is {kv_cache.longest_sequence} tokens and not {max_seq_len}: more does not fit in "
+            f"the KV cache of {kv_cache.blocks} blocks ({kv_cache.reason})"
+        )
+        max_seq_len = kv_cache.longest_sequence
+    return OpenVinoPlan(
+        **common_facts(config, layout),
+        backend=backend,
+        reason=reason,
+        dtype=dtype,
+        quantize=quantize,
+        asked=_asked(config, dtype, quantize),
+        max_sequences=max_sequences,
+        max_seq_len=max_seq_len,
+        max_input_len=options.max_input_len,
+        max_num_batched_tokens=batched_tokens,
+        kv_cache=kv_cache,
+        enable_prefix_caching=options.enable_kv_cache_reuse,
+        num_threads=options.inference_num_threads,
+        notes=tuple(notes),
+    )
+
+
+def _dtype(config: Config, layout: Layout, shape: ModelShape) -> str:
+    if config.options.dtype is not DType.AUTO:
+        return str(config.options.dtype)
+    return _DTYPES.get(shape.dtype or "") or _stored_dtype(layout) or "fp16"
+
+
+def _stored_dtype(layout: Layout) -> str | None:
+    if layout.kind is not Kind.HF_CHECKPOINT or layout.weight_files[0].suffix != ".safetensors":
+        return None
+    stored = (entry.get("dtype") for entry in read_header(layout.weight_files[0]).values() if "dtype" in entry)
+    return next((_DTYPES[name] for name in stored if name in _DTYPES), None)
+
+
+def _weight_bytes(layout: Layout, shape: ModelShape) -> int:
+    if shape.parameter_bytes is not None:
+        return shape.parameter_bytes
+    return sum(path.stat().st_size for path in layout.weight_files)
+
+
+def _asked(config: Config, dtype: str, quantize: str) -> dict[str, OptionValue]:
+    asked: dict[str, OptionValue] = {}
+    if config.options.dtype is not DType.AUTO:
+        asked["dtype"] = dtype
+    if config.is_set("quantize"):
+        asked["quantize"] = quantize
+    return asked
+
+
+def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tuple[int, int]:
+    """Tokens per step, and sequences: a decoding step takes a token of each, so the first is never below the second."""
+    asked = config.options.max_num_tokens
+    if asked is None:
+        floor = _BATCHED_TOKENS_OF_MANY if max_sequences > _MANY_SEQUENCES else _BATCHED_TOKENS
+        return max(floor, max_sequences), max_sequences
+    if max_sequences > asked:
+        notes.append(
+            f"{asked} sequences run at once and not {max_sequences}: {format_setting(config, 'max_num_tokens')} is "
+            f"the most "
+            "tokens of a step, and a step takes one of each sequence"
+        )
+    return asked, min(max_sequences, asked)

@@ -1,0 +1,1 @@
+"""An executor that plays a script: for tests, without a model."""

@@ -1,0 +1,148 @@
+"""An executor without a model: it repeats the prompt, at a given pace, and fails where the script says so.
+
+It serves tests (faults at a chosen token) and benchmarks (an engine of known speed). Every request's k-th token is the
+prompt's token k modulo its length, so that a test knows the text that must come out.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from djl_trtllm.executor.protocol import Delta, Feature, Finish, Limits, Stats, Submit
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What goes wrong when a request is about to emit token number `at_token` (the first is 0).
+
+    `max_new_tokens`, if given, picks the requests that it concerns.
+    `raise`: the engine raises; `die`: SIGKILL; `exit`: the process ends with status 3; `hang`: it sleeps for ever;
+    `stop`: SIGSTOP; `error`: this request alone fails.
+    """
+
+    action: Literal["raise", "die", "exit", "hang", "stop", "error"]
+    at_token: int = 0
+    max_new_tokens: int | None = None
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the executor behaves.
+
+    `steps_per_second`: iterations, each with one token for every request (0: as fast as the reader reads).
+    `prefill_seconds`: of the first iteration of a request. `end_after`: tokens after which the first of the request's
+    stop ids is emitted. `start_seconds` and `start_error`: loading. `kv_blocks` 0: it admits all by itself.
+    """
+
+    max_sequences: int = 256
+    kv_blocks: int = 0
+    block_size: int = 32
+    max_seq_len: int = 1 << 20
+    steps_per_second: float = 0
+    prefill_seconds: float = 0
+    end_after: int | None = None
+    start_seconds: float = 0
+    start_error: str | None = None
+    faults: list[Fault] = []
+
+
+class _Sequence:
+    __slots__ = ("cancelled", "emitted", "request")
+
+    def __init__(self, request: Submit) -> None:
+        self.request = request
+        self.emitted = 0
+        self.cancelled = False
+
+
+class ScriptedExecutor:
+    """See `djl_trtllm.executor.process.Executor`; the options are those of `Script`."""
+
+    def __init__(self, **options: Any) -> None:
+        self._script = script = msgspec.convert(options, Script)
+        time.sleep(script.start_seconds)
+        if script.start_error is not None:
+            raise RuntimeError(script.start_error)
+        self._sequences: dict[int, _Sequence] = {}
+        self._next_step = 0.0
+        self.limits = Limits(
+            max_sequences=script.max_sequences,
+            kv_blocks=script.kv_blocks,
+            block_size=script.block_size,
+            max_seq_len=script.max_seq_len,
+        )
+        self.details: dict[str, Any] = {}
+        self.features = [Feature.LOGPROBS, Feature.FREE_LOGPROBS]
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sequences)
+
+    def submit(self, request: Submit) -> None:
+        if not self._sequences:
+            self._next_step = time.monotonic()
+        self._sequences[request.request_id] = _Sequence(request)
+
+    def cancel(self, request_id: int) -> None:
+        if request_id in self._sequences:
+            self._sequences[request_id].cancelled = True
+
+    def step(self) -> list[Delta]:
+        self._wait_for_turn()
+        deltas = []
+        for request_id, sequence in list(self._sequences.items()):
+            delta = self._advance(request_id, sequence)
+            deltas.append(delta)
+            if delta.finish:
+                del self._sequences[request_id]
+        return deltas
+
+    def stats(self) -> Stats:
+        running = len(self._sequences)
+        return Stats(running=running, kv_usage=min(1.0, running / self._script.max_sequences))
+
+    def _wait_for_turn(self) -> None:
+        if self._script.prefill_seconds and any(not sequence.emitted for sequence in self._sequences.values()):
+            time.sleep(self._script.prefill_seconds)
+        if self._script.steps_per_second:
+            # Held up, it catches up, so that the rate holds on a busy machine.
+            self._next_step += 1 / self._script.steps_per_second
+            time.sleep(max(0.0, self._next_step - time.monotonic()))
+
+    def _advance(self, request_id: int, sequence: _Sequence) -> Delta:
+        if sequence.cancelled:
+            return Delta(request_id, [], finish=Finish.CANCELLED)
+        request = sequence.request
+        for fault in self._script.faults:
+            if fault.at_token == sequence.emitted and fault.max_new_tokens in (None, request.sampling.max_new_tokens):
+                if fault.action == "error":
+                    return Delta(request_id, [], finish=Finish.ERROR, error="scripted error")
+                _fail(fault)
+        token_id = request.prompt_ids[sequence.emitted % len(request.prompt_ids)]
+        finish = 0
+        if sequence.emitted == self._script.end_after and request.stop_token_ids:
+            token_id = request.stop_token_ids[0]
+        if token_id in request.stop_token_ids and not request.sampling.ignore_eos:
+            finish = Finish.END
+        sequence.emitted += 1
+        if not finish and sequence.emitted >= request.sampling.max_new_tokens:
+            finish = Finish.LENGTH
+        logprobs = [-0.5] if request.sampling.logprobs else None
+        return Delta(request_id, [token_id], logprobs, finish)
+
+
+def _fail(fault: Fault) -> None:
+    match fault.action:
+        case "raise":
+            raise RuntimeError("scripted engine failure")
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(3)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(1e9)

@@ -1,0 +1,393 @@
+"""A compiled TensorRT-LLM engine: what its config.json says, and whether it fits machine and options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.config import Config, DType, KvCacheDType
+from djl_trtllm.config.choices import BatchingType
+from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.config.values import as_text
+from djl_trtllm.engines.hardware import Hardware, release_of
+from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.errors import EngineMismatchError, LayoutError
+from djl_trtllm.model.json_file import read_object
+from djl_trtllm.model.old_engine import OldEngine
+
+LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
+"""`trtllm-llmapi-launch` sets this variable to 1: further ranks wait on other machines."""
+
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_DEGREES = {
+    "tensor_parallel_degree": "tp_size",
+    "pipeline_parallel_degree": "pp_size",
+    "context_parallel_size": "cp_size",
+    "moe_tensor_parallel_size": "moe_tp_size",
+    "moe_expert_parallel_size": "moe_ep_size",
+}
+_LIMITS = ("max_num_tokens", "max_seq_len", "max_beam_width", "max_lora_rank")
+_PAGED_CONTEXT = ("enable_kv_cache_reuse", "enable_chunked_prefill")
+_CONTEXT_LOGITS = ("gather_context_logits", "gather_all_token_logits")
+# Not build flags any more: the executor turns generation logits on by itself (commands/build.py of TensorRT-LLM 1.0).
+_RUNTIME = ("gather_generation_logits",)
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine directory's config.json, as TensorRT-LLM 0.8 to 1.2 write it; None for what is not in it.
+
+    `version` is the TensorRT-LLM that compiled it, `dtype` float16, bfloat16 or float32, the algorithms are names of
+    QuantAlgo. Lengths are in tokens, `max_batch_size` in sequences, sizes of the mapping in GPUs. `built_with` are all
+    flags of BuildConfig and PluginConfig by name.
+    """
+
+    directory: Path
+    version: str | None = None
+    architecture: str | None = None
+    dtype: str | None = None
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+    vocab_size: int | None = None
+    max_position_embeddings: int | None = None
+    tp_size: int = 1
+    pp_size: int = 1
+    cp_size: int = 1
+    world_size: int = 1
+    gpus_per_node: int | None = None
+    moe_tp_size: int | None = None
+    moe_ep_size: int | None = None
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = None
+    max_seq_len: int | None = None
+    max_input_len: int | None = None
+    max_beam_width: int | None = None
+    kv_cache_type: str | None = None
+    tokens_per_block: int | None = None
+    remove_input_padding: bool | None = None
+    context_fmha: bool | None = None
+    use_paged_context_fmha: bool | None = None
+    gather_context_logits: bool = False
+    gather_generation_logits: bool = False
+    lora: bool = False
+    max_lora_rank: int | None = None
+    lora_target_modules: tuple[str, ...] = ()
+    speculative_decoding_mode: str | None = None
+    max_draft_len: int = 0
+    built_with: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def longest_prompt(self, *, chunked_prefill: bool) -> int | None:
+        """Tokens of the longest prompt the engine takes.
+
+        `max_input_len` counts only where prompts are padded (TensorRT-LLM, batch_manager/trtGptModel.h).
+        """
+        bounds = [] if self.max_seq_len is None else [self.max_seq_len - 1]
+        if not chunked_prefill:
+            packed = self.remove_input_padding is not False and self.context_fmha is not False
+            bound = self.max_num_tokens if packed else self.max_input_len
+            bounds += [] if bound is None else [bound]
+        return min(bounds, default=None)
+
+
+def read_built_engine(directory: Path) -> BuiltEngine:
+    """Read an engine directory's config.json; looks at no engine file.
+
+    Raises EngineMismatchError where it is missing, damaged, not that of an engine, or that of one from before
+    TensorRT-LLM 0.8.
+    """
+    path = directory / "config.json"
+    try:
+        config = read_object(path, LayoutError)
+    except LayoutError as error:
+        raise EngineMismatchError(str(error)) from error
+    if config is None:
+        raise EngineMismatchError(f"{path} is missing; copy the whole engine directory")
+    if "build_config" not in config:
+        old = OldEngine.find(directory)
+        raise EngineMismatchError(
+            f"{path} is not that of a compiled engine: it has no `build_config`" if old is None else old.refusal
+        )
+    pretrained, build = _part(config, "pretrained_config"), _part(config, "build_config")
+    mapping, quantization = _part(pretrained, "mapping"), _part(pretrained, "quantization")
+    plugins, lora = _part(build, "plugin_config"), _part(build, "lora_config")
+    tp_size, pp_size, cp_size = (_size(mapping, name) or 1 for name in ("tp_size", "pp_size", "cp_size"))
+    modules = lora.get("lora_target_modules")
+    return BuiltEngine(
+        directory=directory,
+        version=_text(config, "version"),
+        architecture=_text(pretrained, "architecture"),
+        dtype=_text(pretrained, "dtype"),
+        quant_algo=_algorithm(quantization, "quant_algo"),
+        kv_cache_quant_algo=_algorithm(quantization, "kv_cache_quant_algo"),
+        vocab_size=_size(pretrained, "vocab_size"),
+        max_position_embeddings=_size(pretrained, "max_position_embeddings"),
+        tp_size=tp_size,
+        pp_size=pp_size,
+        cp_size=cp_size,
+        world_size=_size(mapping, "world_size") or tp_size * pp_size * cp_size,
+        gpus_per_node=_size(mapping, "gpus_per_node"),
+        moe_tp_size=_size(mapping, "moe_tp_size"),
+        moe_ep_size=_size(mapping, "moe_ep_size"),
+        max_batch_size=_size(build, "max_batch_size"),
+        max_num_tokens=_size(build, "max_num_tokens"),
+        max_seq_len=_size(build, "max_seq_len"),
+        max_input_len=_size(build, "max_input_len"),
+        max_beam_width=_size(build, "max_beam_width"),
+        kv_cache_type=_text(build, "kv_cache_type"),
+        tokens_per_block=_size(plugins, "tokens_per_block"),
+        remove_input_padding=_flag(plugins, "remove_input_padding"),
+        context_fmha=_flag(plugins, "context_fmha"),
+        use_paged_context_fmha=_flag(plugins, "use_paged_context_fmha"),
+        gather_context_logits=bool(_flag(build, "gather_context_logits")),
+        gather_generation_logits=bool(_flag(build, "gather_generation_logits")),
+        lora=plugins.get("lora_plugin") not in (None, False, "disable"),
+        max_lora_rank=_size(lora, "max_lora_rank"),
+        lora_target_modules=tuple(map(str, modules)) if isinstance(modules, list) else (),
+        speculative_decoding_mode=_text(build, "speculative_decoding_mode"),
+        max_draft_len=_size(build, "max_draft_len") or 0,
+        built_with={**_scalars(build), **_scalars(plugins)},
+    )
+
+
+def check_built_engine(
+    config: Config,
+    engine: BuiltEngine,
+    hardware: Hardware,
+    manifest: Manifest | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Compare an engine with the machine and the options before it is loaded; nothing unknown is a mismatch.
+
+    Returns notes, one line each: limits that are the engine's where they were defaults, and flags without effect.
+    Raises EngineMismatchError with every mismatch, one line each. `environ` tells whether other machines take part.
+    """
+    found = _Findings(config)
+    found.mismatches += _version(engine, hardware)
+    found.mismatches += _gpu_architecture(manifest, hardware)
+    found.mismatches += _gpus(config, engine, hardware, environ)
+    _degrees(engine, found)
+    _limits(engine, found)
+    _lengths(engine, found)
+    _formats(engine, found)
+    _features(engine, found)
+    if found.mismatches:
+        raise EngineMismatchError(
+            "\n".join(
+                [
+                    f"the engine {engine.directory} does not fit:",
+                    *(f"  - {line}" for line in found.mismatches),
+                    "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`",
+                ]
+            )
+        )
+    _flags_without_effect(engine, found)
+    return found.notes
+
+
+@dataclass
+class _Findings:
+    """What does not fit, and what to tell. An option is compared once."""
+
+    config: Config
+    mismatches: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    compared: set[str] = field(default_factory=set)
+
+    def value(self, name: str) -> Any:
+        """The option's value; it counts as compared."""
+        self.compared.add(name)
+        return getattr(self.config.options, name)
+
+    def asked(self, name: str) -> bool:
+        """Whether a person set the value that counts, and not a default or a rule."""
+        self.compared.add(name)
+        return self.config.origin(name).is_user
+
+    def above(self, name: str, bound: int | None, of_engine: str) -> None:
+        """The option may not be above the engine's `bound`; a value nobody asked for gives way to it."""
+        value = self.value(name)
+        if value is None or bound is None or value <= bound:
+            return
+        if self.asked(name):
+            self.mismatches.append(f"{format_setting(self.config, name)}: the engine's {of_engine} is {bound}")
+        else:
+            self.notes.append(
+                f"{bound} counts and not {format_setting(self.config, name)}: it is the engine's {of_engine}"
+            )
+
+
+def _version(engine: BuiltEngine, hardware: Hardware) -> Iterator[str]:
+    installed, compiled = release_of(hardware.tensorrt_llm), release_of(engine.version)
+    if installed is not None and compiled is not None and installed != compiled:
+        yield (
+            f"TensorRT-LLM {engine.version} compiled it and {hardware.tensorrt_llm} is installed: an engine is read "
+            f"by its own release only; install tensorrt-llm=={compiled}, or use its container"
+        )
+
+
+def _gpu_architecture(manifest: Manifest | None, hardware: Hardware) -> Iterator[str]:
+    if manifest is None or not manifest.platform.startswith("sm_"):
+        return
+    for gpu in dict.fromkeys(hardware.gpus):
+        if gpu.architecture not in (None, manifest.platform):
+            yield f"it was compiled for {manifest.platform}, and {gpu.name} is {gpu.architecture}"
+
+
+def _gpus(config: Config, engine: BuiltEngine, hardware: Hardware, environ: Mapping[str, str]) -> Iterator[str]:
+    # Triton and DJL Serving have a name each for the number of machines.
+    machines = max(("num_nodes", "cluster_size"), key=lambda name: int(getattr(config.options, name)))
+    needed, here, nodes = engine.world_size, len(hardware.gpus), getattr(config.options, machines)
+    launched = environ.get(LAUNCHED) == "1"
+    if needed <= here or (launched and nodes == 1):
+        return  # how many GPUs the other machines have is known to their own ranks only
+    degrees = f"tensor parallel {engine.tp_size} x pipeline parallel {engine.pp_size}"
+    if engine.cp_size > 1:
+        degrees += f" x context parallel {engine.cp_size}"
+    needs = f"it was compiled for {_gpus_shown(needed)} ({degrees})"
+    if not launched:
+        yield (
+            f"{needs}, and {_visible(here)}; with GPUs of several machines, start the server with trtllm-llmapi-launch"
+        )
+    elif needed > here * nodes:
+        yield f"{needs}, and {_visible(here)} on this machine with {format_setting(config, machines)}"
+
+
+def _gpus_shown(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _visible(count: int) -> str:
+    return f"{_gpus_shown(count)} {'is' if count == 1 else 'are'} visible"
+
+
+def _degrees(engine: BuiltEngine, found: _Findings) -> None:
+    for option, name in _DEGREES.items():
+        degree, value = getattr(engine, name), found.value(option)
+        # `max` is as many as there are, and for an engine that is as many as it was compiled for.
+        if degree is not None and value not in (None, "max", degree) and found.asked(option):
+            found.mismatches.append(
+                f"{format_setting(found.config, option)}: the engine was compiled with {name} {degree}"
+            )
+
+
+def _limits(engine: BuiltEngine, found: _Findings) -> None:
+    for name in _LIMITS:
+        if name != "max_lora_rank" or found.config.options.enable_lora:
+            found.above(name, getattr(engine, name), name)
+    sequences = "max_num_sequences" if found.value("max_num_sequences") is not None else "max_rolling_batch_size"
+    found.above(sequences, engine.max_batch_size, "max_batch_size")
+
+
+def _lengths(engine: BuiltEngine, found: _Findings) -> None:
+    prompt, output = "max_input_len", "max_output_len"
+    before = len(found.mismatches) + len(found.notes)
+    longest_prompt = engine.longest_prompt(chunked_prefill=found.config.options.enable_chunked_prefill)
+    found.above(prompt, longest_prompt, "longest prompt")
+    if engine.max_seq_len is None:
+        return
+    found.above(output, engine.max_seq_len - 1, "longest output")
+    total = found.value(prompt) + found.value(output)
+    if before != len(found.mismatches) + len(found.notes) or found.value("max_seq_len") is not None:
+        return
+    if total > engine.max_seq_len:
+        line = (
+            f"{format_setting(found.config, prompt)} and {format_setting(found.config, output)} are {total} tokens "
+            f"together: the "
+            f"engine's max_seq_len is {engine.max_seq_len}"
+        )
+        if found.asked(prompt) and found.asked(output):
+            found.mismatches.append(f"{line}; lower one of them, or set option.max_seq_len={engine.max_seq_len}")
+        else:
+            found.notes.append(f"{line}, which counts")
+
+
+def _formats(engine: BuiltEngine, found: _Findings) -> None:
+    config, dtype = found.config, _DTYPES.get(engine.dtype or "", engine.dtype)
+    cache = dtype if engine.kv_cache_quant_algo is None else engine.kv_cache_quant_algo.lower()
+    for name, auto, of_engine in (
+        ("dtype", DType.AUTO, dtype),
+        ("kv_cache_dtype", KvCacheDType.AUTO, cache),
+        ("quant_algo", None, engine.quant_algo or "NO_QUANT"),
+        ("kv_cache_quant_algo", None, engine.kv_cache_quant_algo or "none"),
+        ("tokens_per_block", None, engine.tokens_per_block),
+    ):
+        value = found.value(name)
+        if of_engine is not None and value not in (None, auto, of_engine) and found.asked(name):
+            found.mismatches.append(f"{format_setting(config, name)}: the engine was compiled with {of_engine}")
+
+
+def _features(engine: BuiltEngine, found: _Findings) -> None:
+    config = found.config
+    if engine.use_paged_context_fmha is False:
+        found.mismatches += [
+            f"{format_setting(config, name)} needs an engine with use_paged_context_fmha, and this one was compiled "
+            f"without"
+            for name in _PAGED_CONTEXT
+            if found.value(name)
+        ]
+    if not engine.gather_context_logits:
+        found.mismatches += [
+            f"{format_setting(config, name)} needs an engine with gather_context_logits, and this one was compiled "
+            f"without"
+            for name in _CONTEXT_LOGITS
+            if found.value(name)
+        ]
+    if found.value("enable_lora") and not engine.lora:
+        found.mismatches.append(
+            f"{format_setting(config, 'enable_lora')} needs an engine with lora_plugin, and this one was compiled "
+            f"without"
+        )
+    cache = (engine.kv_cache_type or "PAGED").upper()
+    found.compared |= {"kv_cache_type", "paged_kv_cache"}
+    if cache != "PAGED" and config.options.batching_type is not BatchingType.STATIC:
+        found.mismatches.append(f"its KV cache is {cache}, and in-flight batching needs a paged one")
+
+
+def _flags_without_effect(engine: BuiltEngine, found: _Findings) -> None:
+    """Flags of the build that a person set to something else than what the engine was compiled with."""
+    config = found.config
+    for name in sorted(config.user_set - found.compared - {*_RUNTIME}):
+        if name not in engine.built_with:
+            continue
+        asked, compiled = _flag_text(getattr(config.options, name)), _flag_text(engine.built_with[name])
+        if asked.lower() != compiled.lower():
+            found.notes.append(
+                f"{format_setting(config, name)} has no effect: the engine was compiled with {name}={compiled}"
+            )
+
+
+def _flag_text(value: Any) -> str:
+    text = as_text(value)
+    return "none" if text in ("", "disable") else text
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = config.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _text(config: Mapping[str, Any], name: str) -> str | None:
+    value = config.get(name)
+    return None if value is None else str(value)
+
+
+def _algorithm(config: Mapping[str, Any], name: str) -> str | None:
+    value = _text(config, name)
+    return None if value in (None, "", "NO_QUANT") else value
+
+
+def _size(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _flag(config: Mapping[str, Any], name: str) -> bool | None:
+    value = config.get(name)
+    return None if value is None else value in (True, 1, "enable")
+
+
+def _scalars(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if not isinstance(value, dict | list)}

@@ -1,0 +1,286 @@
+"""TensorRT-LLM's LLM, driven by the host's event loop: ids in, deltas out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import re
+import threading
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from djl_trtllm.backends.tensorrt_llm.iteration_statistics import IterationStatistics
+from djl_trtllm.backends.tensorrt_llm.objects import build_arguments
+from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
+from djl_trtllm.backends.tensorrt_llm.sampling import Sampler, guide_arguments, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.workers import Workers
+from djl_trtllm.config.tensorrt_llm_names import module_of
+from djl_trtllm.executor.protocol import Feature, Finish, Limits, Stats, Submit
+from djl_trtllm.executor.step_buffer import StepBuffer
+from djl_trtllm.request import Adapter
+
+_LONGEST_TICK_SECONDS = 0.5
+_STATISTICS_SECONDS = 1.0
+_UNANSWERED_SECONDS = 1.0
+_SHUTDOWN_SECONDS = 4.0
+_DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+_BROKEN = re.compile(r"cuda (runtime )?error|cudaerror|illegal memory access|device-side assert|nccl error", re.I)
+"""Errors of a request after which no other request will succeed: the GPU's context is lost."""
+
+
+class EngineLostError(Exception):
+    """The engine cannot go on."""
+
+
+class TensorRtLlmExecutor:
+    """See `djl_trtllm.executor.process.AsyncExecutor`.
+
+    `arguments` are those of LLM as plain data (see `build_arguments`). The constructor loads the model, which takes
+    minutes. A task follows each request; `run` watches that something comes, `check` that the engine is there.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: str,
+        model: str,
+        tokenizer: str,
+        arguments: Mapping[str, Any],
+        max_sequences: int,
+        max_seq_len: int,
+        lookahead: int = 0,
+        environment: Mapping[str, str] | None = None,
+        tokens_per_block: int = 32,
+        hang_timeout: float = 60.0,
+        iteration_stats: bool = False,
+        logprobs: bool = False,
+        guided: bool = False,
+        lora: bool = False,
+        max_beam_width: int = 1,
+        max_lora_rank: int = 64,
+    ) -> None:
+        os.environ.update(environment or {})
+        version: str = import_module("tensorrt_llm").__version__
+        self._llm = _class_of(f"LLM.{backend}", version, "LLM")(
+            model=model, tokenizer=tokenizer, **build_arguments(arguments)
+        )
+        self._sampling_params = _class_of("SamplingParams", version)
+        self._guided_params = _class_of("GuidedDecodingParams", version)
+        self._lora_request = _class_of("LoRARequest", version)
+        self._request_error: type[Exception] = _class_of("RequestError", version)
+        self._sampler = Sampler.of(version, backend, arguments)
+        self._end_id: int | None = getattr(self._llm.tokenizer, "eos_token_id", None)
+        # Aborting a stream with log-probabilities can crash the engine backend (TensorRT-LLM #10810).
+        self._abortable_with_logprobs = backend != "tensorrt"
+        self._hang_timeout = hang_timeout
+        self._reads_statistics = iteration_stats
+        self._statistics = IterationStatistics()
+        self._workers = Workers.of_this_process()
+        self._requests: dict[int, RunningRequest] = {}
+        self._heartbeat = Heartbeat()
+        self._step_buffer: StepBuffer
+        self._lost: asyncio.Future[None]
+        self.limits = Limits(
+            max_sequences=max_sequences,
+            kv_blocks=0,
+            block_size=tokens_per_block,
+            max_seq_len=max_seq_len,
+            lookahead=lookahead,
+        )
+        self.features = self._sampler.features
+        self.features += [Feature.LOGPROBS] if logprobs else []
+        self.features += [Feature.JSON, Feature.REGEX, Feature.GRAMMAR] if guided else []
+        self.features += [Feature.ADAPTERS] if lora else []
+        self.features += [Feature.BEAM_SEARCH] if max_beam_width > 1 else []
+        self.details = {
+            "TensorRT-LLM": version,
+            "backend": backend,
+            "GPUs": math.prod(int(arguments.get(name, 1)) for name in _DEGREES),
+            "worker processes": len(self._workers),
+        }
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def run(self, step_buffer: StepBuffer) -> None:
+        """Watch that something comes of the requests; raises EngineLostError, or what the engine raised."""
+        self._step_buffer = step_buffer
+        self._lost = asyncio.get_running_loop().create_future()
+        reading = asyncio.create_task(self._read_statistics()) if self._reads_statistics else None
+        # In ticks, so that a pause of this process is not held against the engine.
+        tick = min(_LONGEST_TICK_SECONDS, self._hang_timeout / 8)
+        silent_for = unsent_for = 0.0
+        try:
+            while True:
+                beats, sent = self._heartbeat.beats, step_buffer.sent
+                await asyncio.wait({self._lost}, timeout=tick)
+                if self._lost.done():
+                    return self._lost.result()
+                silent_for = silent_for + tick if self._requests and beats == self._heartbeat.beats else 0.0
+                unsent_for = unsent_for + tick if self._requests and sent == step_buffer.sent else 0.0
+                if silent_for > self._hang_timeout:
+                    raise EngineLostError(
+                        f"TensorRT-LLM has been silent for {self._hang_timeout:g} seconds with {len(self._requests)} "
+                        "requests in it (option.executor_hang_timeout)"
+                    )
+                self._check_aborts(tick)
+                if unsent_for >= 2 * tick:
+                    step_buffer.flush()  # with nothing in it, for the server's own watch
+        finally:
+            if reading is not None:
+                reading.cancel()
+
+    def check(self) -> None:
+        """Raise EngineLostError where a worker process has ended or TensorRT-LLM knows that it cannot go on."""
+        if dead := self._workers.dead():
+            raise EngineLostError(f"a worker process of TensorRT-LLM is gone (pid {', '.join(map(str, dead))})")
+        if (trouble := _trouble(self._llm)) is not None:
+            raise EngineLostError(f"TensorRT-LLM cannot go on: {trouble}")
+
+    async def close(self) -> None:
+        """Shut the engine down, within a few seconds; what does not end by then ends with the process."""
+        for request in self._requests.values():
+            request.task.cancel()
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._llm.shutdown()
+            with contextlib.suppress(RuntimeError):  # too late: the loop is closed
+                loop.call_soon_threadsafe(done.set)
+
+        threading.Thread(target=shut_down, name="shutdown", daemon=True).start()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(done.wait(), _SHUTDOWN_SECONDS)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def submit(self, message: Submit) -> None:
+        """Take in a request; what is wrong with it becomes its terminal delta."""
+        request = RunningRequest(message, None, self._step_buffer, self._heartbeat, self._end_id)
+        try:
+            self._sampler.check(message.sampling)
+            sampling = sampling_arguments(message)
+            if message.guide is not None:
+                sampling["guided_decoding"] = self._guided_params(**guide_arguments(message.guide))
+            request.result = self._llm.generate_async(
+                message.prompt_ids,
+                sampling_params=self._sampling_params(**sampling),
+                lora_request=None if message.adapter is None else self._adapter(message.adapter),
+                streaming=message.sampling.beam_width == 1,
+            )
+        except (ValueError, TypeError, IndexError, self._request_error) as error:
+            self._reject(request, error)
+        except Exception as error:
+            self._lose(error)
+        else:
+            self._requests[message.request_id] = request
+            request.task = asyncio.get_running_loop().create_task(self._follow(request))
+
+    def cancel(self, request_id: int) -> None:
+        """End a request early; unknown ids are ignored. Its terminal delta comes with the engine's last response."""
+        request = self._requests.get(request_id)
+        if request is None or request.muted:
+            return
+        request.muted = True
+        self._abort(request)
+
+    def stats(self) -> Stats:
+        """The state after the last iteration that is known."""
+        return self._statistics.stats(len(self._requests))
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _follow(self, request: RunningRequest) -> None:
+        """Whatever ends the following ends the request, or the engine."""
+        try:
+            await request.follow()
+        except self._request_error as error:
+            self._reject(request, error)
+        except ValueError as error:
+            self._reject(request, error)
+            self._abort(request)
+        except Exception as error:
+            self._lose(error)
+            return
+        del self._requests[request.message.request_id]
+
+    def _abort(self, request: RunningRequest) -> None:
+        sampling = request.message.sampling
+        if sampling.logprobs and sampling.beam_width == 1 and not self._abortable_with_logprobs:
+            return  # it runs to its end, unheard
+        request.aborted_for = 0.0
+        try:
+            request.result.abort()
+        except Exception as error:
+            self._lose(error)
+
+    def _reject(self, request: RunningRequest, error: Exception) -> None:
+        if _BROKEN.search(str(error)):
+            self._lose(EngineLostError(f"TensorRT-LLM cannot go on: {error}"))
+        else:
+            request.end(Finish.ERROR, str(error))
+
+    def _lose(self, error: Exception) -> None:
+        if not self._lost.done():
+            self._lost.set_exception(error)
+
+    def _check_aborts(self, tick: float) -> None:
+        for request in list(self._requests.values()):
+            if request.aborted_for is None:
+                continue
+            request.aborted_for += tick
+            if not request.answered and request.aborted_for >= _UNANSWERED_SECONDS:
+                # The PyTorch backend drops a request that waits without a word; the engine backend ends it when its
+                # turn comes. If it is being computed after all, the next one waits inside the engine.
+                request.task.cancel()
+                request.end(Finish.CANCELLED)
+                del self._requests[request.message.request_id]
+            elif request.aborted_for > self._hang_timeout:
+                raise EngineLostError(
+                    f"TensorRT-LLM did not end a request within {self._hang_timeout:g} seconds after it was aborted "
+                    "(option.executor_hang_timeout)"
+                )
+
+    async def _read_statistics(self) -> None:
+        """Iteration statistics, which also prove that a busy engine is alive while nothing is generated."""
+        try:
+            while True:
+                await asyncio.sleep(_STATISTICS_SECONDS)
+                if not self._requests:
+                    continue
+                # Without a timeout of its own: 1.3 waits for it on the event loop, and before a timeout that has passed
+                # ends the statistics until the next request.
+                with contextlib.suppress(asyncio.QueueEmpty):
+                    async for iteration in self._llm.get_stats_async(timeout=0):
+                        self._statistics.take(iteration)
+                        self._heartbeat.beats += 1
+        except Exception:
+            print("TensorRT-LLM's iteration statistics cannot be read; the server goes on without them:", flush=True)
+            traceback.print_exc()
+
+    def _adapter(self, adapter: Adapter) -> Any:
+        return self._lora_request(adapter.name, adapter.id, adapter.path)
+
+
+def _class_of(owner: str, version: str, name: str | None = None) -> Any:
+    return getattr(import_module(module_of(owner, version)), name or owner)
+
+
+def _trouble(llm: Any) -> str | None:
+    """Why an LLM cannot go on; None while it can.
+
+    Before 1.3 TensorRT-LLM raises an error of its background threads only at the next request or response, and a worker
+    that has failed answers no more; so it is looked for where they leave it (`executor/executor.py`, about 1.2).
+    """
+    executor = getattr(llm, "_executor", None)
+    errors = getattr(executor, "_error_queue", None)
+    if errors is not None and (waiting := list(errors.queue)):
+        return f"{type(waiting[0]).__name__}: {waiting[0]}"
+    if hasattr(llm, "_check_health"):
+        return None if llm._check_health() else "it says that it is not healthy"
+    if executor is None or (hasattr(executor, "is_shutdown") and executor.is_shutdown()):
+        return "it has shut down"
+    return None

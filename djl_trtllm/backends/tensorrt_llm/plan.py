@@ -1,0 +1,399 @@
+"""The plans of models that TensorRT-LLM runs on GPUs: compiled engines, and checkpoints as they are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.backends.tensorrt_llm.arguments import (
+    LLM_OWNERS,
+    ArgumentBuilder,
+    Arguments,
+    Phase,
+    PlanInputs,
+    collect,
+    flattened,
+    shown,
+)
+from djl_trtllm.backends.tensorrt_llm.built_engine import LAUNCHED, BuiltEngine, check_built_engine, read_built_engine
+from djl_trtllm.backends.tensorrt_llm.compiler import COMPILER
+from djl_trtllm.backends.tensorrt_llm.converter_aliases import converter_alias
+from djl_trtllm.backends.tensorrt_llm.derivations import derive
+from djl_trtllm.backends.tensorrt_llm.quantization import is_calibrated
+from djl_trtllm.config import Backend, Config, DType
+from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.config.origin import Origin
+from djl_trtllm.config.tensorrt_llm_names import has, members
+from djl_trtllm.engines.hardware import Hardware, release_of
+from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions, raise_damaged
+from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences
+from djl_trtllm.engines.spec import TensorRtLlmSpec
+from djl_trtllm.errors import ConfigError, EngineError
+from djl_trtllm.model import Layout
+
+_SUPPOSED_VERSION = "1.2.1"
+_TOKENS_PER_ITERATION = 8192
+_MANY_TOKENS_PER_ITERATION = 16384
+_MOST_LOOKAHEAD = 16
+_TOKENS_PER_BLOCK = 32
+# TensorRT-LLM 1.3 tells its makers how it is used, unless it is told not to.
+_ENVIRONMENT = {"TRTLLM_NO_USAGE_STATS": "1"}
+_DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRtLlmPlan(EnginePlan):
+    """What both plans have: `inputs` is what the arguments of LLM follow from beside `config`."""
+
+    config: Config
+    hardware: Hardware
+    inputs: PlanInputs
+
+    executor = "djl_trtllm.backends.tensorrt_llm.executor:TensorRtLlmExecutor"
+
+    @cached_property
+    def running(self) -> Arguments:
+        """The arguments of LLM that run the engine or the checkpoint."""
+        return _collected(self.config, self.inputs, Phase.RUN).arguments(Phase.RUN)
+
+    def _executor_options(self, model: Path, **options: Any) -> dict[str, Any]:
+        return {
+            "backend": self.backend.value,
+            "model": str(model),
+            "tokenizer": str(self.tokenizer_dir),
+            "arguments": self.running,
+            "environment": _ENVIRONMENT,
+            "max_sequences": self.max_sequences,
+            "lookahead": min(_MOST_LOOKAHEAD, max(2, self.max_sequences // 4)),
+            "max_seq_len": self.max_seq_len,
+            "tokens_per_block": self.inputs.tokens_per_block,
+            "hang_timeout": self.config.options.executor_hang_timeout,
+            "guided": self.running.get("guided_decoding_backend") is not None,
+            "lora": self.config.options.enable_lora,
+            "max_lora_rank": self.config.options.max_lora_rank,
+            **options,
+        }
+
+    @property
+    def gpus(self) -> int:
+        return self.inputs.tensor_parallel * self.inputs.pipeline_parallel
+
+    def describe(self) -> str:
+        inputs, options, gpus = self.inputs, self.config.options, self.gpus
+        derived = "" if options.max_num_tokens else " (option.max_num_tokens is not set)"
+        line = (
+            f"{super().describe()}; on {gpus} GPU{'s' if gpus > 1 else ''}, up to "
+            f"{self.max_sequences} sequences of {self.max_seq_len} tokens, {inputs.max_num_tokens} tokens per "
+            f"iteration{derived}, KV cache in blocks of {inputs.tokens_per_block} tokens"
+        )
+        return line if inputs.stored_quantization is None else f"{line}, weights in {inputs.stored_quantization}"
+
+    def details(self) -> tuple[str, ...]:
+        return (f"TensorRT-LLM runs {shown(self.running)}",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPlan(TensorRtLlmPlan):
+    """A checkpoint that TensorRT-LLM's PyTorch backend or AutoDeploy runs as it is."""
+
+    def executor_options(self) -> dict[str, Any]:
+        return self._executor_options(
+            self.source,
+            iteration_stats=bool(self.running.get("enable_iter_perf_stats")),
+            logprobs=True,
+            max_beam_width=self.config.options.max_beam_width,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRtEnginePlan(TensorRtLlmPlan):
+    """An engine that TensorRT-LLM's engine backend compiles and runs; `engine` once it is there (see `at`)."""
+
+    engine: BuiltEngine | None = None
+    converter_alias: str | None = None
+
+    compiler = COMPILER
+
+    @cached_property
+    def building(self) -> Arguments:
+        """The arguments of LLM that compile the engine."""
+        return _collected(self.config, self.inputs, Phase.BUILD).arguments(Phase.BUILD)
+
+    @property
+    def build_options(self) -> dict[str, OptionValue]:
+        quantize = self.config.options.quantize
+        return {
+            "dtype": self.building.get("dtype", "auto"),
+            "quantize": "none" if quantize is None else quantize.value,
+            **flattened(self.building),
+            **({} if self.converter_alias is None else {"checkpoint_name": self.converter_alias}),
+        }
+
+    @property
+    def recipe(self) -> str:
+        return shown(self.building)
+
+    @property
+    def served_with(self) -> dict[str, OptionValue]:
+        quantize = self.config.options.quantize
+        return {} if quantize is None else {"quantize": quantize.value}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        installed = {"tensorrt-llm": self.hardware.tensorrt_llm, "tensorrt": self.hardware.tensorrt}
+        known = {package: version for package, version in installed.items() if version is not None}
+        return known | installed_versions(["djl-trtllm"])
+
+    @property
+    def platform(self) -> str:
+        return self.hardware.gpus[0].architecture or "unknown"
+
+    @property
+    def machine(self) -> str:
+        driver = (self.hardware.driver or "unknown").split(".")[0]
+        return f"{self.hardware.gpus[0].name or 'unknown GPU'}, driver {driver}"
+
+    @property
+    def offline(self) -> bool:
+        # Samples are a data set of the hub, unless they are a folder.
+        calibrated = is_calibrated(self.config, self.inputs.stored_quantization)
+        return super().offline and (not calibrated or Path(self.config.options.calib_dataset).is_dir())
+
+    def compile_spec(self, out: Path) -> TensorRtLlmSpec:
+        wanted = self.config.options.workspace
+        workspace = out.resolve() / "workspace" if wanted is None else wanted.absolute() / f"djl-trtllm{out.name}"
+        return TensorRtLlmSpec(
+            checkpoint=str(self.source.resolve()),
+            tokenizer_dir=str(self.tokenizer_dir.resolve()),
+            out=str(out.resolve()),
+            workspace=str(workspace),
+            arguments=self.building,
+            converter_alias=self.converter_alias,
+        )
+
+    def check_whole(self, directory: Path) -> Manifest | None:
+        manifest = Manifest.read(directory)
+        if manifest is not None:
+            manifest.require_whole(directory)
+        engine = read_built_engine(directory)
+        ranks = (directory / f"rank{rank}.engine" for rank in range(engine.world_size))
+        raise_damaged(directory, [f"{path.name}: missing" for path in ranks if not path.is_file()])
+        return manifest
+
+    def check_fit(self, directory: Path, manifest: Manifest | None) -> None:
+        if manifest is not None:
+            manifest.require_fit(directory, backend=self.backend.value, options=self.asked, versions={})
+        _check_engine(self.config, read_built_engine(directory), self.hardware, manifest, self.max_seq_len)
+
+    def at(self, engine_dir: Path) -> TensorRtEnginePlan:
+        """This plan with an engine, whose own limits count."""
+        engine, inputs, options = read_built_engine(engine_dir), self.inputs, self.config.options
+        inputs = replace(
+            inputs,
+            max_sequences=_least(inputs.max_sequences, engine.max_batch_size),
+            max_batch_size=engine.max_batch_size or inputs.max_batch_size,
+            max_seq_len=_least(inputs.max_seq_len, engine.max_seq_len),
+            max_num_tokens=_least(
+                options.max_num_tokens or engine.max_num_tokens or inputs.max_num_tokens, engine.max_num_tokens
+            ),
+            tokens_per_block=engine.tokens_per_block or inputs.tokens_per_block,
+            tensor_parallel=engine.tp_size,
+            pipeline_parallel=engine.pp_size,
+            stored_quantization=engine.quant_algo,
+        )
+        return replace(
+            self,
+            engine_dir=engine_dir,
+            engine=engine,
+            inputs=inputs,
+            max_sequences=inputs.max_sequences,
+            max_seq_len=inputs.max_seq_len,
+            max_input_len=_least(
+                options.max_input_len, engine.longest_prompt(chunked_prefill=options.enable_chunked_prefill)
+            ),
+        )
+
+    def executor_options(self) -> dict[str, Any]:
+        if self.engine is None or self.engine_dir is None:
+            raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
+        return self._executor_options(
+            self.engine_dir,
+            iteration_stats=True,
+            logprobs=bool(self.running.get("gather_generation_logits")),
+            max_beam_width=self.engine.max_beam_width or 1,
+        )
+
+    def details(self) -> tuple[str, ...]:
+        if self.engine is not None:
+            return super().details()
+        return (f"TensorRT-LLM compiles {self.recipe}", *super().details())
+
+
+def plan_tensorrt_llm(
+    config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
+) -> TensorRtLlmPlan:
+    """Derive the plan. Raises EngineError, ConfigError (all problems at once) and EngineMismatchError."""
+    options, shape = config.options, layout.shape
+    problems: list[str] = []
+    notes: list[str] = []
+    tensor_parallel, pipeline_parallel = _degrees(config, layout, hardware, problems)
+    max_seq_len = planned_length(config, shape, notes)
+    version = _version(hardware, notes)
+    if not members(LLM_OWNERS[backend], version):
+        raise EngineError(f"{reason}: TensorRT-LLM {version} has no such backend; set option.backend=auto")
+    inputs = PlanInputs(
+        backend=backend,
+        version=version,
+        dtype=shape.dtype if options.dtype is DType.AUTO else _DTYPES[options.dtype],
+        stored_quantization=layout.quantization,
+        max_sequences=planned_sequences(config),
+        max_batch_size=options.max_num_sequences or options.max_rolling_batch_size,
+        max_seq_len=max_seq_len,
+        max_num_tokens=_tokens_per_iteration(config, max_seq_len, notes),
+        tokens_per_block=_tokens_per_block(config, backend, version),
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+    )
+    common = {
+        **common_facts(config, layout),
+        "backend": backend,
+        "reason": reason,
+        "config": config,
+        "hardware": hardware,
+        "inputs": inputs,
+        "max_sequences": inputs.max_sequences,
+        "max_seq_len": max_seq_len,
+    }
+    is_engine = layout.kind.is_engine
+    builder = _collected(config, inputs, Phase.RUN if is_engine else Phase.BUILD | Phase.RUN)
+    if problems := problems + builder.problems:
+        raise ConfigError(problems)
+    notes += builder.notes
+    if backend is not Backend.TENSORRT:
+        longest_prompt = max_seq_len if options.enable_chunked_prefill else inputs.max_num_tokens
+        return CheckpointPlan(**common, notes=tuple(notes), max_input_len=min(options.max_input_len, longest_prompt))
+    plan = TensorRtEnginePlan(
+        **common,
+        notes=tuple(notes),
+        max_input_len=options.max_input_len,
+        asked=_asked(config, layout),
+        converter_alias=converter_alias(layout.path.resolve(), layout.config or {}, config),
+    )
+    if layout.engine_dir is None or not is_engine:
+        return plan
+    found = read_built_engine(layout.engine_dir)
+    notes += _check_engine(config, found, hardware, Manifest.read(layout.engine_dir), max_seq_len)
+    return replace(plan, notes=tuple(notes)).at(layout.engine_dir)
+
+
+def _collected(config: Config, inputs: PlanInputs, phases: Phase) -> ArgumentBuilder:
+    builder = collect(config, inputs, phases)
+    derive(builder)
+    return builder
+
+
+def _check_engine(
+    config: Config, engine: BuiltEngine, hardware: Hardware, manifest: Manifest | None, max_seq_len: int
+) -> list[str]:
+    """Compare what is planned: no length above the model's context is asked of an engine."""
+    options = config.options
+    lower = {
+        name: bound
+        for name, bound in (
+            ("max_seq_len", max_seq_len),
+            ("max_input_len", max_seq_len - 1),
+            ("max_output_len", max_seq_len - 1),
+        )
+        if (getattr(options, name) or 0) > bound
+    }
+    if options.max_seq_len is None and options.max_input_len + options.max_output_len > max_seq_len:
+        lower["max_seq_len"] = max_seq_len
+    context = Origin.derived("the model's context")
+    return check_built_engine(config.replace(context, **lower), engine, hardware, manifest)
+
+
+def _version(hardware: Hardware, notes: list[str]) -> str:
+    if hardware.tensorrt_llm is not None and release_of(hardware.tensorrt_llm) is not None:
+        return hardware.tensorrt_llm
+    notes.append(f"the version of TensorRT-LLM cannot be told: it is given what {_SUPPOSED_VERSION} takes")
+    return _SUPPOSED_VERSION
+
+
+def _degrees(config: Config, layout: Layout, hardware: Hardware, problems: list[str]) -> tuple[int, int]:
+    """GPUs over which each layer is split, and groups of GPUs over which layers are spread."""
+    options = config.options
+    context = options.context_parallel_size
+    launched = os.environ.get(LAUNCHED) == "1"
+    nodes = max(options.num_nodes, options.cluster_size or 1)
+    here = len(hardware.gpus) * (nodes if launched else 1)
+    pipeline = _degree(config, "pipeline_parallel_degree", layout, layout.pipeline_parallel, problems)
+    tensor = _degree(config, "tensor_parallel_degree", layout, layout.tensor_parallel, problems)
+    if tensor == "max":
+        tensor = max(1, here // (pipeline * context))
+    needed = tensor * pipeline * context
+    unknown = launched and nodes == 1  # how many GPUs the other machines have
+    # Of an engine `check_built_engine` compares all of this.
+    if needed > here and not unknown and not layout.kind.is_engine:
+        asked = [
+            format_setting(config, name)
+            for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_size")
+            if config.is_set(name)
+        ]
+        problems.append(
+            f"{' and '.join(asked) or layout.path} need{'' if len(asked) > 1 else 's'} {needed} GPUs, and {here} can "
+            "be used here; with GPUs of several machines, start the server with trtllm-llmapi-launch"
+        )
+    return tensor, pipeline
+
+
+def _degree(config: Config, name: str, layout: Layout, degree: int | None, problems: list[str]) -> Any:
+    """The option's degree, or that of TensorRT-LLM's own files, which are split already."""
+    value = getattr(config.options, name)
+    if degree is None:
+        return value
+    if layout.kind.is_engine:
+        return degree
+    if config.is_set(name) and value not in ("max", degree):
+        problems.append(f"{format_setting(config, name)}: the checkpoint is converted for {degree}")
+    return degree
+
+
+def _tokens_per_block(config: Config, backend: Backend, version: str) -> int:
+    settable = backend is Backend.TENSORRT or has("KvCacheConfig", "tokens_per_block", version)
+    return config.options.tokens_per_block if settable else _TOKENS_PER_BLOCK
+
+
+def _tokens_per_iteration(config: Config, max_seq_len: int, notes: list[str]) -> int:
+    """`option.max_num_tokens`, or what the batch can use of TensorRT-LLM's own default, and one prompt at least."""
+    options = config.options
+    if options.max_num_tokens is not None:
+        return options.max_num_tokens
+    sequences = options.max_num_sequences or options.max_rolling_batch_size
+    tokens = max(min(_TOKENS_PER_ITERATION, sequences * max_seq_len), sequences * options.max_beam_width)
+    longest_prompt = min(options.max_input_len, max_seq_len)
+    if options.enable_chunked_prefill or longest_prompt <= tokens:
+        return tokens
+    if longest_prompt > _MANY_TOKENS_PER_ITERATION:
+        notes.append(
+            f"an iteration holds {longest_prompt} tokens, because prompts may be so long and are not split: that takes "
+            "memory from the KV cache; set option.enable_chunked_prefill=true to split them"
+        )
+    return longest_prompt
+
+
+def _asked(config: Config, layout: Layout) -> dict[str, OptionValue]:
+    """Options that make another engine, as a manifest has them."""
+    options = config.options
+    asked: dict[str, OptionValue] = {}
+    if options.dtype is not DType.AUTO:
+        asked["dtype"] = options.dtype.value
+    if config.is_set("quantize"):
+        asked["quantize"] = "none" if options.quantize is None else options.quantize.value
+    return asked
+
+
+def _least(value: int, bound: int | None) -> int:
+    return value if bound is None else min(value, bound)

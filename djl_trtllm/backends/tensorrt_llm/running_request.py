@@ -1,0 +1,140 @@
+"""A request in TensorRT-LLM: what its result says at each step becomes deltas.
+
+Found in TensorRT-LLM's `executor/result.py` (about 1.2): one object per request, which every step of its iteration
+changes and returns again, one step per response of the engine; `token_ids` and `logprobs` grow (before 1.2 the engine
+backend's `logprobs` are those of the last response only). A request's own failure is raised by the step as
+RequestError. The reason of the end comes with the last step: `stop` for the end id, which the engine backend leaves out
+of the tokens, and for stop words, with the word as `stop_reason`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from djl_trtllm.executor.protocol import Finish, Submit
+from djl_trtllm.executor.step_buffer import StepBuffer
+
+_FINISH = {"stop": Finish.END, "length": Finish.LENGTH, "cancelled": Finish.CANCELLED}
+
+
+class Heartbeat:
+    """The engine's signs of life so far: responses and iteration statistics."""
+
+    __slots__ = ("beats",)
+
+    def __init__(self) -> None:
+        self.beats = 0
+
+
+class RunningRequest:
+    """`message` is what was asked for, `result` TensorRT-LLM's future of it, `end_id` the tokenizer's end token.
+
+    With beam search it is several sequences, delivered when all have ended.
+    """
+
+    __slots__ = (
+        "_end_id",
+        "_heartbeat",
+        "_step_buffer",
+        "aborted_for",
+        "answered",
+        "message",
+        "muted",
+        "result",
+        "task",
+    )
+
+    def __init__(
+        self, message: Submit, result: Any, step_buffer: StepBuffer, heartbeat: Heartbeat, end_id: int | None
+    ) -> None:
+        self.message = message
+        self.result = result
+        self.task: asyncio.Task[None]
+        self.muted = False
+        """Cancelled: what still comes is not sent."""
+        self.answered = False
+        """Whether the engine has said anything about it."""
+        self.aborted_for: float | None = None
+        """Seconds since it was aborted in the engine."""
+        self._step_buffer = step_buffer
+        self._heartbeat = heartbeat
+        self._end_id = end_id
+
+    async def follow(self) -> None:
+        """Put what comes into the step_buffer, terminal deltas included. Raises what the result raises."""
+        if self.message.sampling.beam_width == 1:
+            await self._follow_tokens()
+        else:
+            await self._follow_beams()
+
+    def end(self, finish: Finish, error: str | None = None) -> None:
+        """The terminal deltas of all its sequences."""
+        for request_id in sequence_ids(self.message):
+            self._end(request_id, finish, error)
+
+    async def _follow_tokens(self) -> None:
+        request_id, wants_logprobs = self.message.request_id, self.message.sampling.logprobs
+        result, heartbeat, extend = self.result, self._heartbeat, self._step_buffer.extend
+        seen = 0
+        async for _ in result:
+            heartbeat.beats += 1
+            self.answered = True
+            output = result.outputs[0]
+            token_ids = output.token_ids
+            if not self.muted and len(token_ids) > seen:
+                new = token_ids[seen:]
+                delta = extend(request_id, new, _chosen(output.logprobs, new) if wants_logprobs else None)
+                if not seen:
+                    delta.cached_tokens = getattr(result, "cached_tokens", 0)
+                seen = len(token_ids)
+        self._finish(request_id, result.outputs[0])
+
+    async def _follow_beams(self) -> None:
+        async for _ in self.result:
+            self._heartbeat.beats += 1
+            self.answered = True
+        for request_id, output in zip(sequence_ids(self.message), self.result.outputs, strict=True):
+            if not self.muted:
+                # Not every version gives a beam's log-probabilities.
+                wants_logprobs = self.message.sampling.logprobs and output.logprobs
+                logprobs = _chosen(output.logprobs, output.token_ids) if wants_logprobs else None
+                self._step_buffer.extend(request_id, output.token_ids, logprobs)
+            self._finish(request_id, output)
+
+    def _finish(self, request_id: int, output: Any) -> None:
+        finish = Finish.CANCELLED if self.muted else _FINISH.get(output.finish_reason)
+        if finish is None:
+            self._end(request_id, Finish.ERROR, f"TensorRT-LLM ended the request with {output.finish_reason!r}")
+            return
+        if finish is Finish.END:
+            self._restore_end(request_id, output)
+        self._end(request_id, finish)
+
+    def _restore_end(self, request_id: int, output: Any) -> None:
+        """The id that ended a sequence is its last, also where TensorRT-LLM leaves it out."""
+        ended_by = self._end_id if output.stop_reason is None else output.stop_reason
+        ends = {*self.message.stop_token_ids, self._end_id}
+        if isinstance(ended_by, int) and not (output.token_ids and output.token_ids[-1] in ends):
+            logprobs = [0.0] if self.message.sampling.logprobs else None
+            self._step_buffer.extend(request_id, [ended_by], logprobs)
+
+    def _end(self, request_id: int, finish: Finish, error: str | None = None) -> None:
+        delta = self._step_buffer.extend(request_id, (), None)
+        delta.finish, delta.error = finish, error
+
+
+def sequence_ids(message: Submit) -> range:
+    """The ids of a request's sequences, one per beam."""
+    return range(message.request_id, message.request_id + message.sampling.beam_width)
+
+
+def _chosen(entries: Sequence[Any], new: Sequence[int]) -> list[float]:
+    """The log-probabilities of the last tokens: TensorRT-LLM gives each alone, or with those of the likeliest."""
+    if len(entries) < len(new):
+        raise ValueError(f"TensorRT-LLM gave {len(entries)} log-probabilities for {len(new)} tokens")
+    return [
+        float(entry[token_id].logprob if isinstance(entry, dict) else entry)
+        for entry, token_id in zip(entries[-len(new) :], new, strict=True)
+    ]

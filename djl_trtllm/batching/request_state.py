@@ -1,0 +1,97 @@
+"""One request in the rolling batch: its sequences, and how their news reach its consumer."""
+
+from __future__ import annotations
+
+from djl_trtllm.batching.sequence import OutputSequence
+from djl_trtllm.request import Consumer, FinishReason, OutputChunk, SamplingParameters, Token
+
+_CUT_SHORT = (FinishReason.CANCELLED, FinishReason.ERROR)
+
+
+class RequestState:
+    """What `RollingBatch.submit` returns.
+
+    Its consumer gets each sequence's updates in order, and for each exactly one with a `SequenceResult`, whatever
+    ended it.
+    With `best_of` or beams, everything is delivered at the end, the best sequences first.
+    """
+
+    __slots__ = (
+        "_beams",
+        "_consumer",
+        "_ranked",
+        "_unfinished",
+        "arrived",
+        "ids",
+        "last_token_at",
+        "prompt_tokens",
+        "sequences",
+        "started",
+    )
+
+    def __init__(
+        self,
+        sampling: SamplingParameters,
+        prompt_tokens: int,
+        sequences: list[OutputSequence],
+        consumer: Consumer,
+        arrived: float,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.sequences = sequences
+        self.ids: list[int] = []
+        """The executor's ids of the sequences."""
+        self.arrived = arrived
+        """Seconds on the rolling batch's clock, like the next two."""
+        self.started: float | None = None
+        self.last_token_at: float | None = None
+        self._consumer = consumer
+        self._beams = sampling.beam_width > 1
+        self._ranked = sampling.n if sampling.best_of is not None or self._beams else None
+        self._unfinished = len(sequences)
+
+    @property
+    def done(self) -> bool:
+        """Whether every sequence has ended."""
+        return not self._unfinished
+
+    def deliver(self, sequence: OutputSequence) -> list[Token]:
+        """Hand the consumer what is new in a sequence that is not closed.
+
+        Returns the new tokens, none while ranking holds them back.
+        """
+        if sequence.finished is not None:
+            sequence.closed = True
+            self._unfinished -= 1
+        if self._ranked is not None:
+            return self._deliver_ranked(self._ranked) if self.done else []
+        update = sequence.drain()
+        if update.tokens or update.finished is not None:
+            self._consumer(update)
+        return update.tokens
+
+    def abandon(self) -> None:
+        """Stop calling the consumer."""
+        self._consumer = _ignore
+
+    def _deliver_ranked(self, n: int) -> list[Token]:
+        # The engine gives beams in their order.
+        best = self.sequences if self._beams else sorted(self.sequences, key=_rank, reverse=True)
+        tokens: list[Token] = []
+        for index, sequence in enumerate(best):
+            sequence.index = index
+            update = sequence.drain()
+            tokens += update.tokens
+            if index < n:
+                self._consumer(update)
+        return tokens
+
+
+def _rank(sequence: OutputSequence) -> tuple[bool, float]:
+    """Cut short, a sequence has the better log-probability, and is still worth less than a whole one."""
+    assert sequence.finished is not None
+    return sequence.finished.reason not in _CUT_SHORT, sequence.cumulative_logprob
+
+
+def _ignore(update: OutputChunk) -> None:
+    pass

@@ -1,0 +1,1 @@
+"""Configuration files of other servers, read as ours."""

@@ -1,0 +1,85 @@
+"""The answer to one request, in items."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from djl_trtllm.api import ResponseEncoder
+from djl_trtllm.api.lmi.errors import StatusCodes
+from djl_trtllm.api.lmi.errors import reply as reply_to
+from djl_trtllm.config import Options
+from djl_trtllm.djl.item import Item
+from djl_trtllm.errors import RequestError
+from djl_trtllm.request import OutputChunk
+
+logger = logging.getLogger(__name__)
+
+
+def status_codes(options: Options) -> StatusCodes:
+    """The statuses of errors, as the model's options have them."""
+    return StatusCodes(
+        throttle=options.throttle_error_http_code,
+        not_ready=options.wlm_error_http_code,
+        timeout=options.timeout_http_code,
+        server_error=options.server_error_http_code,
+    )
+
+
+class ItemWriter:
+    """Frames the updates of one request, and puts the items that come of it; exactly one of them is the last."""
+
+    def __init__(self, put: Callable[[Item], None], codes: StatusCodes) -> None:
+        self.complete = False
+        self._put = put
+        self._codes = codes
+        self._encoder: ResponseEncoder | None = None
+        self._unfinished: int
+        self._begun = False
+
+    def expect(self, encoder: ResponseEncoder, sequences: int) -> None:
+        """The request could be read: `encoder` frames its answer, when `sequences` have ended it is complete."""
+        self._encoder = encoder
+        self._unfinished = sequences
+
+    def deliver(self, update: OutputChunk) -> None:
+        """Take in an update."""
+        if self.complete:
+            return
+        assert self._encoder is not None
+        finished = update.finished
+        if finished is not None:
+            self._unfinished -= 1
+            if finished.error is not None and not self._begun:
+                self.fail(finished.error)
+                return
+        try:
+            chunk = self._encoder.encode(update)
+        except Exception as error:
+            self.fail(error)
+            return
+        last = not self._unfinished
+        if chunk or last:
+            self._send(chunk, last)
+
+    def fail(self, error: Exception) -> None:
+        """End the answer with an error: a status where nothing was sent yet, else in the dialect's own way."""
+        if self.complete:
+            return
+        if not isinstance(error, RequestError):
+            logger.error("a request failed", exc_info=error)
+        encoder = self._encoder if self._begun else None
+        if encoder is not None and isinstance(error, RequestError) and (chunk := encoder.error(error)):
+            self._send(chunk, last=True)
+            return
+        reply = reply_to(error, self._codes)
+        self.complete = True
+        message = str(error) if isinstance(error, RequestError) else "Internal server error, see the server's log."
+        self._put(Item(b"", True, reply.status, message, (("Content-Type", "application/json"), *reply.headers)))
+
+    def _send(self, chunk: bytes, last: bool) -> None:
+        assert self._encoder is not None
+        properties = () if self._begun else (("Content-Type", self._encoder.content_type),)
+        self._begun = True
+        self.complete = last
+        self._put(Item(chunk, last, None, "", properties))

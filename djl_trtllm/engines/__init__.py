@@ -1,0 +1,30 @@
+"""Compiling: checkpoint in, engine directory out.
+
+A plan says what configuration, model files and machine come to. An engine directory carries a manifest that says what
+it was made from, so that an engine that does not fit is refused before anything is loaded, and one that was made once
+is found again in the cache. Compilers run in processes of their own; nothing here imports torch or an engine.
+"""
+
+from djl_trtllm.engines.build import build_engine
+from djl_trtllm.engines.cache import EngineCache, cache_key
+from djl_trtllm.engines.directory import EngineDir, check_engine
+from djl_trtllm.engines.hardware import Gpu, Hardware, available_memory
+from djl_trtllm.engines.identity import checkpoint_identity
+from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.engines.preparation import prepare
+
+__all__ = [
+    "EngineCache",
+    "EngineDir",
+    "EnginePlan",
+    "Gpu",
+    "Hardware",
+    "Manifest",
+    "available_memory",
+    "build_engine",
+    "cache_key",
+    "check_engine",
+    "checkpoint_identity",
+    "prepare",
+]

@@ -1,0 +1,233 @@
+"""Running the compiler: one subprocess, its log kept, its phases told, nothing left when it fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from djl_trtllm.engines.compiler import HOST_MEMORY, Compiler
+from djl_trtllm.engines.directory import EngineDir
+from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.engines.spec import PHASE_MARK
+from djl_trtllm.engines.staging import staged
+from djl_trtllm.errors import BuildError, EngineError, EngineMismatchError
+
+DEFAULT_TIMEOUT_SECONDS = 4 * 3600.0
+_POLL_SECONDS = 0.1
+_TELL_EVERY_SECONDS = 30.0
+_TERMINATE_SECONDS = 5.0
+_TAIL_LINES = 20
+_SEARCHED_LINES = 400
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
+
+
+def build_engine(
+    plan: EnginePlan,
+    out: Path,
+    progress: Callable[[str], None],
+    *,
+    timeout: float = DEFAULT_TIMEOUT_SECONDS,
+    cancel: threading.Event | None = None,
+    command: list[str] | None = None,
+) -> EngineDir:
+    """Compile the plan's checkpoint into `out`, which appears whole or not at all.
+
+    `progress` gets a line per phase of the plan's compiler with the seconds since the start; the compiler's output goes
+    to `OUT.log` beside `out`. `timeout` is in seconds; when it passes, `cancel` is set or this thread is interrupted,
+    the compiler's process group is killed. `command` replaces the compiler in tests: it is given the spec file as its
+    last argument.
+
+    Raises CompilerMissingError, BuildError (with the cause, what to do and the log's last lines) and EngineError
+    (nothing is compiled for this backend, or `out` cannot be written).
+    """
+    compiler = plan.compiler
+    if compiler is None:
+        raise EngineError(
+            f"backend {plan.backend} ({plan.reason}) runs {plan.source} as it is: there is nothing to compile, serve it"
+        )
+    if command is None:
+        compiler.require(plan.source)
+        command = [sys.executable, "-m", compiler.module]
+    log_path = out.with_name(f"{out.name}.log")
+    started = time.monotonic()
+    try:
+        with staged(out) as partial, TemporaryDirectory(prefix="djl-trtllm-", ignore_cleanup_errors=True) as temporary:
+            spec = plan.compile_spec(partial)
+            spec_path = partial / "spec.json"
+            spec.save(spec_path)
+            environment = _environment(compiler, offline=plan.offline) | {"TMPDIR": temporary}
+            run = _Run(compiler, [*command, str(spec_path)], environment, log_path, progress, timeout, cancel)
+            try:
+                run.to_its_end()
+            finally:
+                if spec.workspace is not None:
+                    shutil.rmtree(spec.workspace, ignore_errors=True)
+            spec_path.unlink()
+            _accept(plan, partial, log_path)
+    except OSError as error:
+        raise EngineError(f"cannot write the engine {out}: {error}") from error
+    progress(f"compiled {out} in {time.monotonic() - started:.1f} s")
+    return EngineDir(path=out, backend=plan.backend.value, manifest=Manifest.read(out), tokenizer_dir=out)
+
+
+def _accept(plan: EnginePlan, directory: Path, log_path: Path) -> None:
+    try:
+        plan.check_whole(directory)
+    except EngineMismatchError as error:
+        raise BuildError(
+            f"the compiler of {plan.source} ended well and left no whole engine: {error}", log_path
+        ) from error
+    Manifest.of(
+        directory,
+        backend=plan.backend.value,
+        checkpoint=plan.checkpoint_identity,
+        options=plan.build_options,
+        versions=plan.versions,
+        platform=plan.platform,
+    ).write(directory)
+
+
+class _Run:
+    """One run of a compiler."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        command: list[str],
+        environment: dict[str, str],
+        log_path: Path,
+        progress: Callable[[str], None],
+        timeout: float,
+        cancel: threading.Event | None,
+    ) -> None:
+        self._compiler = compiler
+        self._command = command
+        self._environment = environment
+        self._log_path = log_path
+        self._progress = progress
+        self._timeout = timeout
+        self._cancel = cancel
+        self._phase = compiler.phases[0]
+        self._log_offset = 0
+
+    def to_its_end(self) -> None:
+        """Run to the end. Raises BuildError unless it ends with status 0."""
+        with self._log_path.open("wb") as log_file:
+            # The pipe on its standard input is never written: its end tells the compiler that this process died.
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self._environment,
+            )
+        try:
+            status = self._watch(process)
+        finally:
+            _kill_group(process)
+            if process.stdin is not None:
+                process.stdin.close()
+        if status != 0:
+            raise self._failure(f"ended with {_shown_status(status)}", status)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> int:
+        started = told = time.monotonic()
+        while True:
+            status = process.poll()
+            now = time.monotonic()
+            for phase in self._new_phases():
+                told = now
+                self._progress(f"compiling: {phase} ({now - started:.1f} s)")
+            if status is not None:
+                return status
+            if self._cancel is not None and self._cancel.is_set():
+                raise self._failure("was cancelled")
+            if now - started > self._timeout:
+                raise self._failure(f"took longer than {self._timeout:.0f} s and was killed")
+            if now - told > _TELL_EVERY_SECONDS:
+                self._progress(f"compiling: still in {self._phase} ({now - started:.0f} s)")
+                told = now
+            time.sleep(_POLL_SECONDS)
+
+    def _new_phases(self) -> Iterator[str]:
+        with self._log_path.open("rb") as log_file:
+            log_file.seek(self._log_offset)
+            content = log_file.read()
+        # A line still being written is read again when it is whole.
+        whole = content[: content.rfind(b"\n") + 1]
+        self._log_offset += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            marked = line.removeprefix(PHASE_MARK) if line.startswith(PHASE_MARK) else None
+            phase = marked or self._compiler.phase_after(self._phase, line)
+            if phase is not None:
+                self._phase = phase
+                yield phase
+
+    def _failure(self, what: str, status: int | None = None) -> BuildError:
+        text = _COLOUR.sub("", self._log_path.read_bytes().decode(errors="replace"))
+        # Progress bars overwrite themselves with carriage returns; only their last state is of use.
+        lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")]
+        lines = [line for line in lines if line and not line.startswith(PHASE_MARK)]
+        tail = lines[-_TAIL_LINES:]
+        head = f"the compiler {what} in phase {self._phase}"
+        found = None if status is None else self._compiler.cause_of(lines[-_SEARCHED_LINES:])
+        if found is not None:
+            cause, line = found
+            return BuildError(f"{head}, {cause.name}: {line}", self._log_path, tail, cause.name, cause.advice)
+        if status == -signal.SIGKILL:
+            return BuildError(head, self._log_path, tail, HOST_MEMORY.name, HOST_MEMORY.advice)
+        line = next((f": {line}" for line in reversed(tail) if _EXCEPTION.match(line)), "")
+        return BuildError(f"{head}{line}", self._log_path, tail)
+
+
+def _environment(compiler: Compiler, *, offline: bool) -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    inherited = os.environ.get("PYTHONPATH")
+    hub = {"HF_HUB_OFFLINE": "1"} if offline else {}
+    return {
+        **os.environ,
+        **hub,
+        **compiler.environment,
+        "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root]),
+        "PYTHONUNBUFFERED": "1",
+        # The working directory may be a model's, with files named like modules.
+        "PYTHONSAFEPATH": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        _signal_group(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_TERMINATE_SECONDS)
+    # Also what the compiler started and left running.
+    _signal_group(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _shown_status(status: int) -> str:
+    if status >= 0:
+        return f"status {status}"
+    killed = f"signal {signal.Signals(-status).name}"
+    return f"{killed} (out of memory?)" if -status == signal.SIGKILL else killed

@@ -1,0 +1,59 @@
+"""An engine directory: what it is and whether its files are whole."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from djl_trtllm.engines.manifest import Manifest, raise_damaged
+
+MODEL_XML = "openvino_model.xml"
+_CONSTANT = re.compile(rb'<data [^>]*?\boffset="(\d+)"[^>]*?\bsize="(\d+)"')
+
+
+@dataclass(frozen=True)
+class EngineDir:
+    """A complete engine, ready to be loaded.
+
+    `manifest` is None for a directory that something else made; `tokenizer_dir` holds the tokenizer's files.
+    """
+
+    path: Path
+    backend: str
+    manifest: Manifest | None
+    tokenizer_dir: Path
+
+
+def check_engine(directory: Path) -> Manifest | None:
+    """Check an OpenVINO engine directory without loading it, and return its manifest (None where it has none).
+
+    Sizes against the manifest, and the IR against its weights file, so that a truncated engine fails here and not
+    inside the runtime. Raises EngineMismatchError naming each bad file.
+    """
+    manifest = Manifest.read(directory)
+    if manifest is not None:
+        manifest.require_whole(directory)
+    raise_damaged(directory, ir_problems(directory / MODEL_XML))
+    return manifest
+
+
+def ir_problems(xml: Path) -> list[str]:
+    """What is wrong with an OpenVINO IR (an `.xml` and the `.bin` beside it), one line each."""
+    try:
+        content = xml.read_bytes()
+    except FileNotFoundError:
+        return [f"{xml.name}: missing"]
+    except OSError as error:
+        return [f"{xml.name}: cannot be read ({error})"]
+    if not content.lstrip().startswith(b"<") or not content.rstrip().endswith(b"</net>"):
+        return [f"{xml.name}: not a whole OpenVINO model, {len(content)} bytes that do not end in </net>"]
+    weights = xml.with_suffix(".bin")
+    try:
+        size = weights.stat().st_size
+    except OSError as error:
+        return [f"{weights.name}: missing" if isinstance(error, FileNotFoundError) else f"{weights.name}: {error}"]
+    needed = max((int(match[1]) + int(match[2]) for match in _CONSTANT.finditer(content)), default=1)
+    if size < needed:
+        return [f"{weights.name}: truncated, {size} bytes where {xml.name} refers to {needed}"]
+    return []

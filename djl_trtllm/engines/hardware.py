@@ -1,0 +1,156 @@
+"""What this machine offers an engine: GPUs, TensorRT-LLM, memory."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from packaging.version import InvalidVersion, Version
+
+from djl_trtllm.engines.gpu import Gpu, visible_gpus
+
+__all__ = ["Gpu", "Hardware", "available_memory", "release_of"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+_ENGINE_BACKEND_REMOVED = Version("1.3.0rc21")
+_TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
+_VERSION_LINE = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What is here. `gpus` are those CUDA shows to this process, in its order.
+
+    `tensorrt_llm` and `tensorrt` are installed versions, `driver` is NVIDIA's. `available_memory` is host memory this
+    process may still take, in bytes. `engine_backend` says whether this TensorRT-LLM has the files of the engine
+    backend; None where it is not installed or its files cannot be looked at.
+    """
+
+    gpus: tuple[Gpu, ...]
+    tensorrt_llm: str | None
+    available_memory: int
+    driver: str | None = None
+    tensorrt: str | None = None
+    engine_backend: bool | None = None
+
+    @classmethod
+    def probe(cls) -> Hardware:
+        """Look at this machine now. TensorRT-LLM is not imported and no GPU is initialised."""
+        gpus, driver = visible_gpus(os.environ)
+        package = _tensorrt_llm_package()
+        return cls(
+            gpus=gpus,
+            tensorrt_llm=None if package is None else _tensorrt_llm_version(package),
+            available_memory=available_memory(),
+            driver=driver,
+            tensorrt=_installed(_TENSORRT_PACKAGES),
+            engine_backend=None if package is None else any(package.glob("_tensorrt_engine*")),
+        )
+
+    @property
+    def has_engine_backend(self) -> bool:
+        """Whether TensorRT-LLM is here with the backend that builds and runs TensorRT engines.
+
+        By its files, else by its version: the backend was removed in 1.3.0rc21. A version that cannot be told counts
+        as one that has it, so that TensorRT-LLM itself answers.
+        """
+        if self.tensorrt_llm is None:
+            return False
+        if self.engine_backend is not None:
+            return self.engine_backend
+        release = release_of(self.tensorrt_llm)
+        return release is None or release < _ENGINE_BACKEND_REMOVED
+
+
+def release_of(version: str | None) -> Version | None:
+    """A version without its local part (`1.2.1+cu130` is 1.2.1); None where it is none."""
+    try:
+        return None if version is None else Version(Version(version).public)
+    except InvalidVersion:
+        return None
+
+
+def available_memory(cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes of host memory this process may still take: the system's, or less where its control group has a limit.
+
+    Reads control groups of version 1 and 2, each with its ancestors, because the limit of a container may stand on any
+    of them. Page cache that can be dropped counts as available.
+    """
+    available = int(psutil.virtual_memory().available)
+    for directory, limit_file, usage_file, inactive_key in _memory_groups(cgroup, membership):
+        limit = _read_bytes(directory / limit_file)
+        usage = _read_bytes(directory / usage_file)
+        if limit is not None and usage is not None:
+            available = min(available, limit - max(0, usage - _statistic(directory, inactive_key)))
+    return max(0, available)
+
+
+def _memory_groups(root: Path, membership: Path) -> list[tuple[Path, str, str, str]]:
+    groups = []
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        lines = []  # not Linux: the system's figure stands alone
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, names = root, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        own = base / path.lstrip("/")
+        # Inside a container the path is often the host's and does not exist; its root is then the container's group.
+        for directory in dict.fromkeys((own, *own.parents)):
+            if directory == base or base in directory.parents:
+                groups.append((directory, *names))
+    return groups
+
+
+def _read_bytes(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # "max": no limit
+
+
+def _statistic(directory: Path, key: str) -> int:
+    try:
+        lines = (directory / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), 0)
+
+
+def _tensorrt_llm_package() -> Path | None:
+    """The folder of the package, found and not imported: importing it takes seconds and starts MPI."""
+    spec = importlib.util.find_spec("tensorrt_llm")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _tensorrt_llm_version(package: Path) -> str:
+    installed = _installed(("tensorrt-llm",))
+    if installed is not None:
+        return installed
+    try:
+        line = _VERSION_LINE.search((package / "version.py").read_text(encoding="utf-8"))
+    except OSError:
+        line = None
+    return "of unknown version" if line is None else line[1]
+
+
+def _installed(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

@@ -1,0 +1,206 @@
+"""`manifest.json`: what an engine directory was compiled from, by what, and which bytes it must hold."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from djl_trtllm.engines.file_hashes import file_sha256
+from djl_trtllm.errors import EngineMismatchError
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = 1
+
+OptionValue = str | int | float | bool | list[Any] | None
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of an engine directory: bytes and hex SHA-256."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine directory's record of itself.
+
+    `checkpoint` is `checkpoint_identity()` of what was compiled, `options` every option that changed the result,
+    `versions` the packages that made it, `platform` what it was compiled for (OpenVINO: the machine's architecture,
+    `x86_64`; TensorRT: the GPU's, `sm_90`), `created` UTC in ISO 8601, `files` every other file of the directory by its
+    path relative to it.
+    """
+
+    format: int
+    backend: str
+    checkpoint: str
+    options: dict[str, OptionValue]
+    versions: dict[str, str]
+    platform: str
+    created: str
+    files: dict[str, FileEntry]
+
+    @classmethod
+    def of(
+        cls,
+        directory: Path,
+        *,
+        backend: str,
+        checkpoint: str,
+        options: Mapping[str, OptionValue],
+        versions: Mapping[str, str],
+        platform: str,
+    ) -> Manifest:
+        """Describe a directory just compiled: every file is read back and hashed. Raises OSError."""
+        files = {
+            path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, file_sha256(path))
+            for path in sorted(directory.rglob("*"))
+            if path.is_file() and path.name != MANIFEST_FILE
+        }
+        return cls(
+            format=FORMAT,
+            backend=backend,
+            checkpoint=checkpoint,
+            options=dict(options),
+            versions=dict(versions),
+            platform=platform,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            files=files,
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest | None:
+        """The directory's manifest, or None where it has none.
+
+        Raises EngineMismatchError where there is one that cannot be understood.
+        """
+        path = directory / MANIFEST_FILE
+        try:
+            content = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise EngineMismatchError(f"{path} cannot be read: {error}") from error
+        remedy = "compile the engine again, or delete the manifest to serve the directory unchecked"
+        try:
+            manifest = msgspec.json.decode(content, type=cls)
+        except msgspec.DecodeError as error:
+            raise EngineMismatchError(f"{path} is broken ({error}): {remedy}") from error
+        if manifest.format != FORMAT:
+            raise EngineMismatchError(
+                f"{path} has format {manifest.format}, this version of djl-trtllm reads format {FORMAT}: {remedy}"
+            )
+        return manifest
+
+    def write(self, directory: Path) -> None:
+        """Write `manifest.json`; the last file of a directory, because its presence says the rest is whole."""
+        path = directory / MANIFEST_FILE
+        temporary = path.with_name(f".{MANIFEST_FILE}.partial")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        temporary.replace(path)
+
+    def verify(self, directory: Path, *, contents: bool = True) -> list[str]:
+        """What is missing, truncated or changed, one line per file; empty when the directory is whole.
+
+        With `contents=False` only sizes are compared and no file is read; with it every byte is (`FileHashes` says
+        what that costs).
+        """
+        problems = []
+        for name, entry in self.files.items():
+            path = directory / name
+            try:
+                size = path.stat().st_size
+                if size < entry.size:
+                    problems.append(f"{name}: truncated, {size} of {entry.size} bytes")
+                elif size > entry.size:
+                    problems.append(f"{name}: changed, {size} bytes where {entry.size} were written")
+                elif contents and file_sha256(path) != entry.sha256:
+                    problems.append(f"{name}: changed, same size and another SHA-256")
+            except (FileNotFoundError, NotADirectoryError):
+                problems.append(f"{name}: missing")
+            except OSError as error:
+                problems.append(f"{name}: cannot be read ({error})")
+        return problems
+
+    def require_whole(self, directory: Path) -> None:
+        """Raise EngineMismatchError naming each file that is missing, truncated or too long."""
+        raise_damaged(directory, self.verify(directory, contents=False))
+
+    def require_fit(
+        self, directory: Path, *, backend: str, options: Mapping[str, OptionValue], versions: Mapping[str, str]
+    ) -> None:
+        """Raise EngineMismatchError naming everything in which the engine differs (see `differences`)."""
+        if differences := self.differences(backend=backend, options=options, versions=versions):
+            raise EngineMismatchError(
+                "\n".join(
+                    [
+                        f"the engine {directory} does not fit:",
+                        *(f"  - {difference}" for difference in differences),
+                        "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`",
+                    ]
+                )
+            )
+
+    def differences(
+        self,
+        *,
+        backend: str | None = None,
+        checkpoint: str | None = None,
+        options: Mapping[str, OptionValue] | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """How this engine differs from what is asked, one line each; what is not given is not compared.
+
+        `options` holds what was asked for, by option name. `versions` holds the installed runtime's: only an
+        older runtime than the one the engine was made with differs, a newer one reads it.
+        """
+        lines = []
+        if backend is not None and backend != self.backend:
+            lines.append(f"option.backend: engine has {self.backend}, asked for {backend}")
+        if checkpoint is not None and checkpoint != self.checkpoint:
+            lines.append(f"checkpoint: engine was made from {self.checkpoint}, this one is {checkpoint}")
+        for name, asked in (options or {}).items():
+            if name in self.options and self.options[name] != asked:
+                lines.append(f"option.{name}: engine has {_shown(self.options[name])}, asked for {_shown(asked)}")
+        for package, installed in (versions or {}).items():
+            made_with = self.versions.get(package)
+            if made_with is not None and _release(installed) < _release(made_with):
+                lines.append(f"{package}: engine was made with {made_with}, installed is the older {installed}")
+        return lines
+
+
+def raise_damaged(directory: Path, problems: list[str]) -> None:
+    """Raise EngineMismatchError where there are problems, one line each."""
+    if problems:
+        raise EngineMismatchError(
+            "\n".join(
+                [
+                    f"the engine {directory} is damaged:",
+                    *(f"  - {problem}" for problem in problems),
+                    "copy it again, or compile it again with `djl-trtllm compile CHECKPOINT OUT`",
+                ]
+            )
+        )
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Installed versions of packages; those not installed are left out."""
+    versions = {}
+    for package in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def _release(version: str) -> tuple[int, ...]:
+    # Year and feature release: patch releases of OpenVINO read each other's IR.
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def _shown(value: OptionValue) -> str:
+    return "none" if value is None else str(value)

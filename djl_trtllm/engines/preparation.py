@@ -1,0 +1,138 @@
+"""From a model directory to an engine that can be loaded: as it is, bundled, cached, or compiled now."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from djl_trtllm.config import Config
+from djl_trtllm.engines.build import build_engine
+from djl_trtllm.engines.cache import EngineCache
+from djl_trtllm.engines.directory import EngineDir
+from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
+from djl_trtllm.model import Layout
+from djl_trtllm.model.remote.progress import shown
+from djl_trtllm.model.remote.s3 import S3Address
+
+_WORTH_TELLING_BYTES = 2 * 10**9
+
+
+def prepare(
+    config: Config,
+    layout: Layout,
+    progress: Callable[[str], None],
+    *,
+    plan: EnginePlan,
+    cancel: threading.Event | None = None,
+) -> EngineDir:
+    """The engine of a model directory, compiled first where there is none and the backend needs one.
+
+    An engine directory is served as it is, a checkpoint by the engine it bundles where that one fits, else by an
+    engine compiled through the local cache; a backend that compiles nothing runs the checkpoint itself. `progress` gets
+    one line at a time; setting `cancel` ends a compile with a BuildError.
+
+    Raises EngineMismatchError for an engine directory that is damaged or that differs from this machine or these
+    options, CompilerMissingError, BuildError and EngineError where compiling fails.
+    """
+    if plan.compiler is None:
+        return _found(layout.path, plan, layout, None)
+    if layout.kind.is_engine:
+        directory = layout.engine_dir or layout.path
+        manifest = plan.check_whole(directory)
+        plan.check_fit(directory, manifest)
+        return _found(directory, plan, layout, manifest)
+    refusal = None
+    if layout.bundled_engine is not None:
+        engine, refusal = _bundled(plan, layout, layout.bundled_engine, progress)
+        if engine is not None:
+            return engine
+        progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
+    try:
+        return _through_cache(config, plan, layout, progress, cancel)
+    except CompilerMissingError as error:
+        if refusal is None:
+            raise
+        raise CompilerMissingError(f"the bundled engine is not used: {refusal}\n{error}") from error
+
+
+def _bundled(
+    plan: EnginePlan, layout: Layout, path: Path, progress: Callable[[str], None]
+) -> tuple[EngineDir | None, str]:
+    """The bundled engine, or why it is not used."""
+    try:
+        manifest = plan.check_whole(path)
+        plan.check_fit(path, manifest)
+    except EngineMismatchError as error:
+        return None, "; ".join(line.removeprefix("  - ") for line in str(error).splitlines())
+    if manifest is None and plan.asked:
+        options = ", ".join(f"option.{name}={value}" for name, value in plan.asked.items())
+        return None, f"it has no manifest, so that nothing says whether it was compiled with {options}"
+    if manifest is None:
+        progress(f"the bundled engine {path} has no manifest and is used unchecked")
+    elif differences := manifest.differences(checkpoint=_identified(plan, progress)):
+        return None, "; ".join(differences)
+    return _found(path, plan, layout, manifest), ""
+
+
+def _through_cache(
+    config: Config,
+    plan: EnginePlan,
+    layout: Layout,
+    progress: Callable[[str], None],
+    cancel: threading.Event | None,
+) -> EngineDir:
+    _identified(plan, progress)
+    cache = EngineCache(config.engine_cache_dir, int(config.options.engine_cache_max_gb * 1e9))
+    key = plan.cache_key
+    build = partial(_provide, config, key, plan, progress, cancel)
+    if (path := cache.lookup(key)) is not None:
+        progress(f"using the cached engine {path}")
+    else:
+        path = cache.get_or_build(key, build, progress, cancel=cancel)
+    return _found(path, plan, layout, Manifest.read(path))
+
+
+def _provide(
+    config: Config,
+    key: str,
+    plan: EnginePlan,
+    progress: Callable[[str], None],
+    cancel: threading.Event | None,
+    out: Path,
+) -> None:
+    """Compile the engine, or fetch it from the fleet's cache, where there is one."""
+
+    def build(out: Path) -> None:
+        _compile(plan, out, progress, cancel)
+
+    address = config.options.engine_cache
+    if address is None:
+        build(out)
+        return
+    # botocore takes a third of a second to import.
+    from djl_trtllm.engines.fleet_cache import FleetCache
+
+    fleet = FleetCache(S3Address.parse(address), wait_seconds=config.options.engine_cache_wait)
+    fleet.provide(key, out, build, progress, cancel=cancel)
+
+
+def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None], cancel: threading.Event | None) -> None:
+    progress(f"compiling {plan.source} for {plan.backend} into {out}: {plan.recipe}")
+    build_engine(plan, out, progress, cancel=cancel)
+
+
+def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:
+    size = sum(path.stat().st_size for path in plan.source.glob("*.safetensors"))
+    if size > _WORTH_TELLING_BYTES:
+        progress(f"reading {shown(size)} of weights to identify the checkpoint")
+    return plan.checkpoint_identity
+
+
+def _found(path: Path, plan: EnginePlan, layout: Layout, manifest: Manifest | None) -> EngineDir:
+    return EngineDir(
+        path=path, backend=plan.backend.value, manifest=manifest, tokenizer_dir=layout.tokenizer_dir or path
+    )

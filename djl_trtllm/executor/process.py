@@ -1,0 +1,249 @@
+"""The process that owns an engine: `python -m djl_trtllm.executor.process FD`.
+
+FD is the host's end of a Unix socket pair. The host ends when the other end closes, so it never outlives its server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NoReturn, Protocol
+
+import uvloop
+
+from djl_trtllm.executor.channel import Channel, Disconnected
+from djl_trtllm.executor.protocol import (
+    Cancel,
+    Delta,
+    Failed,
+    Feature,
+    Limits,
+    Ping,
+    Pong,
+    Ready,
+    Start,
+    Stats,
+    Step,
+    Submit,
+    ToEngine,
+)
+from djl_trtllm.executor.step_buffer import StepBuffer
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+_SIGN_OF_LIFE_SECONDS = 1.0
+"""A busy host whose iterations bring no token (a long prefill in chunks) sends an empty step this often."""
+
+_CHECK_SECONDS = 0.5
+_UNWINDING_SECONDS = 1.0
+
+
+class AnyExecutor(Protocol):
+    """An engine with an in-flight batching scheduler. The constructor loads it and takes `Start.options`."""
+
+    limits: Limits
+    details: dict[str, Any]
+    features: list[Feature]
+
+    def submit(self, request: Submit) -> None:
+        """Take in a request; what is wrong with it becomes its terminal delta."""
+
+    def cancel(self, request_id: int) -> None:
+        """End a request early; unknown ids are ignored. Its terminal delta comes later."""
+
+    def stats(self) -> Stats:
+        """The state after the last iteration."""
+
+
+class Executor(AnyExecutor, Protocol):
+    """An engine whose iterations the host runs."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+
+    def step(self) -> list[Delta]:
+        """Run one iteration. An exception means that the engine is lost."""
+
+
+class AsyncExecutor(AnyExecutor, Protocol):
+    """An engine that iterates by itself. All methods but `check` run on the host's event loop."""
+
+    async def run(self, step_buffer: StepBuffer) -> None:
+        """Put what the engine generates into the step_buffer. It begins before the first request is submitted.
+
+        An exception means that the engine is lost.
+        """
+
+    def check(self) -> None:
+        """Raise if the engine is lost. Runs in a thread: the event loop may be waiting for that very engine."""
+
+    async def close(self) -> None:
+        """Let the engine go, within seconds."""
+
+
+def create(start: Start) -> Any:
+    """Load the executor that `start` names."""
+    module, _, name = start.executor.partition(":")
+    return getattr(import_module(module), name)(**start.options)
+
+
+def _take(message: ToEngine, channel: Channel, executor: AnyExecutor) -> bool:
+    """Do what a message asks for. False if it asks for the end."""
+    match message:
+        case Submit():
+            executor.submit(message)
+        case Cancel():
+            executor.cancel(message.request_id)
+        case Ping():
+            channel.send(Pong())
+        case _:
+            return False
+    return True
+
+
+def run(channel: Channel, executor: Executor) -> None:
+    """Take in messages, run one iteration, send what it brought; block only when there is nothing to run."""
+    last_sent = time.monotonic()
+    while True:
+        for message in channel.receive(block=not executor.busy):
+            if not _take(message, channel, executor):
+                return
+        if executor.busy:
+            deltas = executor.step()
+            now = time.monotonic()
+            if deltas or now - last_sent > _SIGN_OF_LIFE_SECONDS:
+                channel.send(Step(deltas, executor.stats()))
+                last_sent = now
+
+
+def run_async(channel: Channel, executor: AsyncExecutor) -> None:
+    """Take in messages as they come, send what the engine brings, on one event loop."""
+    # Not uvloop.run: it would wait for tasks and threads that wait for an engine which is gone.
+    with contextlib.closing(uvloop.new_event_loop()) as loop:
+        loop.run_until_complete(_serve(channel, executor))
+
+
+async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(error: Exception | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+
+    def read() -> None:
+        try:
+            for message in channel.receive(block=False):
+                if not _take(message, channel, executor):
+                    end(None)
+        except Exception as error:
+            end(error)
+
+    def send(step: Step) -> None:
+        try:
+            channel.send(step)
+        except Disconnected as error:
+            end(error)
+
+    loop = asyncio.get_running_loop()
+    over = threading.Event()
+    running = loop.create_task(executor.run(StepBuffer(send, executor.stats)))
+    await asyncio.sleep(0)  # it runs before there are requests
+    threading.Thread(target=_watch, args=(channel, executor, loop, end, over), name="engine-watch", daemon=True).start()
+    loop.add_reader(channel.fileno(), read)
+    try:
+        done, _ = await asyncio.wait({ended, running}, return_when=asyncio.FIRST_COMPLETED)
+        over.set()
+        for future in done:
+            future.result()
+        await executor.close()
+    finally:
+        running.cancel()
+
+
+def _watch(
+    channel: Channel,
+    executor: AsyncExecutor,
+    loop: asyncio.AbstractEventLoop,
+    end: Callable[[Exception], None],
+    over: threading.Event,
+) -> None:
+    """Check the engine until `over`. An event loop that does not react to its loss is left where it hangs."""
+    while not over.wait(_CHECK_SECONDS):
+        try:
+            executor.check()
+        except Exception as error:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(end, error)
+            if not over.wait(_UNWINDING_SECONDS):
+                _fail(channel, error)
+            return
+
+
+def _end_with_parent() -> None:
+    """A host that hangs does not see its socket close: on Linux the kernel ends it with the server."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _fail(channel: Channel, error: Exception) -> NoReturn:
+    """End the process, telling the server why."""
+    traceback.print_exception(error)
+    channel.send_last(Failed(_described(error)))
+    _exit(1)
+
+
+def _described(error: BaseException) -> str:
+    """With what caused it: a library's own error often says only that there was one."""
+    message = f"{type(error).__name__}: {error}"
+    return message if error.__cause__ is None else f"{message} (caused by {_described(error.__cause__)})"
+
+
+def _exit(status: int) -> NoReturn:
+    """End the process at once: what an engine has registered for the end may wait for its workers for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main() -> NoReturn:
+    """Run the host until the server is gone (status 0) or the engine is lost (1)."""
+    # Ctrl-C in a terminal reaches the whole process group; when to end is the server's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_with_parent()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        start = next(channel.receive(block=True))
+        assert isinstance(start, Start), f"expected Start, got {start!r}"
+        executor = create(start)
+        # What the engine's library has loaded stays, and need not be looked at again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+        channel.send(Ready(executor.limits, executor.details, executor.features))
+        (run_async if hasattr(executor, "run") else run)(channel, executor)
+    except Disconnected:
+        pass
+    except Exception as error:
+        _fail(channel, error)
+    _exit(0)
+
+
+if __name__ == "__main__":
+    main()

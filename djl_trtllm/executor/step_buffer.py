@@ -1,0 +1,46 @@
+"""What happened during one wake-up of an event loop, sent as one message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from djl_trtllm.executor.protocol import Delta, Stats, Step
+
+
+class StepBuffer:
+    """Collects deltas, merged per request, and sends them when the tasks that are awake have had their turn.
+
+    However many tasks an engine's iteration wakes, and however large a backlog each finds, it becomes one `Step`.
+    `send` may block while the server is slow, and with it the loop. Must be made on the loop.
+    """
+
+    def __init__(self, send: Callable[[Step], None], stats: Callable[[], Stats]) -> None:
+        self.sent = 0
+        """Messages so far."""
+        self._send = send
+        self._stats = stats
+        self._loop = asyncio.get_running_loop()
+        self._deltas: dict[int, Delta] = {}
+        self._scheduled = False
+
+    def extend(self, request_id: int, token_ids: Sequence[int], logprobs: list[float] | None) -> Delta:
+        """Add tokens of a request; the delta they go into."""
+        delta = self._deltas.get(request_id)
+        if delta is None:
+            delta = self._deltas[request_id] = Delta(request_id, list(token_ids), logprobs)
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self.flush)
+            return delta
+        delta.token_ids += token_ids
+        if logprobs is not None:
+            delta.logprobs = logprobs if delta.logprobs is None else delta.logprobs + logprobs
+        return delta
+
+    def flush(self) -> None:
+        """Send now, also where there is nothing new: a sign of life."""
+        self._scheduled = False
+        deltas, self._deltas = list(self._deltas.values()), {}
+        self._send(Step(deltas, self._stats()))
+        self.sent += 1

@@ -1,0 +1,34 @@
+"""Answers as JSON lines, in the LMI schema's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from djl_trtllm.api.lmi.presentation import dump_line
+from djl_trtllm.offline.prompt_file import Entry
+from djl_trtllm.offline.result import OfflineResult, OfflineSequence
+from djl_trtllm.request import FinishReason
+
+
+def answer_line(entry: Entry, answer: OfflineResult) -> bytes:
+    """`{"id", "prompt", "generated_text", "finish_reason", "tokens", "error"}` and a line end.
+
+    `tokens` is the number of generated tokens. With `n` above 1 the best sequence comes first, and
+    `best_of_sequences` holds the others. `error` is null, or why the prompt failed; the text is then what there is.
+    """
+    best, *others = answer.sequences
+    prompt = entry.request.prompt if answer.prompt is None else answer.prompt.text
+    line: dict[str, Any] = {"id": entry.id, "prompt": prompt, **_shown(best)}
+    if others:
+        line["best_of_sequences"] = [_shown(other) for other in others]
+    line["error"] = None if answer.failure is None else str(answer.failure)
+    return dump_line(line) + b"\n"
+
+
+def _shown(sequence: OfflineSequence) -> dict[str, Any]:
+    finished = sequence.finished
+    return {
+        "generated_text": sequence.text,
+        "finish_reason": (FinishReason.ERROR if finished is None else finished.reason).value,
+        "tokens": 0 if finished is None else finished.generated_tokens,
+    }

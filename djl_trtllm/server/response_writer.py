@@ -1,0 +1,185 @@
+"""The answer to one request, written by whoever pumps the rolling batch.
+
+A task per stream that wakes up for every token is what a streaming server mostly costs. Here the rolling batch calls
+`ResponseWriter.deliver`, and the bytes go to the transport at once, in the same turn of the event loop for all
+streams; the
+request's own task sleeps until its answer is complete or its client is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Generator
+from functools import partial
+from types import coroutine
+from typing import Any, cast
+
+from djl_trtllm.api import ResponseEncoder
+from djl_trtllm.errors import RequestError
+from djl_trtllm.request import OutputChunk
+from djl_trtllm.server.exchange import Exchange
+
+logger = logging.getLogger(__name__)
+
+
+@coroutine
+def _resume(step: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """Go on with a coroutine that has already been run up to where it awaits `waits_for`."""
+    while True:
+        try:
+            value = yield waits_for
+        except BaseException as error:
+            proceed = partial(step.throw, error)
+        else:
+            proceed = partial(step.send, value)
+        try:
+            waits_for = proceed()
+        except StopIteration:
+            return
+
+
+async def _rest(step: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    await _resume(step, waits_for)
+
+
+def start_now(step: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
+    """Run a coroutine up to its first real wait. None if it ended there, else what is left of it, to be awaited.
+
+    What `asyncio.eager_task_factory` does from Python 3.12 on, without a task for those that never wait.
+    """
+    try:
+        waits_for = step.send(None)
+    except StopIteration:
+        return None
+    return _rest(step, waits_for)
+
+
+class ResponseWriter:
+    """Frames the updates of one request into ASGI messages.
+
+    `sequences`: how many will end. While the client does not read, updates are kept and sent in one chunk when it
+    does; after `stream_write_timeout` seconds of that it counts as gone.
+    """
+
+    def __init__(self, encoder: ResponseEncoder, exchange: Exchange, *, sequences: int) -> None:
+        self._encoder = encoder
+        self._exchange = exchange
+        self._unfinished = sequences
+        self._write_timeout = exchange.settings.stream_write_timeout
+        self._blocked: asyncio.Task[None] | None = None
+        self._kept: list[OutputChunk] = []
+        self._complete = False
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # -- for the rolling batch -------------------------------------------------------------------------------------
+
+    def deliver(self, update: OutputChunk) -> None:
+        """Take in an update: send it, or keep it while the client does not read."""
+        if self._blocked is not None:
+            self._kept.append(update)
+        elif not self._closed.done():
+            self._send_encoded([update])
+
+    # -- for the request's task ------------------------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Sleep until the answer has been sent, or its client is gone, or does not read."""
+        disconnect = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait({disconnect, self._closed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            disconnect.cancel()
+            self._close()
+            if self._blocked is not None:
+                self._blocked.cancel()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _disconnected(self) -> None:
+        while (await self._exchange.receive())["type"] != "http.disconnect":
+            pass
+
+    def _send_encoded(self, updates: list[OutputChunk]) -> None:
+        try:
+            chunk = b"".join([self._encode(update) for update in updates])
+        except Exception as error:
+            self._break_off(error)
+            return
+        if chunk or self._complete:
+            self._run(self._body(chunk))
+
+    def _encode(self, update: OutputChunk) -> bytes:
+        finished = update.finished
+        if finished is not None:
+            self._unfinished -= 1
+            self._complete = not self._unfinished
+            if finished.error is not None and not self._exchange.sent_head:
+                raise finished.error
+        return self._encoder.encode(update)
+
+    def _break_off(self, error: Exception) -> None:
+        """The answer cannot go on. What the engine still generates for it is thrown away."""
+        if not isinstance(error, RequestError):
+            logger.error("request %s: framing its answer failed", self._exchange.request_id, exc_info=error)
+        self._complete = True
+        if not self._exchange.sent_head:
+            self._run(self._exchange.fail(error))
+        elif isinstance(error, RequestError) and (last := self._encoder.error(error)):
+            self._run(self._body(last))
+        else:
+            # Nothing can be said any more; a body that does not end is how the client learns of it.
+            self._close()
+
+    def _body(self, chunk: bytes) -> Coroutine[Any, Any, None]:
+        exchange = self._exchange
+        message = {"type": "http.response.body", "body": chunk, "more_body": not self._complete}
+        if exchange.sent_head:
+            return cast(Coroutine[Any, Any, None], exchange.send(message))
+        return self._first(message, len(chunk) if self._complete else None)
+
+    async def _first(self, message: dict[str, Any], length: int | None) -> None:
+        await self._exchange.begin(200, self._encoder.content_type, length)
+        await self._exchange.send(message)
+
+    def _run(self, messages: Coroutine[Any, Any, None]) -> None:
+        try:
+            rest = start_now(messages)
+        except OSError as error:
+            self._lose(error)
+            return
+        if rest is not None:
+            self._blocked = asyncio.ensure_future(self._wait_for_reader(rest))
+        elif self._complete:
+            self._close()
+
+    async def _wait_for_reader(self, rest: Coroutine[Any, Any, None]) -> None:
+        """The client does not read: wait for it, then send at once what has come up meanwhile."""
+        try:
+            await asyncio.wait_for(rest, self._write_timeout)
+        except asyncio.TimeoutError:
+            logger.warning(
+                "request %s: its client did not read for %g seconds (option.stream_write_timeout) and is dropped",
+                self._exchange.request_id,
+                self._write_timeout,
+            )
+            self._exchange.abort()
+            self._close()
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        self._blocked = None
+        kept, self._kept = self._kept, []
+        if self._complete:
+            self._close()
+        elif kept:
+            self._send_encoded(kept)
+
+    def _lose(self, error: OSError) -> None:
+        logger.info("request %s: its client is gone: %s", self._exchange.request_id, error)
+        self._close()
+
+    def _close(self) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from djl_trtllm.api.lmi.errors import ERRORS, StatusCodes, front_end, reply, tgi_error_type
+from djl_trtllm.errors import (
+    GenerationError,
+    InvalidRequestError,
+    NotReadyError,
+    OverloadedError,
+    PromptTooLongError,
+    RequestError,
+    RequestTimeoutError,
+    UnsupportedParameterError,
+)
+
+
+def subclasses(of: type[RequestError]) -> list[type[RequestError]]:
+    return [found for child in of.__subclasses__() for found in (child, *subclasses(child))]
+
+
+def make(kind: type[RequestError], message: str) -> RequestError:
+    if issubclass(kind, OverloadedError):
+        return kind(message, queue_depth=7, capacity=7, retry_after=2)
+    return kind(message)
+
+
+ROWS = {
+    "InvalidRequestError": (424, None, "validation"),
+    "PromptTooLongError": (424, None, "validation"),
+    "UnknownAdapterError": (424, None, "validation"),
+    "UnsupportedParameterError": (424, None, "validation"),
+    "OverloadedError": (503, "WlmCapacityException", "overloaded"),
+    "NotReadyError": (503, "WlmException", "unhealthy"),
+    "RequestTimeoutError": (400, "TranslateException", "incomplete_generation"),
+    "GenerationError": (424, None, "generation"),
+}
+
+
+def test_every_request_error_has_djls_status_and_type_and_tgis_type() -> None:
+    found = {}
+    for kind in subclasses(RequestError):
+        if kind.__module__ != RequestError.__module__:
+            continue
+        assert any(ancestor in ERRORS for ancestor in kind.__mro__)
+        answer = reply(make(kind, "what went wrong"))
+        assert answer.content_type == "application/json"
+        body = json.loads(answer.body)
+        assert body["code"] == answer.status
+        assert "what went wrong" in (body.get("message"), body.get("error"))
+        found[kind.__name__] = (answer.status, body.get("type"), tgi_error_type(make(kind, "")))
+    assert found == ROWS
+
+
+def test_an_error_that_nobody_mapped_is_one_of_the_engine() -> None:
+    assert reply(RequestError("odd")).body == b'{"error":"odd","code":424}'
+    assert tgi_error_type(RequestError("odd")) == "generation"
+
+
+@pytest.mark.parametrize("kind", [InvalidRequestError, PromptTooLongError, UnsupportedParameterError, GenerationError])
+def test_a_request_that_fails_by_itself_gets_the_handlers_body(kind: type[RequestError]) -> None:
+    answer = reply(kind("wrong"))
+    assert (answer.status, answer.body) == (424, b'{"error":"wrong","code":424}')
+
+
+def test_an_overload_tells_the_queue_and_when_to_return() -> None:
+    answer = reply(OverloadedError("full", queue_depth=100, capacity=128, retry_after=3))
+    assert answer.status == 503
+    assert json.loads(answer.body) == {
+        "code": 503,
+        "type": "WlmCapacityException",
+        "message": "full",
+        "queue_depth": 100,
+        "queue_capacity": 128,
+    }
+    assert answer.headers == (("Retry-After", "3"),)
+
+
+def test_not_ready_has_retry_after_where_waiting_helps() -> None:
+    assert reply(NotReadyError("loading", retry_after=5)).headers == (("Retry-After", "5"),)
+    assert reply(NotReadyError("failed")).headers == ()
+
+
+def test_codes_can_be_changed() -> None:
+    codes = StatusCodes(failed=422, throttle=429, not_ready=502, timeout=504, server_error=599)
+    errors = [
+        InvalidRequestError(""),
+        OverloadedError("", queue_depth=0, capacity=0, retry_after=1),
+        NotReadyError(""),
+        RequestTimeoutError(""),
+        ValueError(""),
+    ]
+    assert [reply(error, codes).status for error in errors] == [422, 429, 502, 504, 599]
+
+
+def test_a_defect_tells_no_internals() -> None:
+    answer = reply(KeyError("secret"))
+    assert answer.status == 500
+    assert json.loads(answer.body) == {
+        "code": 500,
+        "type": "InternalServerException",
+        "message": "Internal server error, see the server's log.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "djl_type"),
+    [
+        (400, "BadRequestException"),
+        (404, "ResourceNotFoundException"),
+        (405, "MethodNotAllowedException"),
+        (413, "RequestEntityTooLargeException"),
+        (415, "UnsupportedMediaTypeException"),
+        (418, "BadRequestException"),
+    ],
+)
+def test_front_end_errors_have_djls_shape(status: int, djl_type: str) -> None:
+    answer = front_end(status, "no")
+    assert (answer.status, answer.content_type, answer.headers) == (status, "application/json", ())
+    assert json.loads(answer.body) == {"code": status, "type": djl_type, "message": "no"}
+    assert list(json.loads(answer.body)) == ["code", "type", "message"]
+    # As DJL prints it: indented, with a line end.
+    assert answer.body == json.dumps(json.loads(answer.body), indent=2).encode() + b"\n"
+
+
+def test_a_front_end_error_may_have_a_type_of_its_own() -> None:
+    assert json.loads(front_end(404, "no", "ModelNotFoundException").body)["type"] == "ModelNotFoundException"

@@ -1,0 +1,25 @@
+"""A played LLM, and a machine with the fake TensorRT-LLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.backends.tensorrt_llm.machine import Machine
+from tests.backends.tensorrt_llm.played_llm import MakeEngine, patched
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+    """`make(version, **options)`: TensorRT-LLM's executor over an LLM that is played."""
+    # Other tests of this process may have servers with ranks, which are none of the played LLM's.
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
+    return patched(monkeypatch)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine with the fake TensorRT-LLM."""
+    return Machine(tmp_path, tiny_stories, monkeypatch)

@@ -1,0 +1,266 @@
+"""TensorRT-LLM's executor over an LLM that is played, in this process and in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
+from djl_trtllm.executor.protocol import Delta, Feature, Finish, Stats
+from djl_trtllm.request import Adapter, Guide, GuideKind
+from tests.backends.tensorrt_llm.played_llm import MakeEngine, RequestError
+from tests.support.virtual_time import in_virtual_time
+
+# -- what there is -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_executor_has_its_limits_and_no_features(make: MakeEngine) -> None:
+    engine = make(arguments={"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, lookahead=3)
+    limits = engine.executor.limits
+    assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
+    assert (limits.max_seq_len, limits.lookahead) == (100, 3)
+    assert engine.executor.features == []
+    assert engine.executor.details == {
+        "TensorRT-LLM": "1.2.1",
+        "backend": "pytorch",
+        "GPUs": 8,
+        "worker processes": 0,
+    }
+    arguments = {"model": "model", "tokenizer": "tokenizer", "tensor_parallel_size": 2, "pipeline_parallel_size": 4}
+    assert engine.llm.arguments == arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "features"),
+    [
+        ({"logprobs": True}, {Feature.LOGPROBS}),
+        ({"guided": True}, {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}),
+        ({"lora": True}, {Feature.ADAPTERS}),
+        ({"max_beam_width": 2}, {Feature.BEAM_SEARCH}),
+        ({"backend": "tensorrt"}, {Feature.MIN_P, Feature.NO_REPEAT_NGRAM, Feature.BAD_WORDS}),
+    ],
+)
+def test_features_are_those_that_were_asked_for(
+    make: MakeEngine, options: dict[str, object], features: set[Feature]
+) -> None:
+    assert set(make(**options).executor.features) == features
+
+
+def test_the_environment_is_there_before_the_engine(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_PLAYED", "before")
+    make(environment={"TLLM_PLAYED": "after"})
+    assert os.environ["TLLM_PLAYED"] == "after"
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_handed_over_and_its_tokens_come_back(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        result = engine.submit(1)
+        call = engine.llm.calls[0]
+        assert (call["inputs"], call["lora_request"], call["streaming"]) == ([5, 6], None, True)
+        assert vars(call["sampling_params"]) == {"max_tokens": 9, "detokenize": False}
+        result.say(7)
+        await asyncio.sleep(0.1)
+        assert engine.executor.stats() == Stats(running=1)
+        result.say(8, end="length")
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [7]), Delta(1, [8], None, Finish.LENGTH)]
+        assert engine.executor.stats() == Stats()
+        await engine.ended()
+
+    body()
+
+
+def test_guides_adapters_and_beams_are_handed_over(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make("1.2.1", backend="tensorrt")
+        await engine.begin()
+        engine.submit(1, guide=Guide(GuideKind.REGEX, "a+"), adapter=Adapter("french", 3, "adapters/french"))
+        engine.submit(2, beam_width=2)
+        first, second = engine.llm.calls
+        assert vars(first["sampling_params"].guided_decoding) == {"regex": "a+"}
+        assert vars(first["lora_request"]) == {"name": "french", "number": 3, "path": "adapters/french"}
+        assert (first["streaming"], second["streaming"]) == (True, False)
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), TypeError("bad"), IndexError("bad"), RequestError("bad")])
+def test_what_is_refused_is_the_requests_own_error(make: MakeEngine, error: Exception) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.llm.refusal = error
+        engine.submit(1)
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [], None, Finish.ERROR, "bad")]
+        assert not engine.running.done()
+        await engine.ended()
+
+    body()
+
+
+def test_what_the_sampler_would_ignore_is_refused(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.submit(1, repetition_penalty=1.5)
+        await asyncio.sleep(0.1)
+        assert "ignores repetition_penalty" in str(engine.deltas[0].error)
+        assert engine.llm.calls == []
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize("where", ["submit", "response", "abort"])
+def test_any_other_error_is_the_loss_of_the_engine(make: MakeEngine, where: str) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine, error = make(), ConnectionError("queue closed")
+        await engine.begin()
+        engine.llm.refusal = error if where == "submit" else None
+        result = engine.submit(1)
+        if where == "response":
+            result.fail(error)
+        elif where == "abort":
+            result.abort_error = error
+            engine.executor.cancel(1)
+        with pytest.raises(ConnectionError, match="queue closed"):
+            await engine.running
+        assert engine.deltas == []
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize("error", [RequestError("no room for it"), ValueError("too few log-probabilities")])
+def test_an_error_of_a_response_ends_its_request_alone(make: MakeEngine, error: Exception) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        first, second = engine.submit(1), engine.submit(2)
+        first.fail(error)
+        second.say(7, end="length")
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [], None, Finish.ERROR, str(error)), Delta(2, [7], None, Finish.LENGTH)]
+        # The engine does not know of an error that was found here.
+        assert first.aborts == isinstance(error, ValueError)
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize("words", ["CUDA error: an illegal memory access", "NCCL error", "device-side assert"])
+def test_an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engine(
+    make: MakeEngine, words: str
+) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.submit(1).fail(RequestError(words))
+        with pytest.raises(EngineLostError, match=f"TensorRT-LLM cannot go on: {words}"):
+            await engine.running
+        assert not any(delta.finish for delta in engine.deltas)
+        await engine.ended()
+
+    body()
+
+
+# -- cancelling --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_request_is_aborted_once_and_ends_with_the_engines_last_response(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        result = engine.submit(1)
+        result.say(7)
+        await asyncio.sleep(0.1)
+        for request_id in (1, 1, 99):
+            engine.executor.cancel(request_id)
+        assert result.aborts == 1
+        result.say(8)
+        await asyncio.sleep(3)
+        assert engine.executor.stats().running == 1  # its place is not free yet
+        result.say(end="cancelled")
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [7]), Delta(1, [], None, Finish.CANCELLED)]
+        assert engine.executor.stats().running == 0
+        await engine.ended()
+
+    body()
+
+
+def test_a_request_that_the_engine_drops_without_a_word_is_ended_after_a_second(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.submit(1)
+        engine.executor.cancel(1)
+        await asyncio.sleep(0.95)
+        assert engine.executor.stats().running == 1
+        await asyncio.sleep(0.6)
+        assert engine.deltas == [Delta(1, [], None, Finish.CANCELLED)]
+        assert engine.executor.stats().running == 0
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize(("backend", "logprobs", "aborted"), [("tensorrt", True, 0), ("pytorch", True, 1)])
+def test_log_probabilities_on_the_engine_backend_are_drained_unaborted(
+    make: MakeEngine, backend: str, logprobs: bool, aborted: int
+) -> None:
+    """TensorRT-LLM #10810."""
+
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(backend=backend, logprobs=True)
+        await engine.begin()
+        result = engine.submit(1, logprobs=logprobs)
+        engine.executor.cancel(1)
+        assert result.aborts == aborted
+        result.say(7)
+        result.say(8, end="length")
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [], None, Finish.CANCELLED)]
+        await engine.ended()
+
+    body()
+
+
+def test_an_abort_that_the_engine_never_follows_is_its_loss(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(hang_timeout=8.0)
+        await engine.begin()
+        result = engine.submit(1)
+        result.say(7)
+        await asyncio.sleep(0.1)
+        engine.executor.cancel(1)
+        for _ in range(7):
+            await asyncio.sleep(1)
+            result.say(8)  # it is not silent
+        assert not engine.running.done()
+        await asyncio.sleep(2)
+        with pytest.raises(EngineLostError, match="did not end a request within 8 seconds after it was aborted"):
+            await engine.running
+        await engine.ended()
+
+    body()

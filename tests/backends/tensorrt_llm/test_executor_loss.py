@@ -1,0 +1,131 @@
+"""Losses of TensorRT-LLM's real worker processes, and loads that fail; TensorRT-LLM is the fake."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from djl_trtllm.errors import ExecutorStartError
+from tests.backends.tensorrt_llm.machine import BACKENDS, LONG, PROMPT, Machine, rank, run
+from tests.executor.probe import Probe, run_checked
+
+pytestmark = pytest.mark.slow
+
+# -- loss of the engine ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_killed_worker_is_told_at_once_under_many_streams(machine: Machine, backend: str) -> None:
+    async def body() -> Probe:
+        probe = await machine.start(backend, {"steps_per_second": 50})
+        for number in range(64):
+            probe.submit(number, LONG, PROMPT)
+        await probe.until(lambda: all(probe.tokens(number) for number in range(64)))
+        worker = rank(probe)
+        worker.kill()
+        message = await probe.death()
+        assert "a worker process of TensorRT-LLM is gone" in message
+        assert str(worker.pid) in message
+        return probe
+
+    run(body)
+
+
+def test_a_worker_that_is_killed_while_nothing_runs_is_told_too(machine: Machine) -> None:
+    async def body() -> Probe:
+        probe = await machine.start()
+        rank(probe).kill()
+        assert "a worker process of TensorRT-LLM is gone" in await probe.death()
+        return probe
+
+    run(body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_silent_worker_is_told_after_the_timeout(machine: Machine, backend: str) -> None:
+    async def body() -> Probe:
+        probe = await machine.start(backend, {"steps_per_second": 50}, hang_timeout=1.0)
+        for number in range(8):
+            probe.submit(number, LONG, PROMPT)
+        await probe.until(lambda: all(probe.tokens(number) for number in range(8)))
+        os.kill(rank(probe).pid, signal.SIGSTOP)
+        assert "TensorRT-LLM has been silent for 1 seconds with 8 requests in it" in await probe.death()
+        return probe
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "action", "message"),
+    [
+        ("1.2.1", "tensorrt", "raise", "CppExecutorError: scripted engine failure"),
+        ("1.2.1", "pytorch", "raise", "CppExecutorError: scripted engine failure"),
+        ("1.3.0", "pytorch", "raise", "CppExecutorError: scripted engine failure"),
+        ("1.2.1", "tensorrt", "cuda", "an illegal memory access was encountered"),
+        ("1.2.1", "pytorch", "segfault", "a worker process of TensorRT-LLM is gone"),
+    ],
+)
+def test_an_engine_that_fails_is_told_with_its_own_words(
+    machine: Machine, version: str, backend: str, action: str, message: str
+) -> None:
+    async def body() -> Probe:
+        fault = {"action": action, "at_token": 2, "max_new_tokens": 77}
+        probe = await machine.start(backend, {"steps_per_second": 50, "faults": [fault]}, version=version)
+        for number in range(8):
+            probe.submit(number, 77 if number == 3 else LONG, PROMPT)
+        assert message in await probe.death()
+        # Their answer is the loss, not an error of their own.
+        assert not any(delta.finish for delta in probe.deltas)
+        return probe
+
+    run(body)
+
+
+def test_a_shutdown_that_the_worker_does_not_follow_is_bounded(machine: Machine) -> None:
+    async def body() -> Probe:
+        probe = await machine.start()
+        os.kill(rank(probe).pid, signal.SIGSTOP)
+        host = psutil.Process(probe.client.pid)
+        await probe.client.close(timeout=200)
+        assert not host.is_running()
+        return probe
+
+    run(body)
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "error", "message"),
+    [
+        ("pytorch", "oom", "insufficient GPU memory"),
+        ("tensorrt", "oom", "out of memory"),
+        ("pytorch", "die", "Executor worker died during initialization|died|killed|gone"),
+    ],
+)
+def test_a_load_that_fails_is_told_with_its_cause(machine: Machine, backend: str, error: str, message: str) -> None:
+    async def body() -> None:
+        with pytest.raises(ExecutorStartError, match=message):
+            await machine.start(backend, {"load_error": error}, timeout=60.0)
+
+    run_checked(body)
+
+
+def test_a_load_that_hangs_is_ended_with_its_workers(machine: Machine) -> None:
+    async def body() -> None:
+        with pytest.raises(ExecutorStartError, match=r"not loaded within 4 seconds"):
+            await machine.start(script={"load_error": "hang"}, timeout=4.0)
+
+    run_checked(body)
+    assert not [process for process in psutil.process_iter() if str(machine._directory) in _command(process)]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join([*process.cmdline(), process.environ().get("FAKE_TENSORRT_LLM_LOG", "")])
+    except psutil.Error:
+        return ""

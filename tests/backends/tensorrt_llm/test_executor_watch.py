@@ -1,0 +1,206 @@
+"""TensorRT-LLM's executor watches its engine, and ends it. The LLM is played, time is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
+from djl_trtllm.backends.tensorrt_llm.workers import Workers
+from djl_trtllm.executor.protocol import Delta, Finish
+from tests.backends.tensorrt_llm.played_llm import MakeEngine
+from tests.support.virtual_time import in_virtual_time
+
+SILENT = "TensorRT-LLM has been silent for {} seconds with {} requests in it (option.executor_hang_timeout)"
+
+
+# -- the watch ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("hang_timeout", "tick"), [(60.0, 0.5), (4.0, 0.5), (1.0, 0.125)])
+def test_an_engine_that_is_silent_for_the_timeout_is_lost_and_the_server_is_kept_quiet_until_then(
+    make: MakeEngine, hang_timeout: float, tick: float
+) -> None:
+    """The server's own watch has the same timeout: this one tells more."""
+
+    @in_virtual_time
+    async def body() -> None:
+        engine, loop = make(hang_timeout=hang_timeout), asyncio.get_running_loop()
+        began = loop.time()
+        await engine.begin()
+        engine.submit(1)
+        engine.submit(2)
+        with pytest.raises(EngineLostError) as caught:
+            await engine.running
+        assert str(caught.value) == SILENT.format(f"{hang_timeout:g}", 2)
+        assert loop.time() - began == pytest.approx(hang_timeout + tick)
+        # Signs of life, often enough for a watch that looks eight times per timeout.
+        gaps = [later - earlier for earlier, later in zip([began, *engine.sent_at], engine.sent_at, strict=False)]
+        assert max(gaps) <= 2 * tick
+        assert engine.deltas == []
+        await engine.ended()
+
+    body()
+
+
+def test_an_engine_that_answers_is_not_silent_and_one_without_requests_neither(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(hang_timeout=4.0)
+        await engine.begin()
+        await asyncio.sleep(60)
+        assert engine.steps == []
+        result = engine.submit(1)
+        for _ in range(10):
+            await asyncio.sleep(3)
+            result.say(7)
+        await asyncio.sleep(0.1)
+        assert not engine.running.done()
+        await engine.ended()
+
+    body()
+
+
+def test_statistics_prove_that_an_engine_without_tokens_is_alive(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(hang_timeout=4.0, iteration_stats=True)
+        count = itertools.count(1)
+        engine.llm.iterations = lambda: [{"iter": next(count), "numQueuedRequests": 1}]
+        await engine.begin()
+        engine.submit(1)
+        engine.submit(2)
+        await asyncio.sleep(30.5)
+        assert not engine.running.done()
+        stats = engine.executor.stats()
+        assert (stats.running, stats.queued, stats.iterations) == (1, 1, 30)
+        await engine.ended()
+
+    body()
+
+
+def test_without_statistics_only_responses_count(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(hang_timeout=4.0)
+        engine.llm.iterations = lambda: [{"iter": 1}]
+        await engine.begin()
+        engine.submit(1)
+        with pytest.raises(EngineLostError, match="has been silent for 4 seconds with 1 requests"):
+            await engine.running
+        await engine.ended()
+
+    body()
+
+
+def test_statistics_that_cannot_be_read_are_gone_without(make: MakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    def iterations() -> list[dict[str, object]]:
+        raise OSError("no statistics")
+
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(iteration_stats=True)
+        engine.llm.iterations = iterations
+        await engine.begin()
+        result = engine.submit(1)
+        await asyncio.sleep(3)
+        result.say(7, end="length")
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [7], None, Finish.LENGTH)]
+        await engine.ended()
+
+    body()
+    captured = capsys.readouterr()
+    assert captured.out.count("iteration statistics cannot be read; the server goes on without them") == 1
+    assert "OSError: no statistics" in captured.err
+
+
+# -- whether it is there -----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_has_ended_is_told_by_its_id(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead: list[int] = []
+    monkeypatch.setattr(Workers, "dead", lambda self: dead)
+    engine = make()
+    engine.executor.check()
+    dead += [7, 70]
+    with pytest.raises(EngineLostError, match=r"a worker process of TensorRT-LLM is gone \(pid 7, 70\)"):
+        engine.executor.check()
+
+
+def test_an_error_of_a_background_thread_is_told(make: MakeEngine) -> None:
+    engine = make()
+    engine.llm._executor._error_queue.put(RuntimeError("in a thread"))
+    for _ in range(2):  # it stays where it is
+        with pytest.raises(EngineLostError, match="TensorRT-LLM cannot go on: RuntimeError: in a thread"):
+            engine.executor.check()
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_a_version_that_knows_how_it_is_is_asked(make: MakeEngine, healthy: bool) -> None:
+    engine = make("1.3.0")
+    engine.llm._check_health = lambda: healthy  # type: ignore[attr-defined]
+    engine.llm._executor = SimpleNamespace(is_shutdown=lambda: True)  # not asked
+    if healthy:
+        engine.executor.check()
+        return
+    with pytest.raises(EngineLostError, match="it says that it is not healthy"):
+        engine.executor.check()
+
+
+@pytest.mark.parametrize("executor", [None, SimpleNamespace(is_shutdown=lambda: True)])
+def test_an_engine_that_has_shut_down_is_told(make: MakeEngine, executor: SimpleNamespace | None) -> None:
+    engine = make()
+    engine.llm._executor = executor  # type: ignore[assignment]
+    with pytest.raises(EngineLostError, match="it has shut down"):
+        engine.executor.check()
+
+
+def test_workers_are_those_below_this_process(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = SimpleNamespace(pid=7, cmdline=lambda: ["python", "-m", "mpi4py"])
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [rank])
+    assert make().executor.details["worker processes"] == 1
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_closing_shuts_the_engine_down_and_follows_no_request_any_more(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.submit(1)
+        await engine.executor.close()
+        assert engine.llm.shutdowns == 1
+        await engine.ended()
+        assert all(request.task.cancelled() for request in engine.executor._requests.values())
+
+    body()
+
+
+def test_a_shutdown_that_hangs_is_waited_for_a_few_seconds(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djl_trtllm.backends.tensorrt_llm.executor._SHUTDOWN_SECONDS", 0.05)
+    release = threading.Event()
+
+    def hang() -> None:
+        release.wait(60)
+
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        engine.llm.shut_down = hang
+        await engine.begin()
+        await engine.executor.close()
+        assert engine.llm.shutdowns == 1
+        await engine.ended()
+
+    try:
+        body()
+    finally:
+        release.set()

@@ -1,0 +1,116 @@
+"""The answer to one request, in items."""
+
+from __future__ import annotations
+
+import pytest
+
+from djl_trtllm.api.lmi.errors import StatusCodes
+from djl_trtllm.config import Options
+from djl_trtllm.djl.item import Item
+from djl_trtllm.djl.item_writer import ItemWriter, status_codes
+from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
+from tests.support.word_encoder import WordEncoder, update
+
+JSON = ("Content-Type", "application/json")
+WORDS = ("Content-Type", "text/words")
+
+
+class Answered:
+    """An answer and its items."""
+
+    def __init__(self, encoder: WordEncoder | None = None, *, sequences: int = 1) -> None:
+        self.items: list[Item] = []
+        self.encoder = encoder or WordEncoder()
+        self.answer = ItemWriter(self.items.append, StatusCodes(throttle=529))
+        self.answer.expect(self.encoder, sequences)
+
+
+def test_the_statuses_are_those_of_the_options() -> None:
+    options = Options(throttle_error_http_code=1, wlm_error_http_code=2, timeout_http_code=3, server_error_http_code=4)
+    assert status_codes(options) == StatusCodes(throttle=1, not_ready=2, timeout=3, server_error=4)
+
+
+def test_every_update_is_an_item_and_the_first_says_what_they_are() -> None:
+    answered = Answered()
+    for each in (update("a"), update(" wolf"), update(ends=True)):
+        assert not answered.answer.complete
+        answered.answer.deliver(each)
+    assert answered.answer.complete
+    assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf"), Item(b".", True)]
+
+
+def test_an_update_without_bytes_is_no_item_unless_it_is_the_last() -> None:
+    class Silent(WordEncoder):
+        def encode(self, update: object) -> bytes:
+            return b""
+
+    answered = Answered(Silent())
+    answered.answer.deliver(update("a"))
+    assert answered.items == []
+    answered.answer.deliver(update(ends=True))
+    assert answered.items == [Item(b"", True, properties=(WORDS,))]
+
+
+def test_an_answer_is_complete_with_all_its_sequences() -> None:
+    answered = Answered(sequences=2)
+    complete = []
+    for each in (update("a", ends=True, index=1), update("b", ends=True)):
+        answered.answer.deliver(each)
+        complete.append(answered.answer.complete)
+    assert complete == [False, True]
+    assert [item.last for item in answered.items] == [False, True]
+
+
+def test_nothing_comes_after_the_last_item() -> None:
+    answered = Answered()
+    answered.answer.deliver(update("a", ends=True))
+    answered.answer.deliver(update("b"))
+    answered.answer.fail(InvalidRequestError("late"))
+    assert answered.items == [Item(b"a.", True, properties=(WORDS,))]
+
+
+def test_an_error_before_anything_was_sent_is_a_status() -> None:
+    answered = Answered()
+    answered.answer.deliver(update(error=OverloadedError("full", queue_depth=1, capacity=1, retry_after=7)))
+    assert answered.answer.complete
+    assert answered.items == [Item(b"", True, 529, "full", (JSON, ("Retry-After", "7")))]
+
+
+def test_an_error_in_a_stream_is_framed_as_its_dialect_does() -> None:
+    answered = Answered()
+    answered.answer.deliver(update("a"))
+    answered.answer.deliver(update(" wolf", error=GenerationError("the engine failed")))
+    assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf?", True)]
+
+
+def test_a_request_that_could_not_be_read_is_refused() -> None:
+    items: list[Item] = []
+    ItemWriter(items.append, StatusCodes()).fail(InvalidRequestError("no such field"))
+    assert items == [Item(b"", True, 424, "no such field", (JSON,))]
+
+
+@pytest.mark.parametrize("last", [b"!", b""], ids=["told by its dialect", "by DJL"])
+def test_a_formatter_that_refuses_in_a_stream_has_its_last_word(last: bytes) -> None:
+    answered = Answered(WordEncoder(last=last))
+    answered.answer.deliver(update("a"))
+    answered.encoder.failure = InvalidRequestError("no such field")
+    answered.answer.deliver(update("b"))
+    assert answered.answer.complete
+    assert answered.items[1] == (Item(b"!", True) if last else Item(b"", True, 424, "no such field", (JSON,)))
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_defect_is_for_the_log_and_not_for_the_client(caplog: pytest.LogCaptureFixture, begun: bool) -> None:
+    answered = Answered()
+    if begun:
+        answered.answer.deliver(update("a"))
+    answered.encoder.failure = KeyError("secret")
+    answered.answer.deliver(update("b"))
+    told = "Internal server error, see the server's log."
+    assert answered.items[-1] == Item(b"", True, 500, told, (JSON,))
+    assert "secret" in caplog.text
+
+
+def test_a_refusal_is_not_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    Answered().answer.fail(InvalidRequestError("no such field"))
+    assert caplog.records == []

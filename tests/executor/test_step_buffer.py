@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from djl_trtllm.executor.protocol import Delta, Finish, Stats, Step
+from djl_trtllm.executor.step_buffer import StepBuffer
+
+
+def sent_by(body: Callable[[StepBuffer], None]) -> list[list[Delta]]:
+    """What an step_buffer sends of what `body` puts in within one turn of the loop."""
+    steps: list[Step] = []
+
+    async def main() -> None:
+        step_buffer = StepBuffer(steps.append, Stats)
+        body(step_buffer)
+        assert steps == []
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert step_buffer.sent == len(steps)
+
+    asyncio.run(main())
+    return [step.deltas for step in steps]
+
+
+def test_what_one_wake_up_brings_is_one_message() -> None:
+    def body(step_buffer: StepBuffer) -> None:
+        for request_id in range(3):
+            step_buffer.extend(request_id, [request_id], None)
+
+    assert sent_by(body) == [[Delta(0, [0]), Delta(1, [1]), Delta(2, [2])]]
+
+
+def test_a_backlog_of_one_request_is_one_delta() -> None:
+    def body(step_buffer: StepBuffer) -> None:
+        step_buffer.extend(7, [1], [-0.1]).cached_tokens = 4
+        step_buffer.extend(7, [2, 3], [-0.2, -0.3])
+        step_buffer.extend(7, (), None).finish = Finish.LENGTH
+
+    assert sent_by(body) == [[Delta(7, [1, 2, 3], [-0.1, -0.2, -0.3], Finish.LENGTH, None, 4)]]
+
+
+def test_the_callers_list_is_not_kept() -> None:
+    tokens = [1]
+
+    def body(step_buffer: StepBuffer) -> None:
+        step_buffer.extend(7, tokens, None)
+        step_buffer.extend(7, [2], None)
+
+    sent_by(body)
+    assert tokens == [1]
+
+
+def test_a_flush_with_nothing_new_is_a_sign_of_life() -> None:
+    steps: list[Step] = []
+
+    async def main() -> None:
+        StepBuffer(steps.append, lambda: Stats(running=2)).flush()
+
+    asyncio.run(main())
+    assert steps == [Step([], Stats(running=2))]
+
+
+def test_later_wake_ups_are_later_messages() -> None:
+    steps: list[Step] = []
+
+    async def main() -> None:
+        step_buffer = StepBuffer(steps.append, Stats)
+        for token in range(3):
+            step_buffer.extend(1, [token], None)
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert [step.deltas[0].token_ids for step in steps] == [[0], [1], [2]]
