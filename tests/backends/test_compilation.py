@@ -207,7 +207,9 @@ def test_what_was_compiled_by_other_versions_is_compiled_again(
     assert manifest is not None
     msgspec.structs.replace(manifest, versions={"openvino": "1.0"}).write(tmp_path / "out")
     compile_checkpoint(configured(), model, tmp_path / "out")
-    assert Manifest.read(tmp_path / "out") == manifest
+    again = Manifest.read(tmp_path / "out")
+    assert again is not None
+    assert msgspec.structs.replace(again, created=manifest.created) == manifest
 
 
 def test_what_its_own_files_contradict_is_compiled_again(model: Path, tmp_path: Path, compiler: list[str]) -> None:
