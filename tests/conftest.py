@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 from djl_trtllm.model import Tokenizer, load_tokenizer
 from tests.support import signal_stack
+from tests.support.waiting import survivors
 
 TESTS = Path(__file__).parent
 TINY_STORIES = TESTS.parent / "serving" / "models" / "tiny-stories"
@@ -21,7 +24,7 @@ settings.register_profile("thorough", settings.get_profile("quick"), max_example
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-LONG = ("integration", "trtllm", "fakes", "docker", "engine", "executor")
+LONG = ("integration", "trtllm", "fakes", "docker", "backends", "engines", "executor")
 """Directories of tests that start processes."""
 
 
@@ -31,11 +34,38 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _directory(item: pytest.Item) -> str:
+    """The directory of `tests` that a test is in."""
+    return item.path.relative_to(TESTS).parts[0]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long is begun first, so that several processes end at the same time. Within that the order stays."""
+    """What takes long is begun first, so that several processes end at the same time.
+
+    Within that the order stays, but tests of one directory follow each other: they share servers, which end with it.
+    """
     places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).parts[0], len(LONG)))
+    folders: dict[Path, int] = {}
+    for item in items:
+        folders.setdefault(item.path.parent, len(folders))
+    items.sort(key=lambda item: (places.get(_directory(item), len(LONG)), folders[item.path.parent]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """The last test of a directory fails where one of its tests, or a fixture, has left a process running.
+
+    Other tests look at what runs below this process: TensorRT-LLM's ranks, for one, are known by their command line.
+    """
+    result = yield
+    if nextitem is None or _directory(nextitem) != _directory(item):
+        left = survivors(psutil.Process().children(recursive=True), timeout=5)
+        commands = [process.cmdline() for process in left]
+        for process in left:
+            process.kill()
+        assert not left, f"tests/{_directory(item)} has left processes: {commands}"
+    return result
 
 
 @pytest.fixture(scope="session")

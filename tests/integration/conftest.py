@@ -1,4 +1,4 @@
-"""Servers that tests share. Each is started once, and a test that leaves something behind in one fails."""
+"""Servers that tests share. Each is started once for its package, and a test that leaves something in one fails."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def golden_tokens(model: Path) -> golden.Tokens:
     return golden.tokens_for(model)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(model: Path, scratch: Path) -> Iterator[Server]:
     """A roomy server without prefix reuse."""
     with serving(

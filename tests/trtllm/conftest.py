@@ -129,7 +129,7 @@ def compiled(installation: Installation, make_model: MakeModel, tmp_path_factory
     return out
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(
     request: pytest.FixtureRequest, installation: Installation, backend: str, make_model: MakeModel
 ) -> Iterator[Server]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.backends.tensorrt_llm.machine import Machine
@@ -14,8 +13,6 @@ from tests.backends.tensorrt_llm.played_llm import MakeEngine, patched
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
     """`make(version, **options)`: TensorRT-LLM's executor over an LLM that is played."""
-    # Other tests of this process may have servers with ranks, which are none of the played LLM's.
-    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
     return patched(monkeypatch)
 
 

@@ -28,7 +28,7 @@ def make_model(
     return tensorrt_llm_model(directory, script, **options)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(executor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with 2 places, a queue of 3, 200 tokens per second and request; 77 tokens fail at the fourth."""
     model, environ = make_model(
