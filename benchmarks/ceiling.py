@@ -16,7 +16,6 @@ second is the rate published for Llama 3.1 8B in FP8 on an H200. The host's CPU 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -26,12 +25,10 @@ import psutil
 from load import percentile, post, run_streams
 from rich.console import Console
 from rich.table import Table
-from servers import cpu_seconds, free_port, ours, started
+from servers import TICK, cpu_seconds, free_port, serving, started
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.fakes.installation import fake_tensorrt_llm
+from tests.support.models import scripted_model, tensorrt_llm_model
 
-MODEL = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother and there she met the wolf"
 
 
@@ -47,35 +44,11 @@ class Measured:
     host_share: float = 0.0
 
 
-def model_directory(root: Path, executor: str, script: dict[str, object]) -> tuple[Path, dict[str, str]]:
-    """The bundled model's tokenizer in front of the executor, and the environment that it needs."""
-    directory = root / f"scripted-{len(list(root.iterdir()))}"
-    directory.mkdir()
-    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (directory / name).symlink_to(MODEL / name)
-    # Long streams: the executor has no context to run out of.
-    config = json.loads((MODEL / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1_000_000}))
-    environment: dict[str, str] = {}
-    lines = {"option.backend": "scripted", "option.script": json.dumps(script)}
-    if executor == "tensorrt_llm":
-        lines = {"option.backend": "tensorrt"}
-        environment = fake_tensorrt_llm(directory, script=script) | {"DJL_CACHE_DIR": str(root / "cache")}
-    lines |= {
-        "option.max_rolling_batch_size": "256",
-        "option.max_input_len": "4096",
-        "option.max_output_len": "1000000",
-        "option.max_seq_len": "1000000",
-    }
-    (directory / "serving.properties").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-    return directory, environment
-
-
 def measure(process: psutil.Process, port: int, requests: list[bytes], period: float | None) -> Measured:
     hosts = process.children()
     before, host_before = cpu_seconds(process), sum(map(cpu_seconds, hosts))
     results = run_streams(port, requests)
-    cpu, host_cpu = cpu_seconds(process) - before, sum(map(cpu_seconds, hosts)) - host_before
+    cpu, host_cpu = max(TICK, cpu_seconds(process) - before), sum(map(cpu_seconds, hosts)) - host_before
     failures = [result.failed for result in results if result.failed]
     if failures:
         sys.exit(f"{len(failures)} streams failed, the first with: {failures[0]}")
@@ -92,20 +65,26 @@ def measure(process: psutil.Process, port: int, requests: list[bytes], period: f
 
 
 def ours_measured(root: Path, executor: str, streams: int, steps_per_second: float, tokens: int) -> Measured:
-    port = free_port()
-    model, environment = model_directory(root, executor, {"steps_per_second": steps_per_second})
+    directory = root / f"model-{len(list(root.iterdir()))}"
+    script = {"steps_per_second": steps_per_second}
+    options = {"option.max_rolling_batch_size": 256}
+    environ: dict[str, str] = {}
+    if executor == "tensorrt_llm":
+        model, environ = tensorrt_llm_model(directory, script, **{"option.backend": "tensorrt"}, **options)
+    else:
+        model = scripted_model(directory, script, **options)
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens}, "stream": True}
-    with started(ours(model, port), port, **environment) as process:
-        run_streams(port, [post("/invocations", {**body, "parameters": {"max_new_tokens": 8}})] * streams)
+    with serving(model, root, **environ) as server:
+        run_streams(server.port, [post("/invocations", {**body, "parameters": {"max_new_tokens": 8}})] * streams)
         period = 1 / steps_per_second if steps_per_second else None
-        return measure(process, port, [post("/invocations", body)] * streams, period)
+        return measure(server.process, server.port, [post("/invocations", body)] * streams, period)
 
 
 def bare_measured(streams: int, steps_per_second: float, tokens: int, tokens_per_chunk: int) -> Measured:
     port = free_port()
     body = {"chunks": tokens // tokens_per_chunk, "tokens_per_chunk": tokens_per_chunk}
     app = str(Path(__file__).parent / "bare_app.py")
-    with started([app], port, PORT=str(port), STEPS_PER_SECOND=str(steps_per_second)) as process:
+    with started([sys.executable, app], port, PORT=str(port), STEPS_PER_SECOND=str(steps_per_second)) as process:
         run_streams(port, [post("/stream", {"chunks": 8, "tokens_per_chunk": 1})] * streams)
         period = 1 / steps_per_second if steps_per_second else None
         return measure(process, port, [post("/stream", body)] * streams, period)

@@ -23,9 +23,8 @@ from pathlib import Path
 from load import post, run_streams
 from rich.console import Console
 from rich.table import Table
-from servers import free_port, ours, started, started_command
+from servers import free_port, serving, started
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.integration.djl.java_engine import JavaEngine
 from tests.integration.djl.models import djl_model
 
@@ -103,7 +102,7 @@ def front_end(arguments: argparse.Namespace, model: Path, request: dict[str, obj
     port = free_port()
     command = [str(HERE.parent / "scripts" / "djl-serving"), str(arguments.checkout), str(model), "--port", str(port)]
     environ = {"PYTHON_EXECUTABLE": sys.executable, "DJL_CACHE_DIR": str(model.parent / "djl-cache")}
-    with started_command(command, port, **environ):
+    with started(command, port, **environ):
         return {count: over_http(port, "/invocations", request, count, arguments.rounds) for count in arguments.streams}
 
 
@@ -130,10 +129,10 @@ def main() -> None:
             results[name] = in_java(model, body, arguments.streams, arguments.rounds)
             if arguments.checkout is not None:
                 results[f"{name}, HTTP"] = front_end(arguments, model, request)
-        port = free_port()
-        with started(ours(models["djl_trtllm.async_handler"], port), port):
+        with serving(models["djl_trtllm.async_handler"]) as server:
             results["djl-trtllm serve, HTTP"] = {
-                count: over_http(port, "/invocations", request, count, arguments.rounds) for count in arguments.streams
+                count: over_http(server.port, "/invocations", request, count, arguments.rounds)
+                for count in arguments.streams
             }
     table = Table(title=f"{arguments.tokens} tokens per request, {steps:g} steps per second")
     for column in ("streams", "server", "offered tok/s", "tok/s", "TTFT p50", "TTFT p99", "added latency per token"):

@@ -12,18 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import re
 import statistics
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 from load import StreamResult, percentile, post, run_streams
 from rich.console import Console
 from rich.table import Table
-from servers import free_port, ours, started
+from servers import Server, of_the_shell, serving
 
 from djl_trtllm.service import Model, open_source, prepare
 
@@ -74,9 +72,8 @@ class RawExecutor:
         return line
 
 
-def stall_buckets(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
-        return {bound: float(count) for bound, count in _BUCKET.findall(page.read().decode())}
+def stall_buckets(server: Server) -> dict[str, float]:
+    return {bound: float(count) for bound, count in _BUCKET.findall(server.http.get("/metrics").text)}
 
 
 def stall_p99(before: dict[str, float], after: dict[str, float]) -> str:
@@ -88,10 +85,10 @@ def stall_p99(before: dict[str, float], after: dict[str, float]) -> str:
     return "?"
 
 
-def served(port: int, prompts: list[str], tokens: int) -> tuple[float, list[StreamResult]]:
+def served(server: Server, prompts: list[str], tokens: int) -> tuple[float, list[StreamResult]]:
     parameters = {"max_new_tokens": tokens, "ignore_eos_token": True}
     requests = [post("/invocations", {"inputs": p, "parameters": parameters, "stream": True}) for p in prompts]
-    results = run_streams(port, requests)
+    results = run_streams(server.port, requests)
     if failed := [result.failed for result in results if result.failed]:
         sys.exit(f"{len(failed)} streams failed, the first with: {failed[0]}")
     seconds = max(r.arrivals[-1][0] for r in results) - min(r.started for r in results)
@@ -99,14 +96,14 @@ def served(port: int, prompts: list[str], tokens: int) -> tuple[float, list[Stre
 
 
 def measure_row(
-    table: Table, name: str, port: int, raw: RawExecutor, model: Model, prompts: list[str], tokens: int, runs: int
+    table: Table, name: str, server: Server, raw: RawExecutor, model: Model, prompts: list[str], tokens: int, runs: int
 ) -> None:
     ids = [model.tokenizer.encode(prompt) for prompt in prompts]
     pairs: list[tuple[float, float]] = []
     results: list[StreamResult] = []
-    before = stall_buckets(port)
+    before = stall_buckets(server)
     for _ in range(runs):
-        ours_speed, streams = served(port, prompts, tokens)
+        ours_speed, streams = served(server, prompts, tokens)
         pairs.append((ours_speed, raw.run(ids, tokens)))
         results += streams
     ratios = [ours_speed / raw_speed for ours_speed, raw_speed in pairs]
@@ -120,7 +117,7 @@ def measure_row(
         f"{min(ratios):.2f}-{max(ratios):.2f}",
         f"{percentile(first, 0.5):.0f} / {percentile(first, 0.99):.0f}",
         f"{percentile(gaps, 0.5):.1f} / {percentile(gaps, 0.99):.1f}",
-        stall_p99(before, stall_buckets(port)),
+        stall_p99(before, stall_buckets(server)),
     )
 
 
@@ -132,24 +129,24 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     arguments = parser.parse_args()
     logging.basicConfig(level="WARNING")
-    model = prepare(open_source(arguments.model, {**os.environ, **OPTIONS}))
+    environ = of_the_shell(**OPTIONS)
+    model = prepare(open_source(arguments.model, environ))
     table = Table(title=f"{arguments.model.name}, {arguments.tokens} tokens per stream, {arguments.runs} runs each")
     for column in ("streams", "served tok/s", "raw tok/s", "ratio", "spread", "TTFT p50/p99 ms", "ITL p50/p99 ms"):
         table.add_column(column, justify="right")
     table.add_column("loop stall p99 ms", justify="right")
     raw = RawExecutor(model)
-    port = free_port()
     try:
-        with started(ours(arguments.model, port), port, **OPTIONS):
+        with serving(arguments.model, **environ) as server:
             warm = [BEGINNINGS[0]] * max(arguments.streams)
-            served(port, warm, arguments.tokens)
+            served(server, warm, arguments.tokens)
             raw.run([model.tokenizer.encode(prompt) for prompt in warm], arguments.tokens)
             for streams in arguments.streams:
                 prompts = [BEGINNINGS[number % len(BEGINNINGS)] for number in range(streams)]
-                measure_row(table, str(streams), port, raw, model, prompts, arguments.tokens, arguments.runs)
+                measure_row(table, str(streams), server, raw, model, prompts, arguments.tokens, arguments.runs)
             long = " ".join(["the wolf went into the wood and"] * 400)
             long = model.tokenizer.decode(model.tokenizer.encode(long)[:1990])
-            measure_row(table, "16 long", port, raw, model, [long] * 16, 16, arguments.runs)
+            measure_row(table, "16 long", server, raw, model, [long] * 16, 16, arguments.runs)
     finally:
         raw.close()
     Console(width=130).print(table)

@@ -23,11 +23,10 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.table import Table
+from servers import Server, serving
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model
-from tests.support.server import Server, serving
 from tests.support.waiting import wait_until
 
 _MOST_WORKERS = 3

@@ -1,10 +1,9 @@
-"""Starts the servers that the benchmarks measure."""
+"""The servers that the benchmarks measure: ours by the tests' harness, others by their command."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,36 +14,32 @@ from pathlib import Path
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.support.server import Server, free_port, serving
 
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+__all__ = ["TICK", "Server", "cpu_seconds", "free_port", "of_the_shell", "serving", "started"]
 
 
-@contextlib.contextmanager
-def started(arguments: list[str], port: int, path: str = "/ping", **environ: str) -> Iterator[psutil.Process]:
-    """Run a Python server until the block ends; entered once `path` answers 200."""
-    with started_command([sys.executable, *arguments], port, path, **environ) as process:
-        yield process
+def of_the_shell(**options: str) -> dict[str, str]:
+    """The shell's environment and `options`. Alone, the harness keeps the shell's options and engine cache out."""
+    return {"DJL_CACHE_DIR": str(Path.home() / ".cache"), **os.environ, **options}
 
 
 @contextlib.contextmanager
-def started_command(arguments: list[str], port: int, path: str = "/ping", **environ: str) -> Iterator[psutil.Process]:
-    """Run any server until the block ends; entered once `path` answers 200."""
-    process = subprocess.Popen(arguments, env={**os.environ, **environ})
+def started(arguments: list[str], port: int, **environ: str) -> Iterator[psutil.Process]:
+    """Run any server until the block ends; entered once /ping answers 200."""
+    process = psutil.Popen(arguments, env={**os.environ, **environ})
     try:
         deadline = time.monotonic() + 300
         while True:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{arguments} did not start (status {process.returncode})")
             with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2)
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=2)
                 break
             time.sleep(0.1)
-        yield psutil.Process(process.pid)
+        yield process
     finally:
         process.terminate()
         try:
@@ -54,23 +49,7 @@ def started_command(arguments: list[str], port: int, path: str = "/ping", **envi
             process.wait()
 
 
-def ours(model: Path, port: int) -> list[str]:
-    """The command line of `djl-trtllm serve`."""
-    return [
-        "-m",
-        "djl_trtllm.cli",
-        "serve",
-        str(model),
-        "--port",
-        str(port),
-        "--host",
-        "127.0.0.1",
-        "--log-level",
-        "warning",
-    ]
-
-
 def cpu_seconds(process: psutil.Process) -> float:
-    """CPU time of the process itself (its executor host is not part of it), user and system."""
+    """CPU time of the process itself (its executor host is not part of it), user and system, in whole ticks."""
     times = process.cpu_times()
     return float(times.user + times.system)

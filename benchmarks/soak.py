@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-from servers import free_port, ours, started
+from servers import Server, of_the_shell, serving
 
 BUNDLED = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
 WORDS = ("the", "wolf", "girl", "grandmother", "wood", "house", "basket", "red", "hood", "little", "old", "ran", "in")
@@ -87,15 +86,15 @@ async def send_all(port: int, numbers: Iterator[int]) -> None:
     await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
 
 
-def measure(server: psutil.Process, requests: int, since: float) -> Row:
+def measure(server: Server, requests: int, since: float) -> Row:
     """The memory now."""
-    (host,) = server.children()
+    process, host = server.process, server.host()
     return Row(
         requests,
-        server.memory_info().rss,
+        process.memory_info().rss,
         host.memory_info().rss,
-        server.num_threads() + host.num_threads(),
-        server.num_fds() + host.num_fds(),
+        process.num_threads() + host.num_threads(),
+        process.num_fds() + host.num_fds(),
         time.monotonic() - since,
     )
 
@@ -106,20 +105,19 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=BUNDLED)
     parser.add_argument("--requests", type=int, default=20_000)
     arguments = parser.parse_args()
-    port = free_port()
-    options = {
-        "OPTION_MAX_TOKENS_IN_PAGED_KV_CACHE": str(POOL_TOKENS),
-        "OPTION_ENABLE_KV_CACHE_REUSE": "true",
-    }
+    environ = of_the_shell(
+        OPTION_MAX_TOKENS_IN_PAGED_KV_CACHE=str(POOL_TOKENS),
+        OPTION_ENABLE_KV_CACHE_REUSE="true",
+    )
     numbers = itertools.count()
-    with started(ours(arguments.model, port), port, **options) as server:
+    with serving(arguments.model, **environ) as server:
         since = time.monotonic()
         print(f"{'requests':>9} {'server MB':>12} {'host MB':>10} {'threads':>8} {'files':>6} {'seconds':>8}")
         rows = [measure(server, 0, since)]
         print(rows[0].show(), flush=True)
         step = arguments.requests // ROWS
         for row in range(1, ROWS + 1):
-            asyncio.run(send_all(port, itertools.islice(numbers, step)))
+            asyncio.run(send_all(server.port, itertools.islice(numbers, step)))
             rows.append(measure(server, row * step, since))
             print(rows[-1].show(), flush=True)
     walked, last = rows[WALKED_AFTER], rows[-1]
