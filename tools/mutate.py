@@ -1,8 +1,8 @@
 """Change one line of a module at a time and see whether the module's own tests notice.
 
-    python tools/mutate.py batching/sequence.py        a sample of the module's mutants
-    python tools/mutate.py                             the same for every module of the core
-    python tools/mutate.py --all service/lifecycle.py  all its mutants
+    python -m tools.mutate batching/sequence.py        a sample of the module's mutants
+    python -m tools.mutate                             the same for every module of the core
+    python -m tools.mutate --all service/lifecycle.py  all its mutants
 
 The own tests of `djl_trtllm/x/y.py` are `tests/x/test_y.py` and `tests/x/test_y_*.py`, without those marked slow. A
 mutant is killed when they fail or take too long. What survives is printed: a test is missing there, or the line is not
@@ -30,9 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
-from mutants import Mutant, equivalents, mutants_of
 from rich.console import Console
 from rich.table import Table
+
+from tools.mutants import Mutant, equivalents, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "djl_trtllm"

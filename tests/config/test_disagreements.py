@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from djl_trtllm.config.disagreements import DISAGREEMENTS
-from djl_trtllm.config.docs import options_page
 from djl_trtllm.config.registry import OPTIONS
+from tools.options_docs import options_page
 
 CHOSEN = {
     "max_input_len": 1024,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from djl_trtllm.backends.tensorrt_llm.names import has, members
 from djl_trtllm.config import Backend
 from djl_trtllm.config.registry import OPTIONS, find
 from djl_trtllm.config.target import named_targets
-from djl_trtllm.config.tensorrt_llm_names import has, members
 
 VERSION = "1.2.1"
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 from packaging.version import Version
 
-from djl_trtllm.config.tensorrt_llm_names import REQUIRED, members, module_of, owners
+from djl_trtllm.backends.tensorrt_llm.names import REQUIRED, members, module_of, owners
 
 _HERE = Path(__file__).parent
 

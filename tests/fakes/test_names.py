@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.config.tensorrt_llm_names import KNOWN_VERSIONS, members, owners
+from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members, owners
 
 from .observing import Observer, call
 

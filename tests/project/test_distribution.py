@@ -76,7 +76,7 @@ def test_the_wheel_has_the_package_its_data_and_the_licence(wheel: Path) -> None
         names = set(archive.namelist())
     info = f"djl_trtllm-{djl_trtllm.__version__}.dist-info/"
     assert {name for name in names if not name.startswith(info)} == package_files()
-    assert {"djl_trtllm/py.typed", "djl_trtllm/config/tensorrt_llm_names.json", info + "licenses/LICENSE"} <= names
+    assert {"djl_trtllm/py.typed", "djl_trtllm/backends/tensorrt_llm/names.json", info + "licenses/LICENSE"} <= names
 
 
 def test_the_source_distribution_has_what_builds_the_wheel_and_the_documents(sdist: Path) -> None:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import ast
-import sys
-from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-try:
-    from mutants import equivalents, mutants_of
-    from mutate import PACKAGE, ROOT, modules, own_tests
-finally:
-    sys.path.remove(str(TOOLS))
+from tools.mutants import equivalents, mutants_of
+from tools.mutate import PACKAGE, ROOT, modules, own_tests
 
 
 def changes(source: str) -> set[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from djl_trtllm.config.tensorrt_llm_names import members
+from djl_trtllm.backends.tensorrt_llm.names import members
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.support import server as cli
 from tests.support.server import Server, running

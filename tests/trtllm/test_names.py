@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,14 +13,15 @@ from tests.trtllm.conftest import START_SECONDS, Installation
 
 pytestmark = pytest.mark.timeout(START_SECONDS + 60)
 
-# Where the fake is simpler than the real package; see tests/config/test_tensorrt_llm_check.py.
+# Where the fake is simpler than the real package; see tests/tools/tensorrt_llm/test_check.py.
 FAKES_OWN = ("generate_async", "LoadFormat", "SpeculativeDecodingMode")
 
 
 def test_the_table_is_what_is_there(installation: Installation) -> None:
     """Names that were not seen are no failure: the report lists them, and nothing calls them verified."""
     process = subprocess.run(
-        [sys.executable, "-m", "djl_trtllm.config.tensorrt_llm_check"],
+        [sys.executable, "-m", "tools.tensorrt_llm.check"],
+        cwd=Path(__file__).parents[2],  # where tools/ is
         env={**os.environ, **installation.environ},
         capture_output=True,
         text=True,

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.backends.tensorrt_llm.names import all_members, default_of, has, members, owners
 from djl_trtllm.config import Backend, Config, DType
 from djl_trtllm.config.choices import Choice, PluginDType
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.registry import OPTIONS
 from djl_trtllm.config.target import Target, read_effect
-from djl_trtllm.config.tensorrt_llm_names import all_members, default_of, has, members, owners
 from djl_trtllm.config.values import as_text
 
 Arguments = dict[str, Any]

@@ -14,11 +14,11 @@ from importlib import import_module
 from typing import Any
 
 from djl_trtllm.backends.tensorrt_llm.iteration_statistics import IterationStatistics
+from djl_trtllm.backends.tensorrt_llm.names import module_of
 from djl_trtllm.backends.tensorrt_llm.objects import build_arguments
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampling import Sampler, guide_arguments, sampling_arguments
 from djl_trtllm.backends.tensorrt_llm.workers import Workers
-from djl_trtllm.config.tensorrt_llm_names import module_of
 from djl_trtllm.executor.protocol import Feature, Finish, Limits, Stats, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
 from djl_trtllm.request import Adapter

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from djl_trtllm.config.tensorrt_llm_names import members, module_of, owners
+from djl_trtllm.backends.tensorrt_llm.names import members, module_of, owners
 
 
 def build_arguments(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from djl_trtllm.backends.tensorrt_llm.built_engine import LAUNCHED, BuiltEngine,
 from djl_trtllm.backends.tensorrt_llm.compiler import COMPILER
 from djl_trtllm.backends.tensorrt_llm.converter_aliases import converter_alias
 from djl_trtllm.backends.tensorrt_llm.derivations import derive
+from djl_trtllm.backends.tensorrt_llm.names import has, members
 from djl_trtllm.backends.tensorrt_llm.quantization import is_calibrated
 from djl_trtllm.config import Backend, Config, DType
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.config.origin import Origin
-from djl_trtllm.config.tensorrt_llm_names import has, members
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences

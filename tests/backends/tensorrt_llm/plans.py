@@ -10,8 +10,8 @@ import pytest
 
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.arguments import LLM_OWNERS
+from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtEnginePlan, TensorRtLlmPlan
-from djl_trtllm.config.tensorrt_llm_names import has
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import inspect
 from tests.backends.tensorrt_llm.cases import ABSENT

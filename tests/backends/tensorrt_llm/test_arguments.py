@@ -10,11 +10,11 @@ import pytest
 
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.arguments import LLM_OWNERS
+from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
 from djl_trtllm.config import Backend
 from djl_trtllm.config.registry import OPTIONS, find
 from djl_trtllm.config.target import read_effect
-from djl_trtllm.config.tensorrt_llm_names import KNOWN_VERSIONS, members
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import inspect
 from tests.backends.tensorrt_llm.cases import CASES

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from djl_trtllm.config.tensorrt_llm_names import REQUIRED, Owner, owners
-from djl_trtllm.config.tensorrt_llm_seen import UNREAD, Absent, Seen, Sight, Unseen, assigned_attributes
+from djl_trtllm.backends.tensorrt_llm.names import REQUIRED, Owner, owners
+from tools.tensorrt_llm.seen import UNREAD, Absent, Seen, Sight, Unseen, assigned_attributes
 
 _PACKAGE = "tensorrt_llm"
 _FIELD_CALLS = frozenset({"Field", "PydanticField", "field"})

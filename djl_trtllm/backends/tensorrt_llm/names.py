@@ -1,7 +1,7 @@
 """The names of TensorRT-LLM that this package uses: what each version has, and how that is known.
 
-The rows are in `tensorrt_llm_names.json`, one per line. They are the one source for what may be passed to
-TensorRT-LLM, for the version gates, and for `docs/tensorrt-llm-names.md`; `tensorrt_llm_check` compares them with
+The rows are in `names.json`, one per line. They are the one source for what may be passed to
+TensorRT-LLM, for the version gates, and for `docs/tensorrt-llm-names.md`; `tools.tensorrt_llm.check` compares them with
 a real package.
 """
 
@@ -135,7 +135,7 @@ def _within(version: Version, since: str, until: str | None) -> bool:
 
 @cache
 def _table() -> tuple[Mapping[str, Owner], tuple[Member, ...], Mapping[str, str]]:
-    text = resources.files(__package__).joinpath("tensorrt_llm_names.json").read_text(encoding="utf-8")
+    text = resources.files(__package__).joinpath("names.json").read_text(encoding="utf-8")
     data: Mapping[str, Any] = json.loads(text)
     named = {row["name"]: _owner(row) for row in data["owners"]}
     rows = tuple(_member(row) for row in data["members"])

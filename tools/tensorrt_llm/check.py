@@ -1,6 +1,6 @@
 """Compares the table of TensorRT-LLM's names with a TensorRT-LLM.
 
-`python -m djl_trtllm.config.tensorrt_llm_check` imports the installed one, `--tree DIR` reads an unpacked one (a
+`python -m tools.tensorrt_llm.check` imports the installed one, `--tree DIR` reads an unpacked one (a
 checkout, a wheel) without running it. Status 1 where something differs. What was not seen is listed as not seen.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from djl_trtllm.config.tensorrt_llm_installed import Installed
-from djl_trtllm.config.tensorrt_llm_names import REQUIRED, Member, Owner, all_members, members, module_of, owners
-from djl_trtllm.config.tensorrt_llm_seen import UNREAD, Absent, Package, Seen, Sight, Unseen, same_type
-from djl_trtllm.config.tensorrt_llm_tree import Tree
+from djl_trtllm.backends.tensorrt_llm.names import REQUIRED, Member, Owner, all_members, members, module_of, owners
+from tools.tensorrt_llm.installed import Installed
+from tools.tensorrt_llm.seen import UNREAD, Absent, Package, Seen, Sight, Unseen, same_type
+from tools.tensorrt_llm.tree import Tree
 
 
 class Verdict(Enum):
@@ -202,7 +202,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m djl_trtllm.config.tensorrt_llm_check", description=(__doc__ or "").splitlines()[0]
+        prog="python -m tools.tensorrt_llm.check", description=(__doc__ or "").splitlines()[0]
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--tree", type=Path, help="a folder with the package tensorrt_llm in it: read, not run")

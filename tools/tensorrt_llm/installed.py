@@ -12,8 +12,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from djl_trtllm.config.tensorrt_llm_names import REQUIRED, Owner, owners
-from djl_trtllm.config.tensorrt_llm_seen import UNREAD, Absent, Seen, Sight, Unseen, assigned_attributes
+from djl_trtllm.backends.tensorrt_llm.names import REQUIRED, Owner, owners
+from tools.tensorrt_llm.seen import UNREAD, Absent, Seen, Sight, Unseen, assigned_attributes
 
 
 class Installed:

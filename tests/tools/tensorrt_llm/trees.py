@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from djl_trtllm.config.tensorrt_llm_check import Finding, Report, Verdict, check_tree
+from tools.tensorrt_llm.check import Finding, Report, Verdict, check_tree
 
 FILES = {
     "__init__.py": "from .llmapi import LLM\nfrom .sampling_params import SamplingParams\n",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.config.tensorrt_llm_names import KNOWN_VERSIONS
+from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS
 from tests.fakes.installation import fake_tensorrt_llm
 
 # Where the fake is not like the real one, and need not be.
@@ -27,7 +27,7 @@ SIMPLER_IN_THE_FAKE = {
 def test_the_fake_has_what_the_table_says(version: str, tmp_path: Path) -> None:
     """The same comparison as in a container: import, signatures, fields."""
     process = subprocess.run(
-        [sys.executable, "-m", "djl_trtllm.config.tensorrt_llm_check", "--installed"],
+        [sys.executable, "-m", "tools.tensorrt_llm.check", "--installed"],
         env={**os.environ, **fake_tensorrt_llm(tmp_path, version=version)},
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
-from djl_trtllm.config.tensorrt_llm_names import REQUIRED, MemberKind, Owner
+from djl_trtllm.backends.tensorrt_llm.names import REQUIRED, MemberKind, Owner
 
 
 class _Unread(Enum):

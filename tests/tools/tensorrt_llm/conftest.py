@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.config.tensorrt_llm_check import Report
-from tests.config.trees import Make, report_on
+from tests.tools.tensorrt_llm.trees import Make, report_on
+from tools.tensorrt_llm.check import Report
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from djl_trtllm.config.tensorrt_llm_docs import names_page
-from djl_trtllm.config.tensorrt_llm_names import all_members, owners
+from djl_trtllm.backends.tensorrt_llm.names import all_members, owners
+from tools.tensorrt_llm.page import names_page
 
 
 def test_the_page_has_every_owner_and_name() -> None:

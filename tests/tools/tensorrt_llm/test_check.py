@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.config.tensorrt_llm_check import Verdict, main
-from tests.config.trees import Make, changed, finding
+from tests.tools.tensorrt_llm.trees import Make, changed, finding
+from tools.tensorrt_llm.check import Verdict, main
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from packaging.version import Version
 
-from djl_trtllm.config.tensorrt_llm_names import (
+from djl_trtllm.backends.tensorrt_llm.names import (
     KNOWN_VERSIONS,
     REQUIRED,
     Member,
@@ -38,7 +38,7 @@ def rows_of_one_name() -> list[list[Member]]:
 
 def test_the_file_has_one_row_per_line_in_order() -> None:
     """So that a change of one row is a change of one line."""
-    text = resources.files("djl_trtllm.config").joinpath("tensorrt_llm_names.json").read_text()
+    text = resources.files("djl_trtllm.backends.tensorrt_llm").joinpath("names.json").read_text()
     lines = [line.rstrip(",") for line in text.splitlines() if line.startswith('{"owner":')]
     rows = [json.loads(line) for line in lines]
     assert len(rows) == len(all_members()) > 300

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.config.tensorrt_llm_seen import same_type
+from tools.tensorrt_llm.seen import same_type
 
 
 @pytest.mark.parametrize(

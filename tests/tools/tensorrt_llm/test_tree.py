@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.config.tensorrt_llm_check import Verdict
-from tests.config.trees import Make, changed, finding, verdict
+from tests.tools.tensorrt_llm.trees import Make, changed, finding, verdict
+from tools.tensorrt_llm.check import Verdict
 
 
 @pytest.mark.parametrize(

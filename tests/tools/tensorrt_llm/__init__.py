@@ -1,0 +1,1 @@
+"""Tests of the checker of TensorRT-LLM names."""

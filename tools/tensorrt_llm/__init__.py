@@ -1,0 +1,1 @@
+"""Compares the table of TensorRT-LLM names with a package, and writes its page."""
