@@ -189,6 +189,7 @@ def test_a_host_that_is_ready_and_gone_at_once_was_started_and_died(play: Play) 
         await host.client.kill()
         looked = host.probe.looked
         await asyncio.sleep(600)
-        assert host.probe.looked == looked == 0
+        # From Python 3.12 on the start is seen before the death, and the watch has looked once.
+        assert host.probe.looked == looked <= 1
 
     play(body)
