@@ -105,7 +105,7 @@ def options_page() -> str:
         (_ANSWERED, _answered_table()),
     )
     parts += [head + "\n" + "\n".join(rows) + "\n" for head, rows in tables]
-    for title, members in groupby(OPTIONS.values(), key=lambda declared: declared.group):
+    for title, members in groupby(OPTIONS.values(), key=lambda declared: declared.group.title):
         parts.append(f"## {title}\n")
         parts += ["\n".join(_section(declared)) + "\n" for declared in members]
     return "\n".join(parts)
@@ -114,7 +114,7 @@ def options_page() -> str:
 def example_file() -> str:
     """The text of `serving.properties.example`."""
     lines = [_EXAMPLE_HEAD]
-    for title, members in groupby(OPTIONS.values(), key=lambda declared: declared.group):
+    for title, members in groupby(OPTIONS.values(), key=lambda declared: declared.group.title):
         lines.append(f"# ---- {title} ----\n")
         for declared in members:
             lines += _example(declared)
@@ -149,8 +149,8 @@ def _retired_table() -> Iterator[str]:
     yield "| option | what it did | today |"
     yield "|---|---|---|"
     for declared in OPTIONS.values():
-        if declared.option.retired:
-            yield f"| `{declared.key}` | {_cell(declared.option.description)} | {_cell(declared.option.retired)} |"
+        if declared.option.legacy:
+            yield f"| `{declared.key}` | {_cell(declared.option.description)} | {_cell(declared.option.legacy)} |"
 
 
 def _answered_table() -> Iterator[str]:
@@ -174,7 +174,7 @@ def _section(declared: DeclaredOption) -> Iterator[str]:
     rows.append(("variables", ", ".join(f"`{name}`" for name in variables_of(declared.key))))
     if option.scope is not Scope.MODEL:
         rows.append(("belongs to", "the server" if option.scope is Scope.SERVER else "the operator"))
-    if option.retired:
+    if option.legacy:
         rows.append(("effect", option.effect_on(Backend.AUTO)))
     elif option.effect:
         rows.append(("effect", option.effect))

@@ -25,15 +25,7 @@ from djl_trtllm.model import inspect
 log = logging.getLogger(__name__)
 
 PROPERTIES_FILE = "serving.properties"
-_CARRIED_GROUPS = (
-    "Lengths and batch",
-    "KV cache",
-    "Scheduler",
-    "Parallelism",
-    "Decoding",
-    "Adapters",
-    "Serving one model",
-)
+_CARRIED_GROUPS = ("limits", "kv_cache", "scheduler", "parallelism", "decoding", "lora", "serving")
 _CARRIED = ("trust_remote_code", "model_name")
 
 
@@ -109,7 +101,7 @@ def _write_properties(config: Config, plan: EnginePlan, out: Path) -> None:
     properties = {"engine": "Python", "option.backend": plan.backend.value}
     properties |= {f"option.{name}": as_text(value) for name, value in plan.served_with.items()}
     for declared in OPTIONS.values():
-        carried = declared.name in _CARRIED or declared.group in _CARRIED_GROUPS
+        carried = declared.name in _CARRIED or declared.group.name in _CARRIED_GROUPS
         if carried and config.is_set(declared.name):
             properties[declared.key] = as_text(getattr(config.options, declared.name)) or "none"
     path.write_text(

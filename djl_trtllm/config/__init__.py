@@ -4,7 +4,7 @@
 `resolve.precedence`, and raises one `ConfigError` with every problem.
 """
 
-from djl_trtllm.config.choices import Backend, DType, KvCacheDType, Quantization, RollingBatchMode, SchedulerPolicy
+from djl_trtllm.config.choices import Backend, DType, KvCacheDType, Quantization, SchedulerPolicy
 from djl_trtllm.config.compat.detect import names_configuration, read_source
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.environment import read_environment
@@ -23,7 +23,6 @@ __all__ = [
     "Origin",
     "OriginKind",
     "Quantization",
-    "RollingBatchMode",
     "SchedulerPolicy",
     "Setting",
     "Source",

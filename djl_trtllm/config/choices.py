@@ -64,18 +64,6 @@ class SchedulerPolicy(Choice):
     STATIC_BATCH = "static_batch"
 
 
-class RollingBatchMode(Choice):
-    """DJL Serving's choice of a rolling batch implementation."""
-
-    AUTO = "auto"
-    TRTLLM = "trtllm"
-    ENABLE = "enable"
-    DISABLE = "disable"
-    VLLM = "vllm"
-    LMI_DIST = "lmi-dist"
-    SCHEDULER = "scheduler"
-
-
 class ChunkingPolicy(Choice):
     """Order of the chunks of prompts under chunked prefill."""
 
@@ -135,13 +123,6 @@ class ProfilingVerbosity(Choice):
     LAYER_NAMES_ONLY = "layer_names_only"
     DETAILED = "detailed"
     NONE = "none"
-
-
-class LogitsDType(Choice):
-    """Number format of logits."""
-
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
 
 
 class PluginDType(Choice):
@@ -208,15 +189,6 @@ class KvCacheQuantAlgorithm(Choice):
     NVFP4 = "NVFP4"
 
 
-class BaichuanVersion(Choice):
-    """Baichuan models of the LMI document."""
-
-    V1_7B = "v1_7b"
-    V1_13B = "v1_13b"
-    V2_7B = "v2_7b"
-    V2_13B = "v2_13b"
-
-
 class ChatGlmVersion(Choice):
     """ChatGLM models of the LMI document."""
 
@@ -236,13 +208,6 @@ class GptVersion(Choice):
     GPT2 = "gpt2"
     SANTACODER = "santacoder"
     STARCODER = "starcoder"
-
-
-class RotaryScaling(Choice):
-    """How a rotary embedding is stretched over longer contexts."""
-
-    LINEAR = "linear"
-    DYNAMIC = "dynamic"
 
 
 class GuidedDecoding(Choice):
@@ -267,23 +232,8 @@ class Orchestrator(Choice):
     RAY = "ray"
 
 
-class TokenizerMode(Choice):
-    """Which implementation of a tokenizer is used."""
-
-    AUTO = "auto"
-    SLOW = "slow"
-
-
 class LoadFormat(Choice):
     """Which weights are loaded."""
 
     AUTO = "auto"
     DUMMY = "dummy"
-
-
-class Streaming(Choice):
-    """Values of DJL Serving's `option.enable_streaming`."""
-
-    TRUE = "true"
-    FALSE = "false"
-    HUGGINGFACE = "huggingface"

@@ -37,9 +37,9 @@ def render(config: Config, backend: Backend | None = None, *, only_set: bool = F
         origin = config.origin(declared.name)
         if only_set and origin.kind is OriginKind.DEFAULT:
             continue
-        if group and group != declared.group:
+        if group and group != declared.group.name:
             table.add_section()
-        group = declared.group
+        group = declared.group.name
         style = "dim" if origin.kind is OriginKind.DEFAULT else ""
         beaten = [setting.cited for setting in config.overridden.get(declared.name, ())]
         came_from = f"{origin}, before {', '.join(beaten)}" if beaten else str(origin)
@@ -73,9 +73,8 @@ def without_effect(config: Config, backend: Backend) -> tuple[str, ...]:
     lines = []
     for declared in OPTIONS.values():
         effect = declared.option.effect_on(backend)
-        # Retired options are warned of when they are resolved.
-        told = bool(declared.option.retired)
-        if not told and config.is_set(declared.name) and effect.startswith(_NO_EFFECT):
+        # Setting an option with `warn` is a warning of the configuration.
+        if not declared.option.warn and config.is_set(declared.name) and effect.startswith(_NO_EFFECT):
             value = shown_value(declared, getattr(config.options, declared.name))
             lines.append(f"{declared.key} = {value} ({config.origin(declared.name)}): {effect}")
     return tuple(lines)

@@ -28,7 +28,8 @@ class Option:
     `key` is what users write (`option.max_num_tokens`, or a bare server key) and `aliases` are further spellings.
     `at_least`, `above`, `at_most`, `below` bound a number. `value_aliases` maps further words to values.
     `tensorrt`, `pytorch` and `openvino` say what the value becomes on each backend, `effect` says it once for all.
-    `retired` says what replaces an option that no engine of today has; such an option is accepted and has no effect.
+    `legacy` says what happens instead, of an option that is accepted and has no effect; `warn` whether setting it is a
+    warning.
     `default_note` explains a default that is not a plain value; `example` is shown where the default is empty.
     """
 
@@ -45,7 +46,8 @@ class Option:
     tensorrt: str = ""
     pytorch: str = ""
     openvino: str = ""
-    retired: str = ""
+    legacy: str = ""
+    warn: bool = False
     source: str = ""
     default_note: str = ""
     example: str = ""
@@ -53,8 +55,8 @@ class Option:
 
     def effect_on(self, backend: Backend) -> str:
         """What the option does on one backend; AUTO names all that differ."""
-        if self.retired:
-            return f"no effect any more: {self.retired}"
+        if self.legacy:
+            return f"no effect{' any more' if self.warn else ''}: {self.legacy}"
         if self.effect:
             return self.effect
         if backend is Backend.SCRIPTED:

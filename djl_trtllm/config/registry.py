@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from djl_trtllm.config.option import Option
-from djl_trtllm.config.options import GROUPS, Options
+from djl_trtllm.config.options import GROUPS, Group, Options
 from djl_trtllm.config.values import ValueType, as_text
 
 
 @dataclass(frozen=True)
 class DeclaredOption:
-    """One field of `Options`: its name in Python, its declaration, type and default, and the title of its group."""
+    """One field of `Options`: its name in Python, its declaration, type, default and group."""
 
     name: str
     option: Option
     type: ValueType
     default: Any
-    group: str
+    group: Group
 
     @property
     def key(self) -> str:
@@ -44,11 +44,11 @@ class DeclaredOption:
 
 
 def _declared() -> Iterator[DeclaredOption]:
-    for title, group in GROUPS:
-        for name in group.__annotations__:
+    for group in GROUPS:
+        for name in group.fields:
             info = Options.model_fields[name]
             (option,) = (item for item in info.metadata if isinstance(item, Option))
-            yield DeclaredOption(name, option, ValueType.of(info.annotation), info.default, title)
+            yield DeclaredOption(name, option, ValueType.of(info.annotation), info.default, group)
 
 
 OPTIONS: dict[str, DeclaredOption] = {declared.name: declared for declared in _declared()}

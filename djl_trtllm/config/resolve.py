@@ -143,7 +143,7 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
         overridden[name] = tuple(beaten)
     _serve_the_named_model(draft, overridden)
     _warn_of_beaten(draft, overridden)
-    _warn_of_retired(draft)
+    _warn_of_legacy(draft)
     for rule in RULES:
         rule(draft)
     findings = check(subject_of_draft(draft), OPTION_RULES)
@@ -240,13 +240,13 @@ def _warn_of_beaten(draft: Draft, overridden: Mapping[str, Sequence[Setting]]) -
                 draft.warnings.append(f"{setting.shown} does not count: {winner.cited} is stronger")
 
 
-def _warn_of_retired(draft: Draft) -> None:
-    """What no engine of today has is accepted, and answered with what it was and what replaces it."""
+def _warn_of_legacy(draft: Draft) -> None:
+    """Warn of options that no engine has any more, with what they did and what replaces them."""
     for name, setting in draft.chosen.items():
         option = OPTIONS[name].option
-        if option.retired and name in draft.values:
+        if option.warn and name in draft.values:
             what = option.description[0].lower() + option.description[1:].removesuffix(".")
-            draft.warnings.append(f"{setting.cited} has no effect any more ({what}): {option.retired}")
+            draft.warnings.append(f"{setting.cited} has no effect any more ({what}): {option.legacy}")
 
 
 def _report_unknown(unknown: Iterable[Setting], foreign: Iterable[str], draft: Draft) -> None:

@@ -38,7 +38,7 @@ def test_an_effect_for_all_is_that_of_every_backend() -> None:
 
 
 def test_a_retired_option_says_what_replaces_it() -> None:
-    option = Option("k", "d", effect="E", retired="use another")
+    option = Option("k", "d", effect="E", legacy="use another", warn=True)
     assert {option.effect_on(backend) for backend in Backend} == {"no effect any more: use another"}
 
 

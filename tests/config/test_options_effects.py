@@ -67,7 +67,7 @@ def test_an_option_reaches_a_backend_or_says_why_not() -> None:
     unsaid = [
         (name, text)
         for name, declared in OPTIONS.items()
-        if not declared.option.retired and not declared.option.effect and name not in in_words
+        if not declared.option.legacy and not declared.option.effect and name not in in_words
         for text in (declared.option.tensorrt, declared.option.pytorch)
         if not named_targets(text)
         and not (text.startswith(("no effect: ", "ignored: ", "refused ")) and len(text) > 20)

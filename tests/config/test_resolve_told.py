@@ -206,14 +206,14 @@ def test_rules_are_told_by_their_severity() -> None:
 
 
 def test_an_old_name_is_accepted_and_answered_with_what_it_did_and_what_replaces_it() -> None:
-    retired = [declared for declared in OPTIONS.values() if declared.option.retired]
+    retired = [declared for declared in OPTIONS.values() if declared.option.warn]
     assert len(retired) > 20
     config = from_text("\n".join(f"{declared.key}={declared.example}" for declared in retired))
     assert config.user_set == {declared.name for declared in retired}
     told = [warning for warning in config.warnings if "has no effect any more" in warning]
     assert told == [
         f"{declared.key}={declared.example} (serving.properties:{line}) has no effect any more "
-        f"({declared.option.description[0].lower()}{declared.option.description[1:-1]}): {declared.option.retired}"
+        f"({declared.option.description[0].lower()}{declared.option.description[1:-1]}): {declared.option.legacy}"
         for line, declared in enumerate(retired, 1)
     ]
 

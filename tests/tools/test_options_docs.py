@@ -68,6 +68,6 @@ def test_each_line_of_the_example_alone_resolves_to_what_it_says() -> None:
         if config.user_set != {declared.name}:
             wrong.append(f"{line} sets {sorted(config.user_set)}")
         warned += len(config.warnings)
-        told = declared.option.retired or declared.name in concerned
+        told = declared.option.warn or declared.name in concerned
         wrong += [warning for warning in config.warnings if not told or not warning.startswith(f"{key}=")]
     assert wrong == [] and warned > 20

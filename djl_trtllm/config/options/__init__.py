@@ -1,19 +1,22 @@
 """Every option, declared once.
 
-A field's annotation is its type and its `Option`; its value is the default. Messages, the resolved table,
-`docs/options.md` and `serving.properties.example` are all made from these declarations.
+A field's annotation is its type and its `Option`; its value is the default. Messages, the resolved table, the pages of
+`docs/options/` and `serving.properties.example` are made from these declarations. Options without effect are rows of
+`config/compat/legacy.toml`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from djl_trtllm.config.options.architecture import ArchitectureOptions
 from djl_trtllm.config.options.build import BuildOptions
 from djl_trtllm.config.options.decoding import DecodingOptions
-from djl_trtllm.config.options.djl_handler import DjlHandlerOptions
 from djl_trtllm.config.options.djl_server import DjlServerOptions
-from djl_trtllm.config.options.djl_worker import DjlWorkerOptions
 from djl_trtllm.config.options.engine import EngineOptions
+from djl_trtllm.config.options.group import OptionGroup
 from djl_trtllm.config.options.kv_cache import KvCacheOptions
+from djl_trtllm.config.options.legacy import LegacyOptions, with_legacy
 from djl_trtllm.config.options.limits import LimitOptions
 from djl_trtllm.config.options.lora import LoraOptions
 from djl_trtllm.config.options.model import ModelOptions
@@ -24,15 +27,11 @@ from djl_trtllm.config.options.quantization import QuantizationOptions
 from djl_trtllm.config.options.scheduler import SchedulerOptions
 from djl_trtllm.config.options.server import ServerOptions
 from djl_trtllm.config.options.serving import ServingOptions
-from djl_trtllm.config.options.triton import TritonOptions
 
 
-# Pydantic collects the fields of the last base first, so that documents list the groups in the opposite order.
 class Options(
+    LegacyOptions,  # type: ignore[valid-type, misc]
     DjlServerOptions,
-    DjlWorkerOptions,
-    DjlHandlerOptions,
-    TritonOptions,
     ServerOptions,
     ServingOptions,
     LoraOptions,
@@ -52,27 +51,41 @@ class Options(
     """The values of all options, typed and frozen. Made by `resolve`; where values came from is in `Config`."""
 
 
-GROUPS: tuple[tuple[str, type], ...] = (
-    ("Model", ModelOptions),
-    ("Lengths and batch", LimitOptions),
-    ("KV cache", KvCacheOptions),
-    ("Scheduler", SchedulerOptions),
-    ("Parallelism", ParallelismOptions),
-    ("Engine", EngineOptions),
-    ("Compiling", BuildOptions),
-    ("Kernels of a compiled engine", PluginOptions),
-    ("Quantisation", QuantizationOptions),
-    ("Model architecture", ArchitectureOptions),
-    ("Decoding", DecodingOptions),
-    ("TensorRT-LLM's PyTorch backend", PyTorchOptions),
-    ("Adapters", LoraOptions),
-    ("Serving one model", ServingOptions),
-    ("The server process", ServerOptions),
-    ("Keys of Triton repositories", TritonOptions),
-    ("Options of DJL Serving's handlers", DjlHandlerOptions),
-    ("DJL Serving's workers", DjlWorkerOptions),
-    ("DJL Serving's front end", DjlServerOptions),
-)
-"""The groups of options and their titles, in the order in which documents show them."""
+@dataclass(frozen=True)
+class Group:
+    """A group of options as documents show it; `name` is that of its page and of its rows in `legacy.toml`."""
 
-__all__ = ["GROUPS", "Options"]
+    name: str
+    title: str
+    declarations: type[OptionGroup] = OptionGroup
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of the group in the order of the documents, those without effect in their places."""
+        return with_legacy(self.name, list(self.declarations.model_fields))
+
+
+GROUPS: tuple[Group, ...] = (
+    Group("model", "Model", ModelOptions),
+    Group("limits", "Lengths and batch", LimitOptions),
+    Group("kv_cache", "KV cache", KvCacheOptions),
+    Group("scheduler", "Scheduler", SchedulerOptions),
+    Group("parallelism", "Parallelism", ParallelismOptions),
+    Group("engine", "Engine", EngineOptions),
+    Group("build", "Compiling", BuildOptions),
+    Group("plugins", "Kernels of a compiled engine", PluginOptions),
+    Group("quantization", "Quantisation", QuantizationOptions),
+    Group("architecture", "Model architecture", ArchitectureOptions),
+    Group("decoding", "Decoding", DecodingOptions),
+    Group("pytorch", "TensorRT-LLM's PyTorch backend", PyTorchOptions),
+    Group("lora", "Adapters", LoraOptions),
+    Group("serving", "Serving one model", ServingOptions),
+    Group("server", "The server process", ServerOptions),
+    Group("triton", "Keys of Triton repositories"),
+    Group("djl_handler", "Options of DJL Serving's handlers"),
+    Group("djl_worker", "DJL Serving's workers"),
+    Group("djl_server", "DJL Serving's front end", DjlServerOptions),
+)
+"""The groups of options, in the order of the documents."""
+
+__all__ = ["GROUPS", "Group", "Options"]

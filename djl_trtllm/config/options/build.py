@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from djl_trtllm.config.choices import LogitsDType, ProfilingVerbosity
+from djl_trtllm.config.choices import ProfilingVerbosity
 from djl_trtllm.config.option import Option
 from djl_trtllm.config.options.documents import DJL, TRITON, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
@@ -212,19 +212,6 @@ class BuildOptions(OptionGroup):
             source=TRTLLM,
         ),
     ] = False
-    gpu_weights_percent: Annotated[
-        float,
-        Option(
-            "option.gpu_weights_percent",
-            "Share of the weights that stays on the GPU under weight streaming.",
-            at_least=0,
-            at_most=1,
-            tensorrt="no effect: the LLM API keeps all weights on the GPU",
-            pytorch="no effect: all weights are on the GPU",
-            openvino="no effect: there is no GPU",
-            source=TRITON,
-        ),
-    ] = 1.0
     use_strip_plan: Annotated[
         bool,
         Option(
@@ -232,17 +219,6 @@ class BuildOptions(OptionGroup):
             "Leave the weights out of the engine file.",
             aliases=("option.strip_plan",),
             tensorrt="BuildConfig.use_strip_plan",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
-            source=TRTLLM,
-        ),
-    ] = False
-    dry_run: Annotated[
-        bool,
-        Option(
-            "option.dry_run",
-            "Go through compiling without compiling.",
-            tensorrt="no effect: an engine is needed; `djl-trtllm config` shows what would be compiled",
             pytorch="no effect: this backend compiles no engine",
             openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
@@ -272,21 +248,6 @@ class BuildOptions(OptionGroup):
             source=TRTLLM,
         ),
     ] = False
-    logits_dtype: Annotated[
-        LogitsDType | None,
-        Option(
-            "option.logits_dtype",
-            "Number format of the logits.",
-            aliases=("option.logits_datatype",),
-            value_aliases={"fp32": "float32", "fp16": "float16", "type_fp32": "float32", "type_fp16": "float16"},
-            example="float32",
-            default_note="float32",
-            tensorrt="no effect: LLM converts the checkpoint with logits in float32",
-            pytorch="no effect: chosen by the engine",
-            openvino="no effect: OpenVINO has no such setting",
-            source=DJL,
-        ),
-    ] = None
     fast_build: Annotated[
         bool,
         Option(
@@ -298,15 +259,6 @@ class BuildOptions(OptionGroup):
             source=DJL,
         ),
     ] = False
-    enable_build_cache: Annotated[
-        bool,
-        Option(
-            "option.enable_build_cache",
-            "Keep compiled engines and look them up.",
-            effect="no effect: option.engine_cache_dir always keeps engines, by everything that changes them",
-            source=DJL,
-        ),
-    ] = True
     workspace: Annotated[
         Path | None,
         Option(
@@ -329,50 +281,5 @@ class BuildOptions(OptionGroup):
             pytorch="no effect: this backend compiles no engine",
             openvino="no effect: progress is logged",
             source=TRTLLM,
-        ),
-    ] = False
-    trtllm_checkpoint_path: Annotated[
-        Path | None,
-        Option(
-            "option.trtllm_checkpoint_path",
-            "Folder for the converted checkpoint, between download and engine.",
-            aliases=("option.checkpoint_dir",),
-            example="/opt/checkpoint",
-            retired="the compiler converts in memory; option.engine_cache_dir is where engines are kept",
-            source=DJL,
-        ),
-    ] = None
-    num_checkpoint_workers: Annotated[
-        int | None,
-        Option(
-            "option.num_checkpoint_workers",
-            "Processes that convert the checkpoint.",
-            unit="processes",
-            at_least=1,
-            example="4",
-            retired="the checkpoint is converted by the engine's own ranks, one per GPU",
-            source=DJL,
-        ),
-    ] = None
-    num_engine_workers: Annotated[
-        int | None,
-        Option(
-            "option.num_engine_workers",
-            "Processes that compile.",
-            aliases=("option.workers",),
-            unit="processes",
-            at_least=1,
-            example="4",
-            retired="each rank compiles its own part",
-            source=DJL,
-        ),
-    ] = None
-    load_by_shard: Annotated[
-        bool,
-        Option(
-            "option.load_by_shard",
-            "Convert a checkpoint one file at a time, to save host memory (Falcon 40B).",
-            retired="weights are read as they are needed, whatever the model",
-            source=DJL,
         ),
     ] = False

@@ -152,21 +152,6 @@ class KvCacheOptions(OptionGroup):
             source=TRTLLM,
         ),
     ] = True
-    cross_kv_cache_fraction: Annotated[
-        float | None,
-        Option(
-            "option.cross_kv_cache_fraction",
-            "Share of the KV cache for the encoder's output, for encoder-decoder models.",
-            above=0,
-            below=1,
-            example="0.5",
-            default_note="unset",
-            tensorrt="no effect: encoder-decoder models are not served, and for all others TensorRT-LLM refuses it",
-            pytorch="no effect: encoder-decoder models are not served, and for all others TensorRT-LLM refuses it",
-            openvino="no effect: encoder-decoder models are not served",
-            source=TRTLLM,
-        ),
-    ] = None
     secondary_offload_min_priority: Annotated[
         int | None,
         Option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from djl_trtllm.config.choices import Backend, DType, LoadFormat, TokenizerMode
+from djl_trtllm.config.choices import Backend, DType, LoadFormat
 from djl_trtllm.config.option import Option
 from djl_trtllm.config.options.documents import DJL, LMI, TRITON, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
@@ -38,16 +38,6 @@ class ModelOptions(OptionGroup):
             example="main",
             default_note="the hub's default branch",
             effect="revision of the hub download; part of the engine cache's key",
-            source=DJL,
-        ),
-    ] = None
-    task: Annotated[
-        str | None,
-        Option(
-            "option.task",
-            "The model's task as the Hugging Face hub names it. This server generates text and does nothing else.",
-            example="text-generation",
-            effect="no effect: text generation is the only task",
             source=DJL,
         ),
     ] = None
@@ -103,15 +93,6 @@ class ModelOptions(OptionGroup):
             source=f"{DJL}, {TRITON}",
         ),
     ] = None
-    tokenizer_mode: Annotated[
-        TokenizerMode,
-        Option(
-            "option.tokenizer_mode",
-            "Implementation of the tokenizer.",
-            effect="no effect: the fast implementation is used, made from a slow tokenizer where there is no other",
-            source=DJL,
-        ),
-    ] = TokenizerMode.AUTO
     tokenizer_revision: Annotated[
         str | None,
         Option(
@@ -123,15 +104,6 @@ class ModelOptions(OptionGroup):
             source=DJL,
         ),
     ] = None
-    skip_tokenizer_init: Annotated[
-        bool,
-        Option(
-            "option.skip_tokenizer_init",
-            "Load the engine without a tokenizer of its own.",
-            effect="no effect: text is made by this server, the engine deals in token ids",
-            source=DJL,
-        ),
-    ] = False
     load_format: Annotated[
         LoadFormat,
         Option(

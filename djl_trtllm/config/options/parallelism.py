@@ -52,16 +52,6 @@ class ParallelismOptions(OptionGroup):
             source=DJL,
         ),
     ] = 1
-    use_custom_all_reduce: Annotated[
-        bool,
-        Option(
-            "option.use_custom_all_reduce",
-            "An all-reduce kernel for GPUs joined by NVLink, chosen by hand in early TensorRT-LLM.",
-            retired="TensorRT-LLM chooses the kernel itself; option.allreduce_strategy sets it by hand on the PyTorch "
-            "backend",
-            source=LMI,
-        ),
-    ] = False
     context_parallel_size: Annotated[
         int,
         Option(
@@ -153,27 +143,6 @@ class ParallelismOptions(OptionGroup):
             source=DJL,
         ),
     ] = EmbeddingParallelMode.VOCABULARY
-    auto_parallel: Annotated[
-        bool,
-        Option(
-            "option.auto_parallel",
-            "Let the compiler choose the parallel degrees, in TensorRT-LLM 1.0 and before.",
-            retired="set option.tensor_parallel_degree and option.pipeline_parallel_degree; `max` takes all GPUs",
-            source=DJL,
-        ),
-    ] = False
-    auto_parallel_world_size: Annotated[
-        int | None,
-        Option(
-            "option.auto_parallel_world_size",
-            "GPUs the compiler may use under `option.auto_parallel`.",
-            unit="GPUs",
-            at_least=1,
-            example="1",
-            retired="set option.tensor_parallel_degree and option.pipeline_parallel_degree",
-            source=DJL,
-        ),
-    ] = None
     allreduce_strategy: Annotated[
         AllReduceStrategy,
         Option(
@@ -198,26 +167,6 @@ class ParallelismOptions(OptionGroup):
             pytorch="LLM(gpus_per_node)",
             openvino="no effect: one CPU engine",
             source=TRTLLM,
-        ),
-    ] = None
-    gpu_device_ids: Annotated[
-        str | None,
-        Option(
-            "option.gpu_device_ids",
-            "GPUs of each instance in Triton's backend, `0,1;2,3` for two instances of two.",
-            example="0,1",
-            effect="no effect: choose GPUs with CUDA_VISIBLE_DEVICES, one process per instance",
-            source=TRITON,
-        ),
-    ] = None
-    participant_ids: Annotated[
-        str | None,
-        Option(
-            "option.participant_ids",
-            "MPI ranks of the model in Triton's orchestrator mode.",
-            example="1,2",
-            retired="the engine process starts its own ranks",
-            source=TRITON,
         ),
     ] = None
     num_nodes: Annotated[
@@ -247,15 +196,3 @@ class ParallelismOptions(OptionGroup):
             source=DJL,
         ),
     ] = 1
-    world_size: Annotated[
-        int | None,
-        Option(
-            "option.world_size",
-            "Processes of Triton's launcher, one per GPU.",
-            unit="processes",
-            at_least=1,
-            example="1",
-            retired="option.tensor_parallel_degree times option.pipeline_parallel_degree processes are started",
-            source=TRITON,
-        ),
-    ] = None

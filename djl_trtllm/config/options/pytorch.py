@@ -298,17 +298,6 @@ class PyTorchOptions(OptionGroup):
             source=TRTLLM,
         ),
     ] = False
-    num_postprocess_workers: Annotated[
-        int,
-        Option(
-            "option.num_postprocess_workers",
-            "Processes for detokenizing inside TensorRT-LLM.",
-            unit="processes",
-            at_least=0,
-            effect="no effect: text is made by this server, and not inside the engine",
-            source=TRTLLM,
-        ),
-    ] = 0
     orchestrator_type: Annotated[
         Orchestrator | None,
         Option(

@@ -81,15 +81,6 @@ class QuantizationOptions(OptionGroup):
             source=LMI,
         ),
     ] = False
-    multi_query_mode: Annotated[
-        bool,
-        Option(
-            "option.multi_query_mode",
-            "Tell the smoothquant conversion that several heads share their keys (Llama 70B).",
-            retired="the number of key-value heads is read from the checkpoint's config.json",
-            source=LMI,
-        ),
-    ] = False
     awq_format: Annotated[
         AwqFormat,
         Option(

@@ -27,16 +27,6 @@ class SchedulerOptions(OptionGroup):
             source=f"{LMI}, {RUNTIME}",
         ),
     ] = SchedulerPolicy.MAX_UTILIZATION
-    enable_trt_overlap: Annotated[
-        bool,
-        Option(
-            "option.enable_trt_overlap",
-            "Overlap the execution of batches, in early TensorRT-LLM.",
-            retired="the compiled engine's runtime has no such mode; option.enable_overlap_scheduler is the PyTorch "
-            "backend's, and on by default",
-            source=LMI,
-        ),
-    ] = False
     context_chunking_policy: Annotated[
         ChunkingPolicy | None,
         Option(
@@ -199,74 +189,3 @@ class SchedulerOptions(OptionGroup):
             source=TRTLLM,
         ),
     ] = 0.0
-    max_rolling_batch_prefill_tokens: Annotated[
-        int | None,
-        Option(
-            "option.max_rolling_batch_prefill_tokens",
-            "Tokens of prompts in one iteration, for vLLM and lmi-dist (MAX_BATCH_PREFILL_TOKENS).",
-            unit="tokens",
-            at_least=1,
-            example="4096",
-            retired="option.max_num_tokens bounds the tokens of an iteration, prompts and decoding together",
-            source=DJL,
-        ),
-    ] = None
-    waiting_steps: Annotated[
-        int | None,
-        Option(
-            "option.waiting_steps",
-            "Decoding steps between two looks at the waiting queue, in DJL Serving's early schedulers.",
-            unit="steps",
-            at_least=0,
-            example="1",
-            retired=(
-                "a waiting request joins at the next iteration; option.batch_wait_timeout_ms holds iterations back on "
-                "the PyTorch backend"
-            ),
-            source=DJL,
-        ),
-    ] = None
-    max_queue_delay_microseconds: Annotated[
-        int,
-        Option(
-            "option.max_queue_delay_microseconds",
-            "Longest wait of Triton's dynamic batcher for a fuller batch.",
-            unit="microseconds",
-            at_least=0,
-            effect="no effect: a request joins the running batch at the next iteration",
-            source=TRITON,
-        ),
-    ] = 0
-    recv_poll_period_ms: Annotated[
-        int,
-        Option(
-            "option.recv_poll_period_ms",
-            "Interval at which Triton's backend looks for new requests.",
-            unit="milliseconds",
-            at_least=0,
-            retired="the engine is told of a new request at once",
-            source=TRITON,
-        ),
-    ] = 0
-    cancellation_check_period_ms: Annotated[
-        int,
-        Option(
-            "option.cancellation_check_period_ms",
-            "Interval at which Triton's backend looks for cancelled requests.",
-            unit="milliseconds",
-            at_least=0,
-            retired="the engine is told of a cancelled request at once",
-            source=TRITON,
-        ),
-    ] = 100
-    stats_check_period_ms: Annotated[
-        int,
-        Option(
-            "option.stats_check_period_ms",
-            "Interval at which Triton's backend reads the engine's statistics.",
-            unit="milliseconds",
-            at_least=0,
-            retired="statistics come with every iteration and are read at /metrics",
-            source=TRITON,
-        ),
-    ] = 100

@@ -139,9 +139,7 @@ def test_every_option_with_an_effect_has_a_case() -> None:
         declared.name
         for declared in OPTIONS.values()
         for effect in (declared.option.tensorrt, declared.option.pytorch)
-        if not declared.option.retired
-        and not declared.option.effect
-        and not effect.startswith(("no effect", "ignored"))
+        if not declared.option.legacy and not declared.option.effect and not effect.startswith(("no effect", "ignored"))
     }
     assert effective - cases - TOGETHER == set()
     assert effective >= TOGETHER
