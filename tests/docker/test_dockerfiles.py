@@ -197,6 +197,9 @@ def test_the_pins_are_what_the_project_asks_for() -> None:
     assert isinstance(dependencies, list)
     for line in [*dependencies, *extras["cpu"]]:
         requirement = Requirement(line)
+        # The images have Python 3.12, as the pins are made for.
+        if requirement.marker is not None and not requirement.marker.evaluate({"python_version": "3.12"}):
+            continue
         version = pins.get(canonicalize_name(requirement.name))
         assert version is not None, f"docker/pins.txt lacks {requirement.name}"
         assert version in requirement.specifier, f"docker/pins.txt has {version} where {line} is asked for"
