@@ -52,7 +52,7 @@ ModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[DIR | FILE.tar.gz | OWNER/NAME | s3://...]",
-        help="The model; without one, SageMaker's /opt/ml/model, else HF_MODEL_ID.",
+        help="The model. Default: SageMaker's /opt/ml/model if it exists, else HF_MODEL_ID.",
     ),
 ]
 
@@ -67,7 +67,7 @@ def _log_to_stderr(level: str, console: Console | None = None) -> None:
 
 
 def _find_model(model: str | None) -> str | None:
-    """The model named by the argument, by SageMaker's directory or by HF_MODEL_ID, in this order."""
+    """The model from the argument, else SageMaker's directory, else HF_MODEL_ID."""
     if model is not None:
         return model
     if SAGEMAKER_MODEL_DIR.is_dir() and any(SAGEMAKER_MODEL_DIR.iterdir()):
@@ -80,25 +80,25 @@ def _source(model: str | None) -> str:
     if found is not None:
         return found
     raise DjlTrtllmError(
-        f"no model given, and there is none in {SAGEMAKER_MODEL_DIR}: name a model directory, a model.tar.gz, a model "
-        "of the Hugging Face hub or an s3:// address"
+        f"no model given, and {SAGEMAKER_MODEL_DIR} is empty or missing: name a model directory, a model.tar.gz, a "
+        "model of the Hugging Face hub or an s3:// address"
     )
 
 
 @app.command()
 def serve(
     model: ModelArgument = None,
-    port: Annotated[int | None, typer.Option(help="Port; default inference_address, 8080.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port. Default: that of inference_address, 8080.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     model_store: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of models that may be registered (docs/http-api.md).")
+        Path | None, typer.Option(metavar="DIR", help="Folder of models that clients may register (docs/http-api.md).")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="Level of the log on stderr.")] = "INFO",
+    log_level: Annotated[str, typer.Option(help="Log level on stderr.")] = "INFO",
 ) -> None:
     """Serve models over HTTP: /ping, /invocations, /predictions/NAME, /models, /metrics."""
     _log_to_stderr(log_level.upper())
     with errors_for_the_reader():
-        # The server's imports cost half a second that `config` and `--help` need not wait for.
+        # Importing the server takes half a second; `config` and `--help` do without.
         from djl_trtllm.server.app import run
         from djl_trtllm.server.startup import plan_startup
 
@@ -119,24 +119,26 @@ def generate(
         Path, typer.Option(metavar="FILE", help="The prompts, one per line: JSON lines or text; - is stdin.")
     ],
     model: ModelArgument = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the JSON lines go; - is stdout.")] = Path("-"),
-    text: Annotated[bool, typer.Option("--text", help="The prompts are text, even if they look like JSON.")] = False,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer; default 30.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file for the JSON lines; - is stdout.")] = Path("-"),
+    text: Annotated[
+        bool, typer.Option("--text", help="Read the prompts as text, even if they look like JSON.")
+    ] = False,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum number of generated tokens. Default: 30.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total share.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of every prompt; default a fresh one for each.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="A text that ends an answer; may be repeated.")] = None,
-    n: Annotated[int | None, typer.Option("--n", "-n", help="Sequences per prompt, the best first.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this number of the likeliest tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for every prompt. Default: a new one for each.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A stop string; may be repeated.")] = None,
+    n: Annotated[int | None, typer.Option("--n", "-n", help="Sequences per prompt, best first.")] = None,
     parameters: Annotated[
-        str, typer.Option(metavar="JSON", help="Any parameters of a request, as /invocations takes them.")
+        str, typer.Option(metavar="JSON", help="Other request parameters, as /invocations accepts them.")
     ] = "{}",
-    log_level: Annotated[str, typer.Option(help="Level of the log on stderr.")] = "WARNING",
+    log_level: Annotated[str, typer.Option(help="Log level on stderr.")] = "WARNING",
 ) -> None:
-    """Continue the prompts of a file: JSON lines in the order of the prompts (docs/offline.md).
+    """Generate text for the prompts in a file and write JSON lines in the same order (docs/offline.md).
 
-    Exit status: 0 if every prompt was answered, 3 if some failed (their lines have an `error`), 1 if nothing could be
-    run, 130 after Ctrl-C. A line's own parameters win over those of the command.
+    Exit status: 0 if every prompt succeeded, 3 if some failed (their lines have an `error`), 1 if nothing ran,
+    130 after Ctrl-C. A line's own parameters override those of the command.
     """
     console = Console(stderr=True, soft_wrap=True)
     _log_to_stderr(log_level.upper(), console)
@@ -150,7 +152,7 @@ def generate(
         "n": n,
     }
     with errors_for_the_reader():
-        # As in `serve`, imports that the other commands need not wait for.
+        # Imported here so that other commands start faster, as in `serve`.
         from djl_trtllm.offline import command
 
         given = _json_object("--parameters", parameters) | {k: value for k, value in flags.items() if value is not None}
@@ -182,37 +184,37 @@ def compile(
         typer.Argument(help="Checkpoint: a directory (with or without a serving.properties), OWNER/NAME or s3://..."),
     ] = None,
     out: Annotated[
-        str | None, typer.Argument(help="Where the engine goes: a directory, s3://... or hf://OWNER/NAME.")
+        str | None, typer.Argument(help="Where to write the engine: a directory, s3://... or hf://OWNER/NAME.")
     ] = None,
 ) -> None:
     """Compile a checkpoint into an engine directory that `serve` loads without a compiler.
 
-    Without arguments, and where SageMaker Neo started the container, from and to where Neo's variables say.
+    Without arguments, in a container started by SageMaker Neo, the paths come from Neo's variables.
     """
     _log_to_stderr("INFO")
     with errors_for_the_reader():
         from djl_trtllm.service.compiling import compile_model, compile_with_neo
 
-        tell = progress_printer()
+        progress = progress_printer()
         if checkpoint is None and out is None and "SM_NEO_EXECUTION_CONTEXT" in os.environ:
-            compile_with_neo(os.environ, tell)
+            compile_with_neo(os.environ, progress)
             return
         if checkpoint is None or out is None:
-            raise DjlTrtllmError("name a checkpoint and where its engine goes: djl-trtllm compile CHECKPOINT OUT")
-        tell(f"compiled {compile_model(checkpoint, out, os.environ, tell)}")
+            raise DjlTrtllmError("name a checkpoint and an output: djl-trtllm compile CHECKPOINT OUT")
+        progress(f"compiled {compile_model(checkpoint, out, os.environ, progress)}")
 
 
 @app.command()
 def config(
     model: ModelArgument = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    show_all: Annotated[bool, typer.Option("--all", help="Also the options that have their default.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Include options that have their default.")] = False,
     diff: Annotated[
         tuple[Path, Path] | None,
-        typer.Option("--diff", metavar="A B", help="Show what differs between two models or configuration files."),
+        typer.Option("--diff", metavar="A B", help="Show the differences between two models or configuration files."),
     ] = None,
 ) -> None:
-    """Show the resolved configuration: the values, where each came from and what it does."""
+    """Show the resolved configuration: each value, where it came from and what it does."""
     with errors_for_the_reader():
         from djl_trtllm.backends.select import likely_backend
         from djl_trtllm.config import explain, load
@@ -242,7 +244,7 @@ def config(
                     backend = engine_plan.backend
                     summary = [engine_plan.describe(), *engine_plan.details(), *engine_plan.notes]
             except DjlTrtllmError as error:
-                # What is configured can be told all the same.
+                # The configuration can be shown anyway.
                 backend = likely_backend(resolved, Hardware.probe())
                 summary = [f"cannot be served here: {error}"]
         if as_json:
@@ -250,7 +252,7 @@ def config(
             return
         Console().print(explain.render(resolved, backend, only_set=not show_all))
         if not show_all:
-            Console(soft_wrap=True).print("All other options have their default: --all shows them.", highlight=False)
+            Console(soft_wrap=True).print("Other options have their default; --all shows them.", highlight=False)
         for line in summary:
             Console(soft_wrap=True).print(escaped(line), highlight=False)
         for note in resolved.notes:
@@ -260,7 +262,7 @@ def config(
 
 
 def _show_differences(first: Path, second: Path, *, as_json: bool) -> None:
-    """Print what differs between the configurations of two sources."""
+    """Print the differences between two resolved configurations."""
     from djl_trtllm.config.diff import diff_as_json, render_diff
     from djl_trtllm.service import open_source
 

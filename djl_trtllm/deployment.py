@@ -1,6 +1,6 @@
-"""A model on a SageMaker endpoint, and away again.
+"""Create and remove SageMaker endpoints.
 
-A deployment is a list of calls to AWS, so that what a dry run prints is what would be sent.
+A deployment is a list of AWS calls, so that a dry run prints exactly what would be sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from djl_trtllm.model.remote.upload import upload_file
 
 _VARIANT = "AllTraffic"
 _POLL_SECONDS = 10.0
-_TELL_EVERY_SECONDS = 60.0
+_REPORT_EVERY_SECONDS = 60.0
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _DONE = ("InService", "Failed", "OutOfService", "RollingBack", "UpdateRollbackFailed")
 
@@ -34,13 +34,12 @@ class AwsCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is to run. Model, endpoint configuration and endpoint all have the name `name`.
+    """What to run. Model, endpoint configuration and endpoint are all named `name`.
 
-    `image` is a container image in a registry that SageMaker reads (ECR), `role` the ARN of the role it runs with,
-    `model_data` the address of a model.tar.gz, or of a prefix with the model's files, which SageMaker copies as they
-    are. `startup_seconds` bounds the time until /ping answers, compiling included. `ami_version` is SageMaker's
-    `InferenceAmiVersion`: the driver of the machine comes with it, and with a default that is too old for CUDA 13 the
-    container does not start.
+    `image` is a container image in ECR, `role` the ARN of its IAM role. `model_data` is the address of a model.tar.gz,
+    or of a prefix whose files SageMaker copies unchanged. `startup_seconds` bounds the time until /ping answers,
+    compiling included. `ami_version` is SageMaker's `InferenceAmiVersion`: it decides the driver version of the
+    machine, and on the default, too old for CUDA 13, the container does not start.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Deployment:
     ami_version: str | None = None
 
     def calls(self) -> list[AwsCall]:
-        """The calls that make the endpoint, in order. Raises DeploymentError for a name SageMaker does not take."""
+        """The calls that create the endpoint, in order. Raises DeploymentError if SageMaker forbids the name."""
         if not _NAME.fullmatch(self.name):
             raise DeploymentError(
                 f"{self.name!r} cannot be the name of an endpoint: expected up to 63 letters, digits and hyphens"
@@ -85,31 +84,31 @@ class Deployment:
         ]
 
 
-def deploy(deployment: Deployment, tell: Callable[[str], None], *, wait_seconds: float | None = None) -> None:
-    """Make model, configuration and endpoint; with `wait_seconds`, wait until it is in service.
+def deploy(deployment: Deployment, progress: Callable[[str], None], *, wait_seconds: float | None = None) -> None:
+    """Create model, configuration and endpoint; with `wait_seconds`, wait until the endpoint is in service.
 
-    What was made before a call failed is removed again. Raises DeploymentError.
+    If a call fails, the parts created before it are removed again. Raises DeploymentError.
     """
     client = _client()
     made: list[AwsCall] = []
     for call in deployment.calls():
-        tell(f"{call.method} {deployment.name}")
+        progress(f"{call.method} {deployment.name}")
         try:
-            with _told(f"{call.method} {deployment.name}"):
+            with _deployment_errors(f"{call.method} {deployment.name}"):
                 getattr(client, call.method)(**call.arguments)
         except DeploymentError:
             for earlier in reversed(made):
-                _undo(client, earlier, tell)
+                _undo(client, earlier, progress)
             raise
         made.append(call)
     if wait_seconds is not None:
-        _wait(client, deployment.name, tell, wait_seconds)
+        _wait(client, deployment.name, progress, wait_seconds)
 
 
-def delete(name: str, tell: Callable[[str], None]) -> None:
-    """Remove an endpoint, its configuration and its models; parts that are gone already are passed over.
+def delete(name: str, progress: Callable[[str], None]) -> None:
+    """Remove an endpoint, its configuration and its models; parts that are already gone are skipped.
 
-    Raises DeploymentError where nothing of that name is there.
+    Raises DeploymentError if nothing of that name exists.
     """
     client = _client()
     config = _described(client, "describe_endpoint", EndpointName=name)
@@ -125,34 +124,34 @@ def delete(name: str, tell: Callable[[str], None]) -> None:
             f"there is no endpoint, endpoint configuration or model {name} in this account and region"
         )
     for call in calls:
-        tell(f"{call.method} {next(iter(call.arguments.values()))}")
-        with _told(f"{call.method} {name}"):
+        progress(f"{call.method} {next(iter(call.arguments.values()))}")
+        with _deployment_errors(f"{call.method} {name}"):
             getattr(client, call.method)(**call.arguments)
 
 
-def upload_model(archive: Path, bucket: str | None, name: str, tell: Callable[[str], None]) -> S3Address:
-    """Put a model.tar.gz into the bucket, by default SageMaker's own (made where it does not exist).
+def upload_model(archive: Path, bucket: str | None, name: str, progress: Callable[[str], None]) -> S3Address:
+    """Upload a model.tar.gz to the bucket, by default SageMaker's own (created if it does not exist).
 
     Raises DeploymentError and DownloadError.
     """
     address = S3Address(bucket or default_bucket(), f"djl-trtllm/{name}/model.tar.gz")
     if bucket is None:
-        _ensure_bucket(address.bucket, tell)
-    upload_file(archive, address, tell)
+        _ensure_bucket(address.bucket, progress)
+    upload_file(archive, address, progress)
     return address
 
 
 def default_bucket() -> str:
     """The bucket that SageMaker's SDK uses: `sagemaker-REGION-ACCOUNT`. Raises DeploymentError."""
-    with _told("the account"):
+    with _deployment_errors("the account"):
         account = aws.client("sts").get_caller_identity()["Account"]
     return f"sagemaker-{_client().meta.region_name}-{account}"
 
 
-def _ensure_bucket(bucket: str, tell: Callable[[str], None]) -> None:
+def _ensure_bucket(bucket: str, progress: Callable[[str], None]) -> None:
     from botocore.exceptions import ClientError
 
-    with s3.told(f"s3://{bucket}"):
+    with s3.download_errors(f"s3://{bucket}"):
         client = s3.client()
         try:
             client.head_bucket(Bucket=bucket)
@@ -160,22 +159,22 @@ def _ensure_bucket(bucket: str, tell: Callable[[str], None]) -> None:
         except ClientError as error:
             if s3.status(error) != 404:
                 raise
-        tell(f"making the bucket {bucket}")
+        progress(f"making the bucket {bucket}")
         region = client.meta.region_name
-        # The one region that may not be named.
+        # us-east-1 is the default and must not be named.
         where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         client.create_bucket(Bucket=bucket, **where)
 
 
-def _wait(client: Any, name: str, tell: Callable[[str], None], seconds: float) -> None:
+def _wait(client: Any, name: str, progress: Callable[[str], None], seconds: float) -> None:
     started = time.monotonic()
-    told = -_TELL_EVERY_SECONDS
+    reported = -_REPORT_EVERY_SECONDS
     while True:
-        with _told(f"describe_endpoint {name}"):
+        with _deployment_errors(f"describe_endpoint {name}"):
             answer = client.describe_endpoint(EndpointName=name)
         status, waited = answer["EndpointStatus"], time.monotonic() - started
         if status == "InService":
-            tell(f"the endpoint {name} is in service ({waited:.0f} s)")
+            progress(f"the endpoint {name} is in service ({waited:.0f} s)")
             return
         if status in _DONE:
             raise DeploymentError(
@@ -184,31 +183,31 @@ def _wait(client: Any, name: str, tell: Callable[[str], None], seconds: float) -
             )
         if waited > seconds:
             raise DeploymentError(
-                f"the endpoint {name} is still {status} after {seconds:.0f} s; it goes on without this command "
+                f"the endpoint {name} is still {status} after {seconds:.0f} s; it continues without this command "
                 f"(`aws sagemaker describe-endpoint --endpoint-name {name}`)"
             )
-        if waited - told >= _TELL_EVERY_SECONDS:
-            tell(f"the endpoint {name} is {status} ({waited:.0f} s)")
-            told = waited
+        if waited - reported >= _REPORT_EVERY_SECONDS:
+            progress(f"the endpoint {name} is {status} ({waited:.0f} s)")
+            reported = waited
         time.sleep(_POLL_SECONDS)
 
 
-def _undo(client: Any, call: AwsCall, tell: Callable[[str], None]) -> None:
+def _undo(client: Any, call: AwsCall, progress: Callable[[str], None]) -> None:
     method = call.method.replace("create_", "delete_")
     key, value = next(iter(call.arguments.items()))
     try:
-        with _told(method):
+        with _deployment_errors(method):
             getattr(client, method)(**{key: value})
-        tell(f"removed again: {value} ({method})")
+        progress(f"removed again: {value} ({method})")
     except DeploymentError as error:
-        tell(f"could not be removed again: {error}")
+        progress(f"could not be removed again: {error}")
 
 
 def _described(client: Any, method: str, **name: str) -> Any:
-    """The answer, or None where there is no such thing."""
+    """The response, or None if the resource does not exist."""
     from botocore.exceptions import ClientError
 
-    with _told(f"{method} {next(iter(name.values()))}"):
+    with _deployment_errors(f"{method} {next(iter(name.values()))}"):
         try:
             return getattr(client, method)(**name)
         except ClientError as error:
@@ -218,12 +217,12 @@ def _described(client: Any, method: str, **name: str) -> Any:
 
 
 def _client() -> Any:
-    with _told("SageMaker"):
+    with _deployment_errors("SageMaker"):
         return aws.client("sagemaker")
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _deployment_errors(what: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
     try:

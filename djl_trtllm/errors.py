@@ -1,32 +1,32 @@
-"""Every error the package raises on purpose.
+"""The exceptions that the package raises on purpose.
 
     DjlTrtllmError
     ├── ConfigError                 options: all problems of one resolution at once
     ├── ModelError                  model files
     │   ├── ArchiveError            an archive that is broken or unsafe to extract
-    │   ├── DownloadError           files that cannot be had from the hub or from S3, or not whole
-    │   ├── LayoutError             a directory that is not a model, or not one that can be served here
-    │   └── TokenizerError          tokenizer files missing or unreadable
+    │   ├── DownloadError           files from the hub or S3 that are unavailable or incomplete
+    │   ├── LayoutError             a directory that is not a model, or not one that this server can run
+    │   └── TokenizerError          missing or unreadable tokenizer files
     ├── EngineError                 compiled engines
     │   ├── BuildError              compiling failed (carries the log's path and last lines)
-    │   ├── CompilerMissingError    compiling is needed and the compiler is not installed
+    │   ├── CompilerMissingError    the checkpoint must be compiled and the compiler is not installed
     │   └── EngineMismatchError     an engine that does not fit this machine, these options or its manifest
-    ├── ExecutorError               the executor host process
-    │   ├── ExecutorStartError      it did not come up
-    │   └── ExecutorDiedError       it was killed, hung or raised
-    ├── DeploymentError             AWS refused, or an endpoint did not come up
-    └── RequestError                one request; others are not affected
+    ├── ExecutorError               the engine process
+    │   ├── ExecutorStartError      it did not start
+    │   └── ExecutorDiedError       it was killed, stopped responding or raised an error
+    ├── DeploymentError             AWS refused a call, or an endpoint did not start
+    └── RequestError                one request; other requests are not affected
         ├── InvalidRequestError     malformed, or a value out of range
         │   ├── UnknownAdapterError     no LoRA adapter of that name
         │   ├── PromptTooLongError  prompt, or prompt plus output, above a limit
-        │   └── UnsupportedParameterError   understood, and not available on this backend
+        │   └── UnsupportedParameterError   a known parameter that this backend does not have
         ├── OverloadedError         refused at admission: the queue is full
         ├── NotReadyError           the model is loading, recovering, draining or failed
         ├── RequestTimeoutError     not finished within predict_timeout
         └── GenerationError         the engine failed while this request was running
 
-Layers raise these and nothing else for expected failures. HTTP statuses are the dialects' business
-(`djl_trtllm.api`); a test asserts that every `RequestError` is mapped in every dialect.
+Every layer raises these for expected failures, and nothing else. Each dialect maps them to HTTP statuses
+(`djl_trtllm.api`); a test asserts that every dialect maps every `RequestError`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from pathlib import Path
 
 
 class DjlTrtllmError(Exception):
-    """Base of all expected errors. `str(error)` is meant for the reader: what, where, what to do."""
+    """Base of all expected errors. `str(error)` says what is wrong, where, and what to do."""
 
 
 class ConfigError(DjlTrtllmError):
     """One or more options are wrong.
 
-    `problems` holds one line each (key, value, origin, expectation), `warnings` what else was noticed on the way (a
-    misspelt key, say); the message is all of them.
+    `problems` has one line per wrong value (key, value, origin, expectation). `warnings` has what else was found, such
+    as a misspelt key. The message lists both.
     """
 
     def __init__(self, problems: Sequence[str], warnings: Sequence[str] = ()) -> None:
@@ -53,7 +53,7 @@ class ConfigError(DjlTrtllmError):
         head = "1 configuration problem" if count == 1 else f"{count} configuration problems"
         lines = [f"{head}:", *(f"  - {problem}" for problem in self.problems)]
         if self.warnings:
-            lines += ["and noticed besides:", *(f"  - {warning}" for warning in self.warnings)]
+            lines += ["warnings:", *(f"  - {warning}" for warning in self.warnings)]
         super().__init__("\n".join(lines))
 
 
@@ -66,11 +66,11 @@ class ArchiveError(ModelError):
 
 
 class DownloadError(ModelError):
-    """Files that cannot be had from the Hugging Face hub or from S3; nothing half is left to be taken for whole."""
+    """Files from the Hugging Face hub or S3 are unavailable or incomplete. No partial download is kept as complete."""
 
 
 class LayoutError(ModelError):
-    """A directory whose content is no model this package serves; the message lists what was found."""
+    """A directory does not hold a model that this package serves; the message lists what was found."""
 
 
 class TokenizerError(ModelError):
@@ -78,14 +78,14 @@ class TokenizerError(ModelError):
 
 
 class EngineError(DjlTrtllmError):
-    """A compiled engine cannot be made or used."""
+    """An engine cannot be compiled or used."""
 
 
 class BuildError(EngineError):
     """Compiling an engine failed.
 
-    `log_path` is the compiler's whole log, `tail` its last lines (they are part of the message). `cause` names the
-    class of the failure where it is known (out of GPU memory, unsupported architecture, ...), `advice` what to do then.
+    `log_path` is the compiler's log, `tail` its last lines (part of the message). `cause` is the class of the failure
+    if it is known (out of GPU memory, unsupported architecture, ...), `advice` what to do about it.
     """
 
     def __init__(
@@ -109,31 +109,31 @@ class BuildError(EngineError):
 
 
 class CompilerMissingError(EngineError):
-    """A checkpoint must be compiled, and the packages that compile it are not installed."""
+    """A checkpoint must be compiled, and the compiler's packages are not installed."""
 
 
 class EngineMismatchError(EngineError):
-    """An engine and this machine, these options or its own manifest disagree; the message says where."""
+    """An engine does not fit this machine, these options or its own manifest; the message lists the differences."""
 
 
 class ExecutorError(DjlTrtllmError):
-    """The executor host process failed."""
+    """The engine process failed."""
 
 
 class ExecutorStartError(ExecutorError):
-    """The executor host did not become ready: the engine failed to load, or loading took too long."""
+    """The engine process did not become ready: the engine failed to load, or loading took too long."""
 
 
 class ExecutorDiedError(ExecutorError):
-    """A running executor host was killed, hung past its bound, or raised."""
+    """A running engine process was killed, stopped responding or raised an error."""
 
 
 class DeploymentError(DjlTrtllmError):
-    """A SageMaker endpoint cannot be made or removed."""
+    """A SageMaker endpoint cannot be created or removed."""
 
 
 class RequestError(DjlTrtllmError):
-    """One request cannot be answered."""
+    """One request failed."""
 
 
 class InvalidRequestError(RequestError):
@@ -141,21 +141,21 @@ class InvalidRequestError(RequestError):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """The prompt, or prompt plus requested output, does not fit; the message holds the numbers."""
+    """The prompt, or prompt plus requested output, is too long; the message gives the numbers."""
 
 
 class UnknownAdapterError(InvalidRequestError):
-    """No LoRA adapter of that name is registered; the message lists those that are."""
+    """No LoRA adapter of that name is registered; the message lists the registered ones."""
 
 
 class UnsupportedParameterError(InvalidRequestError):
-    """A parameter that is understood and that this backend cannot honour."""
+    """A known parameter that this backend does not support."""
 
 
 class OverloadedError(RequestError):
     """The request queue is full.
 
-    `queue_depth` counts the requests that wait, `capacity` how many may, `retry_after` is in seconds.
+    `queue_depth` is the number of waiting requests, `capacity` the limit, `retry_after` is in seconds.
     """
 
     def __init__(self, message: str, *, queue_depth: int, capacity: int, retry_after: int) -> None:
@@ -166,7 +166,7 @@ class OverloadedError(RequestError):
 
 
 class NotReadyError(RequestError):
-    """The model is not ready; `retry_after` (seconds) is None where waiting will not help."""
+    """The model is not ready; `retry_after` (seconds) is None if waiting does not help."""
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         self.retry_after = retry_after
@@ -178,4 +178,4 @@ class RequestTimeoutError(RequestError):
 
 
 class GenerationError(RequestError):
-    """The engine failed while it was generating for this request."""
+    """The engine failed while it was running this request."""

@@ -32,7 +32,7 @@ def test_the_tree_in_the_docstring_is_that_of_the_classes() -> None:
 def test_a_configuration_error_is_all_problems_and_what_else_was_noticed() -> None:
     assert str(ConfigError(["a"])) == "1 configuration problem:\n  - a"
     error = ConfigError(["a", "b"], ["c"])
-    assert str(error) == "2 configuration problems:\n  - a\n  - b\nand noticed besides:\n  - c"
+    assert str(error) == "2 configuration problems:\n  - a\n  - b\nwarnings:\n  - c"
     assert (error.problems, error.warnings) == (("a", "b"), ("c",))
 
 

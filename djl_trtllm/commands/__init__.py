@@ -1,1 +1,1 @@
-"""The commands of `djl-trtllm`, one in a file; `djl_trtllm.cli` puts them together."""
+"""The commands of `djl-trtllm`, one per file; `djl_trtllm.cli` registers them."""

@@ -1,4 +1,4 @@
-"""`djl-trtllm cache`: what the local engine cache holds."""
+"""`djl-trtllm cache`: list, verify and prune the local engine cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model.remote.progress import shown
 
-app = typer.Typer(help="Look at the engine cache, check it, make room.", no_args_is_help=True)
+app = typer.Typer(help="List, verify and prune the engine cache.", no_args_is_help=True)
 
 
 def _cache() -> EngineCache:
@@ -26,7 +26,7 @@ def _cache() -> EngineCache:
 
 @app.command("ls")
 def list_entries() -> None:
-    """Show the engines in the cache, the most recently used first."""
+    """List the cached engines, the most recently used first."""
     with errors_for_the_reader():
         cache = _cache()
         entries = cache.entries()
@@ -38,7 +38,7 @@ def list_entries() -> None:
             try:
                 manifest = Manifest.read(entry.path)
             except EngineMismatchError:
-                options = "its manifest cannot be read"
+                options = "unreadable manifest"
             else:
                 if manifest is not None:
                     compiled = manifest.created
@@ -50,30 +50,30 @@ def list_entries() -> None:
 
 @app.command()
 def verify() -> None:
-    """Read every byte of every engine; exit status 1 when one is damaged."""
+    """Read every byte of every engine; exit with status 1 if one is damaged."""
     with errors_for_the_reader():
         damaged = 0
-        tell = progress_printer()
+        progress = progress_printer()
         for entry in _cache().entries():
             problems = entry.verify()
             damaged += bool(problems)
-            tell(f"{entry.key}: " + ("; ".join(problems) if problems else "whole"))
+            progress(f"{entry.key}: " + ("; ".join(problems) if problems else "whole"))
         if damaged:
             raise EngineError(
-                f"{damaged} engines are damaged: the next start that wants one compiles it again "
+                f"{damaged} engines are damaged: the next start that needs one compiles it again "
                 "(`djl-trtllm cache prune` removes all that are not in use)"
             )
 
 
 @app.command()
 def prune(
-    keep_gb: Annotated[float, typer.Option("--keep", help="GB to keep, of those used last.", min=0)] = 0.0,
+    keep_gb: Annotated[float, typer.Option("--keep", help="GB to keep, most recently used first.", min=0)] = 0.0,
 ) -> None:
-    """Remove engines, those used longest ago first; engines in use stay."""
+    """Remove engines, the least recently used first; engines in use stay."""
     with errors_for_the_reader():
         cache = _cache()
-        tell = progress_printer()
+        progress = progress_printer()
         removed = cache.prune(int(keep_gb * 1e9))
         for entry in removed:
-            tell(f"removed {entry.key} ({shown(entry.size)})")
-        tell(f"{shown(sum(entry.size for entry in removed))} freed; {len(cache.entries())} engines are left")
+            progress(f"removed {entry.key} ({shown(entry.size)})")
+        progress(f"{shown(sum(entry.size for entry in removed))} freed; {len(cache.entries())} engines are left")

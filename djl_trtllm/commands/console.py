@@ -1,4 +1,4 @@
-"""How commands talk: errors for the reader, progress on standard error."""
+"""Console output of commands: errors and progress, both on standard error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djl_trtllm.errors import DjlTrtllmError
 
 @contextmanager
 def errors_for_the_reader() -> Iterator[None]:
-    """Expected errors are a message and exit status 1, not a traceback."""
+    """Print expected errors as a message and exit with status 1, without a traceback."""
     try:
         yield
     except DjlTrtllmError as error:
@@ -22,11 +22,11 @@ def errors_for_the_reader() -> Iterator[None]:
 
 
 def escaped(text: str) -> str:
-    """Text with nothing in it that rich takes for markup."""
+    """`text` with rich's markup escaped."""
     return text.replace("[", "\\[")
 
 
 def progress_printer() -> Callable[[str], None]:
-    """Prints a line of progress on standard error."""
+    """A function that prints a line of progress on standard error."""
     console = Console(stderr=True, soft_wrap=True)
     return lambda line: console.print(escaped(line), highlight=False)

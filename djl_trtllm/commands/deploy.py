@@ -1,4 +1,4 @@
-"""`djl-trtllm deploy`: a model on a SageMaker endpoint."""
+"""`djl-trtllm deploy`: serve a model on a SageMaker endpoint."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _WAIT_SECONDS = 3 * 3600.0
 def deploy(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[DIR | FILE.tar.gz | s3://...]", help="What to serve; a directory is packed first."),
+        typer.Argument(metavar="[DIR | FILE.tar.gz | s3://...]", help="The model; a directory is packed first."),
     ] = None,
     image: Annotated[str | None, typer.Option(help="Container image in ECR.", envvar="DJL_TRTLLM_IMAGE")] = None,
-    role: Annotated[str | None, typer.Option(help="ARN of the role it runs with.", envvar="SAGEMAKER_ROLE")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the endpoint; default: the model's.")] = None,
+    role: Annotated[str | None, typer.Option(help="ARN of the IAM role.", envvar="SAGEMAKER_ROLE")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the endpoint. Default: the model's.")] = None,
     instance_type: Annotated[str, typer.Option(help="SageMaker instance.")] = "ml.g5.2xlarge",
-    instance_count: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
+    instance_count: Annotated[int, typer.Option(min=1, help="Number of instances.")] = 1,
     ami_version: Annotated[
-        str | None, typer.Option(help="SageMaker's InferenceAmiVersion, which brings the driver (docs/deploying.md).")
+        str | None, typer.Option(help="SageMaker's InferenceAmiVersion, which sets the driver (docs/deploying.md).")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="For the container.")
+        list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="Environment of the container.")
     ] = None,
-    bucket: Annotated[str | None, typer.Option(help="For the archive; default: SageMaker's own.")] = None,
+    bucket: Annotated[str | None, typer.Option(help="Bucket for the archive. Default: SageMaker's own.")] = None,
     wait: Annotated[bool, typer.Option(help="Wait until the endpoint is in service.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the calls to AWS; send none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the AWS calls without sending them.")] = False,
     delete: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Remove this endpoint, its configuration and its model instead.")
+        str | None, typer.Option(metavar="NAME", help="Remove this endpoint, its configuration and its model.")
     ] = None,
 ) -> None:
-    """Put a model on a SageMaker endpoint: upload it, make model, configuration and endpoint, wait."""
+    """Deploy a model to a SageMaker endpoint: upload it, create model, configuration and endpoint, and wait."""
     with errors_for_the_reader():
-        tell = progress_printer()
+        progress = progress_printer()
         if delete is not None:
-            deployment.delete(delete, tell)
+            deployment.delete(delete, progress)
             return
         missing = [
             text for text, value in (("the model", model), ("--image", image), ("--role", role)) if value is None
@@ -57,7 +57,7 @@ def deploy(
             raise DeploymentError(f"missing: {', '.join(missing)} (see `djl-trtllm deploy --help`)")
         chosen = name or _name(model)
         variables = dict(_variable(text) for text in env or ())
-        data = _address(model, bucket or "BUCKET", chosen) if dry_run else _upload(model, bucket, chosen, tell)
+        data = _address(model, bucket or "BUCKET", chosen) if dry_run else _upload(model, bucket, chosen, progress)
         plan = deployment.Deployment(
             chosen, image, role, data, instance_type, instance_count, variables, ami_version=ami_version
         )
@@ -65,7 +65,7 @@ def deploy(
             for call in plan.calls():
                 print(json.dumps({"call": call.method, **call.arguments}, indent=2))
             return
-        deployment.deploy(plan, tell, wait_seconds=_WAIT_SECONDS if wait else None)
+        deployment.deploy(plan, progress, wait_seconds=_WAIT_SECONDS if wait else None)
 
 
 def _name(model: str) -> str:
@@ -84,16 +84,16 @@ def _address(model: str, bucket: str, name: str) -> S3Address:
     return S3Address.parse(model) if is_s3(model) else S3Address(bucket, f"djl-trtllm/{name}/model.tar.gz")
 
 
-def _upload(model: str, bucket: str | None, name: str, tell: Callable[[str], None]) -> S3Address:
+def _upload(model: str, bucket: str | None, name: str, progress: Callable[[str], None]) -> S3Address:
     if is_s3(model):
         return S3Address.parse(model)
     path = Path(model)
     if path.is_dir():
         with tempfile.TemporaryDirectory() as folder:
             archive = Path(folder, "model.tar.gz")
-            tell(f"packing {path}")
+            progress(f"packing {path}")
             package(path, archive)
-            return deployment.upload_model(archive, bucket, name, tell)
+            return deployment.upload_model(archive, bucket, name, progress)
     if not is_archive(path):
         raise ModelError(f"{path} is neither a model directory nor a model.tar.gz nor an s3:// address")
-    return deployment.upload_model(path, bucket, name, tell)
+    return deployment.upload_model(path, bucket, name, progress)

@@ -14,7 +14,7 @@ def package(
     model: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory: serving.properties, model files.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive.")] = Path("model.tar.gz"),
 ) -> None:
-    """Pack a model directory into the model.tar.gz that `serve` and SageMaker take; same files, same bytes."""
+    """Pack a model directory into a model.tar.gz for `serve` and SageMaker. The same files give the same bytes."""
     with errors_for_the_reader():
         from djl_trtllm.config import load
         from djl_trtllm.errors import ModelError
@@ -23,12 +23,12 @@ def package(
 
         if not model.is_dir():
             raise ModelError(f"{model} is not a directory: name the model directory to pack")
-        # What would be refused when it is served is refused now.
+        # Report now what serving would refuse later.
         config = load(model, {})
-        tell = progress_printer()
+        progress = progress_printer()
         for warning in config.warnings:
-            tell(f"warning: {warning}")
+            progress(f"warning: {warning}")
         names = pack(model, out)
         if "serving.properties" not in names and config.options.model_id is None:
-            tell("note: there is no serving.properties; the model is served with the defaults and its own files")
-        tell(f"{out}: {len(names)} files, {shown(out.stat().st_size)}")
+            progress("note: there is no serving.properties; the model is served with the defaults and its own files")
+        progress(f"{out}: {len(names)} files, {shown(out.stat().st_size)}")

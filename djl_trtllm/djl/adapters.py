@@ -1,4 +1,4 @@
-"""DJL's calls about LoRA adapters, in both modes."""
+"""DJL's calls for LoRA adapters, in both modes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FAILED = 424
 
 
 def register(service: ModelService, inputs: Any) -> Item:
-    """Add the adapter `name` from the model's own folder; `src` is its place there, or its whole path."""
+    """Register the adapter `name` from the model's own folder; `src` is its path there, or its absolute path."""
     name = inputs.get_property("name") or ""
     try:
         if not service.serves_adapters:
@@ -24,12 +24,12 @@ def register(service: ModelService, inputs: Any) -> Item:
 
 
 def update(service: ModelService, inputs: Any) -> Item:
-    """Refused: other weights under an old name would be another adapter to the engine."""
+    """Refuse: the engine keeps adapters by id, so changed weights need a new registration."""
     return Item(b"", True, _FAILED, "an adapter cannot be changed: unregister it, then register it again")
 
 
 def unregister(service: ModelService, inputs: Any) -> Item:
-    """Take the adapter `name` away."""
+    """Unregister the adapter `name`."""
     name = inputs.get_property("name") or ""
     try:
         service.adapters.unregister(name)

@@ -1,4 +1,4 @@
-"""A part of an answer, as DJL's Java side reads it (`ai.djl.python.engine.Request.addResponse`)."""
+"""A part of a response, as DJL's Java side reads it (`ai.djl.python.engine.Request.addResponse`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _COUNT = struct.Struct(">h")
 
 
 class Item(NamedTuple):
-    """What one request gets.
+    """A part of the response to one request.
 
-    `data` is text in UTF-8 and is appended to the body. The answer ends with the item that is `last`. With a `code`,
-    which is an HTTP status, DJL sends `{"code", "error"}` in the place of `data`, and answers with that status if the
-    request has got nothing yet. `properties` become response headers, as long as nothing was sent.
+    `data` is UTF-8 text; DJL appends it to the body. The item with `last` ends the response. With a `code`, an HTTP
+    status, DJL sends `{"code", "error"}` instead of `data`, and answers with that status if it has sent nothing yet.
+    `properties` become response headers until the first part is sent.
     """
 
     data: bytes = b""
@@ -25,14 +25,14 @@ class Item(NamedTuple):
     properties: tuple[tuple[str, str], ...] = ()
 
     def encode(self) -> bytes:
-        """`Output.binary_encode` of djl_python: a count of pairs, then keys and values, all of them text."""
+        """`Output.binary_encode` of djl_python: the number of pairs, then keys and values, all as text."""
         if self.code is not None:
             return _ERROR_KEYS[0] + _text(str(self.code)) + _ERROR_KEYS[1] + _text(self.error) + _LAST
         return _DATA + _bytes(self.data) + (_LAST_KEY_TRUE if self.last else _LAST_KEY_FALSE)
 
 
 def take(items: deque[Item]) -> Item:
-    """Take as many items of one request from the left as can travel as one: an error goes alone."""
+    """Remove items of one request from the left and merge those that can be sent as one. An error is sent alone."""
     whole = items.popleft()
     while items and items[0].code is None and whole.code is None:
         more = items.popleft()
@@ -41,7 +41,7 @@ def take(items: deque[Item]) -> Item:
 
 
 def text(value: str) -> bytes:
-    """A text on DJL's socket: its length in bytes, then UTF-8."""
+    """Text on DJL's socket: its length in bytes, then UTF-8."""
     return _text(value)
 
 
@@ -51,7 +51,7 @@ def content(value: bytes) -> bytes:
 
 
 def count(value: int) -> bytes:
-    """A count or a status on DJL's socket."""
+    """A count or status on DJL's socket."""
     return _COUNT.pack(value)
 
 
@@ -70,4 +70,4 @@ _LAST = _text("data") + _text("") + _LAST_KEY_TRUE
 _ERROR_KEYS = (count(4) + _text("code"), _text("error"))
 
 QUIET = Item().encode()
-"""Nothing new."""
+"""No new data."""

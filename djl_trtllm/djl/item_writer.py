@@ -1,4 +1,4 @@
-"""The answer to one request, in items."""
+"""Writes the response to one request as items."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def status_codes(options: Options) -> StatusCodes:
-    """The statuses of errors, as the model's options have them."""
+    """Error statuses from the model's options."""
     return StatusCodes(
         throttle=options.throttle_error_http_code,
         not_ready=options.wlm_error_http_code,
@@ -27,7 +27,7 @@ def status_codes(options: Options) -> StatusCodes:
 
 
 class ItemWriter:
-    """Frames the updates of one request, and puts the items that come of it; exactly one of them is the last."""
+    """Encodes the output of one request and emits items; exactly one of them is the last."""
 
     def __init__(self, put: Callable[[Item], None], codes: StatusCodes) -> None:
         self.complete = False
@@ -38,12 +38,12 @@ class ItemWriter:
         self._begun = False
 
     def expect(self, encoder: ResponseEncoder, sequences: int) -> None:
-        """The request could be read: `encoder` frames its answer, when `sequences` have ended it is complete."""
+        """Call when the request is parsed: `encoder` encodes the response, which ends after `sequences` sequences."""
         self._encoder = encoder
         self._unfinished = sequences
 
     def deliver(self, update: OutputChunk) -> None:
-        """Take in an update."""
+        """Encode and emit an output chunk."""
         if self.complete:
             return
         assert self._encoder is not None
@@ -63,7 +63,7 @@ class ItemWriter:
             self._send(chunk, last)
 
     def fail(self, error: Exception) -> None:
-        """End the answer with an error: a status where nothing was sent yet, else in the dialect's own way."""
+        """End the response with an error: a status if nothing was sent yet, else in the dialect's format."""
         if self.complete:
             return
         if not isinstance(error, RequestError):

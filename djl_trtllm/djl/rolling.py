@@ -1,7 +1,7 @@
-"""Rolling batch mode: DJL calls again and again with its list of requests, and gets for each what has come up.
+"""Rolling batch mode: DJL calls repeatedly with its list of requests and gets the new output of each.
 
-DJL's engine calls from one thread and waits for the answer. The model lives on an event loop in a thread of its own; a
-call hands over the new requests and returns all tokens that have arrived for any request since the last one.
+DJL's engine calls from one thread and waits for the result. The model runs on an event loop in a thread of its own. A
+call passes on new requests and returns all tokens that have arrived for any request since the previous call.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PATIENCE_SECONDS = 0.008
-"""How long a call waits for the first news. One that returned nothing at once would make DJL spin; one that waited for
-long would keep new requests out."""
+_WAIT_SECONDS = 0.008
+"""How long a call waits for the first item. Returning nothing at once would make DJL spin; waiting long would delay new
+requests."""
 
-_AGAIN_SECONDS = 5.0
-"""After the model has failed for good, it is started anew so often. Ending this process would be no help: DJL (0.34 and
-0.36) does not replace a worker that ends while it has nothing to do, and refuses every later request with 400."""
+_RESTART_SECONDS = 5.0
+"""Interval between restarts of a model that has failed for good. Ending this process would not help: DJL (0.34 and
+0.36) does not replace a worker that ends while idle, and refuses every later request with 400."""
 
 
 class _Request:
-    """A place in DJL's list."""
+    """One entry of DJL's list."""
 
-    def __init__(self, news: threading.Event, codes: StatusCodes) -> None:
+    def __init__(self, arrived: threading.Event, codes: StatusCodes) -> None:
         self.items: deque[Item] = deque()
-        self.answer = ItemWriter(self._put, codes)
-        self.generation: RequestState | None = None
+        self.writer = ItemWriter(self._put, codes)
+        self.state: RequestState | None = None
         self.abandoned = False
-        self._news = news
+        self._arrived = arrived
 
     def _put(self, item: Item) -> None:
         self.items.append(item)
-        if not self._news.is_set():
-            self._news.set()
+        if not self._arrived.is_set():
+            self._arrived.set()
 
 
 class RollingWorker:
-    """A loaded model and the mirror of DJL's list. `step` is called from one thread."""
+    """A loaded model and a mirror of DJL's list. Call `step` from one thread only."""
 
     def __init__(self, model: Model) -> None:
-        """Start the executor host. Raises ExecutorStartError."""
+        """Start the engine process. Raises ExecutorStartError."""
         self._model = model
         self._codes = status_codes(model.config.options)
         self._service = ModelService(model.name, on_failed=self._failed)
@@ -64,17 +64,17 @@ class RollingWorker:
         self._loaded = False
         self._loading: asyncio.Task[None] | None = None
         self._list: list[_Request] = []
-        self._news = threading.Event()
+        self._arrived = threading.Event()
         self._loop = _new_event_loop()
-        # One thread to its end: Linux ends the host with the thread that started it.
+        # The thread lives as long as the process: Linux ends the engine process with the thread that started it.
         threading.Thread(target=self._loop.run_forever, name="model", daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._load(), self._loop).result()
 
     def step(self, inputs: Any) -> list[Item | None]:
-        """The items for DJL's list, by position; None for nothing new.
+        """The items for DJL's list, by position; None where there is nothing new.
 
-        `inputs` is DJL's batch. What it sends of a request for the first time has a `seed`, and follows what it sent
-        before.
+        `inputs` is DJL's batch. A request that DJL sends for the first time has a `seed` and comes after the earlier
+        ones.
         """
         properties, content = inputs.get_properties(), inputs.get_content()
         size = int(properties["batch_size"])
@@ -83,13 +83,13 @@ class RollingWorker:
             self._drop_all()
         for index in new:
             self._list.append(self._begin(inputs, index, properties, content))
-        # DJL goes on with requests that were dropped here only if the lists differ, which nothing should bring about.
+        # DJL keeps requests that were dropped here only if the lists differ, which should never happen.
         lost = size - len(self._list)
-        self._news.wait(_PATIENCE_SECONDS)
-        self._news.clear()
+        self._arrived.wait(_WAIT_SECONDS)
+        self._arrived.clear()
         items = [take(request.items) if request.items else None for request in self._list]
         if any(request.items for request in self._list):
-            self._news.set()
+            self._arrived.set()
         self._list = [request for request, item in zip(self._list, items, strict=True) if item is None or not item.last]
         gone = Item(b"", True, 500, "the request was lost between DJL Serving and its worker; it may be repeated")
         return [*([gone] * lost), *items]
@@ -105,7 +105,7 @@ class RollingWorker:
     # -- in DJL's thread -------------------------------------------------------------------------------------------
 
     def _begin(self, inputs: Any, index: int, properties: dict[str, str], content: Any) -> _Request:
-        request = _Request(self._news, self._codes)
+        request = _Request(self._arrived, self._codes)
         prefix = f"batch_{index:03d}."
         own = properties_of(
             (key[len(prefix) :], str(value)) for key, value in properties.items() if key.startswith(prefix)
@@ -115,7 +115,7 @@ class RollingWorker:
         return request
 
     def _drop_all(self) -> None:
-        """DJL has forgotten its list: nobody waits for these answers any more."""
+        """Cancel everything: DJL has cleared its list, so nothing reads these responses."""
         dropped, self._list = self._list, []
         if dropped:
             logger.warning("DJL dropped %d running requests; they are cancelled", len(dropped))
@@ -133,33 +133,33 @@ class RollingWorker:
         await self._service.close()
         self._service = ModelService(self._model.name, on_failed=self._failed)
         self._metrics = Metrics(self._service)
-        # Where it fails again, `_failed` has been told.
+        # `_failed` has already run if this fails again.
         with contextlib.suppress(DjlTrtllmError):
             await self._service.load(self._model)
 
     async def _generate(self, request: _Request, body: bytes, properties: dict[str, str]) -> None:
         try:
             call = self._service.model.parse(body, properties.get("content-type"), properties)
-            request.answer.expect(call.encoder, call.request.sampling.n)
-            request.generation = await self._service.generate(call, request.answer.deliver)
+            request.writer.expect(call.encoder, call.request.sampling.n)
+            request.state = await self._service.generate(call, request.writer.deliver)
         except Exception as error:
-            request.answer.fail(error)
+            request.writer.fail(error)
             return
         if request.abandoned:
-            self._service.cancel(request.generation)
+            self._service.cancel(request.state)
 
     def _abandon(self, requests: list[_Request]) -> None:
         for request in requests:
             request.abandoned = True
-            if request.generation is not None:
-                self._service.cancel(request.generation)
+            if request.state is not None:
+                self._service.cancel(request.state)
 
     def _failed(self, error: DjlTrtllmError) -> None:
         if self._loaded:
-            logger.error("model %s is started anew in %g seconds", self._model.name, _AGAIN_SECONDS)
-            self._loop.call_later(_AGAIN_SECONDS, self._begin_again)
+            logger.error("restarting model %s in %g seconds", self._model.name, _RESTART_SECONDS)
+            self._loop.call_later(_RESTART_SECONDS, self._restart)
 
-    def _begin_again(self) -> None:
+    def _restart(self) -> None:
         self._loading = self._loop.create_task(self._load_again())
 
     def _print_metrics(self) -> None:

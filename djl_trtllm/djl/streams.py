@@ -1,9 +1,9 @@
-"""Async mode: many answers on one socket, with one write for all that has come up.
+"""Async mode: many responses on one socket, with one write for everything that is waiting.
 
-djl_python puts what a handler's generator yields into a queue, and a thread calls `send(socket)` on it when its turn
-has come. Frames on the socket delimit themselves and name their request, so one object can bring the news of all
-requests: `Streams` decides only then what it sends. Under backlog tokens merge by themselves, and DJL's hand-over
-between threads, which costs more than anything else there, happens once per write and not once per token.
+djl_python queues what a handler's generator yields, and a thread calls `send(socket)` on each entry in turn. Frames on
+the socket delimit themselves and name their request, so one object can carry the output of all requests: `Streams`
+chooses what to send only when its turn comes. Under backlog, tokens merge by themselves. DJL's hand-over between
+threads, the largest cost there, happens once per write instead of once per token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OK = count(200) + text("OK")
 
 
 class Stream:
-    """The items of one request on their way to DJL, which knows it by its tracking id."""
+    """The items of one request on their way to DJL, which identifies it by its tracking id."""
 
     def __init__(self, streams: Streams, tracking_id: str) -> None:
         self._streams = streams
@@ -31,7 +31,7 @@ class Stream:
         self._complete = False
 
     def put(self, item: Item) -> None:
-        """Send an item, as soon as the socket takes it."""
+        """Send an item as soon as the socket accepts it."""
         if self._streams.add(self, item):
             self._carries = True
             self._woken.set()
@@ -40,7 +40,7 @@ class Stream:
             self._woken.set()
 
     async def carry(self) -> AsyncGenerator[Streams, None]:
-        """What djl_python is to send, until this answer is complete."""
+        """Yield what djl_python is to send, until the response is complete."""
         while True:
             await self._woken.wait()
             self._woken.clear()
@@ -51,7 +51,7 @@ class Stream:
                 return
 
     def frame(self, item: Item) -> bytes:
-        """An item on DJL's socket: status, message, properties, contents."""
+        """An item as a frame on DJL's socket: status, message, properties, contents."""
         if not item.properties:
             return self._plain + content(item.encode())
         pairs = b"".join(text(key) + text(value) for key, value in item.properties)
@@ -59,7 +59,7 @@ class Stream:
 
 
 class Streams:
-    """All that waits to be sent. At most one reference to it waits in djl_python's queue."""
+    """All items that wait to be sent. At most one reference to it is in djl_python's queue."""
 
     def __init__(self) -> None:
         # Appended on the event loop, drained in djl_python's sender thread.
@@ -67,7 +67,7 @@ class Streams:
         self._queued = False
 
     def add(self, stream: Stream, item: Item) -> bool:
-        """Take an item in. True if `stream` has to bring this object into the queue."""
+        """Add an item. True if `stream` has to put this object into the queue."""
         self._waiting.append((stream, item))
         if self._queued:
             return False
@@ -77,18 +77,18 @@ class Streams:
     # -- called by djl_python --------------------------------------------------------------------------------------
 
     def add_property(self, key: str, value: object) -> None:
-        """The tracking id of the request that brought this here; every frame has its own."""
+        """Ignore the tracking id of the request that queued this object; every frame has its own."""
 
     def send(self, connection: socket.socket) -> None:
         """Write everything that waits."""
-        # First this: what is added from now on is either seen below, or queued again.
+        # Reset first: an item added from now on is either seen below, or queued again.
         self._queued = False
-        news: dict[Stream, deque[Item]] = {}
+        pending: dict[Stream, deque[Item]] = {}
         while self._waiting:
             stream, item = self._waiting.popleft()
-            news.setdefault(stream, deque()).append(item)
+            pending.setdefault(stream, deque()).append(item)
         frames: list[bytes] = []
-        for stream, items in news.items():
+        for stream, items in pending.items():
             while items:
                 frames.append(stream.frame(take(items)))
         if frames:

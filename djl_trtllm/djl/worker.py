@@ -1,4 +1,4 @@
-"""The model of a DJL worker process: from the properties of DJL's first call to its end."""
+"""The model of a DJL worker process, from the properties of DJL's first call to shutdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MPI_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 def is_passive() -> bool:
     """Whether mpirun started this process as one that never gets a request (`engine=MPI`).
 
-    DJL starts one process per GPU then and talks to the first. Here that one has the model, on all GPUs.
+    DJL then starts one process per GPU and talks to the first, which here runs the model on all GPUs.
     """
     return os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0"
 
@@ -30,10 +30,10 @@ def is_passive() -> bool:
 def open_worker_model(properties: Mapping[str, Any]) -> Model:
     """The model that DJL's properties name, prepared to be run. Raises DjlTrtllmError.
 
-    The configuration is read from the directory and the environment, as everywhere, so that every value has its origin.
-    Of DJL's own word only one counts: where it has put a model that it fetched.
+    Reads the configuration from the directory and the environment, so that every value has its origin. Of DJL's own
+    properties it uses only the path of a model that DJL has downloaded.
     """
-    # The executor host is no part of DJL's MPI world.
+    # The engine process must not join DJL's MPI world.
     for name in [name for name in os.environ if name.startswith(_MPI_VARIABLES)]:
         del os.environ[name]
     directory = Path(str(properties.get("model_dir") or Path.cwd()))
@@ -46,7 +46,7 @@ def open_worker_model(properties: Mapping[str, Any]) -> Model:
 
 
 def require_mode(properties: Mapping[str, Any], *, rolling: bool) -> None:
-    """Raises ModelError where DJL is to use the handler in another way than it is made for."""
+    """Raise ModelError if DJL uses the handler in the other mode."""
     if (str(properties.get("rolling_batch") or "disable") != "disable") is rolling:
         return
     if rolling:
@@ -62,12 +62,12 @@ def require_mode(properties: Mapping[str, Any], *, rolling: bool) -> None:
 
 
 def load_status(error: DjlTrtllmError) -> int:
-    """What DJL is told of a model that did not load; 507 is its word for memory that ran out."""
+    """The status that DJL gets for a model that failed to load; 507 means out of memory."""
     return 507 if "out of memory" in str(error).lower() else 500
 
 
 class Metrics:
-    """What DJL's log gets as metrics: lines on stdout, totals since the last ones."""
+    """Metrics for DJL's log: lines on stdout, totals since the previous ones."""
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
@@ -76,7 +76,7 @@ class Metrics:
         self._dimensions = f"|#Model:{service.name},Host:{socket.gethostname()}"
 
     def lines(self) -> list[str]:
-        """None while nothing happens. Format: `ai.djl.metric.Metric.parse`."""
+        """The new lines; empty while nothing happens. Format: `ai.djl.metric.Metric.parse`."""
         statistics, batch = self._service.statistics, self._service.batch
         requests, tokens = statistics.requests - self._requests, statistics.generated_tokens - self._tokens
         running, waiting = (batch.running, batch.waiting) if batch is not None else (0, 0)

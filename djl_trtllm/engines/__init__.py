@@ -1,8 +1,8 @@
 """Compiling: checkpoint in, engine directory out.
 
-A plan says what configuration, model files and machine come to. An engine directory carries a manifest that says what
-it was made from, so that an engine that does not fit is refused before anything is loaded, and one that was made once
-is found again in the cache. Compilers run in processes of their own; nothing here imports torch or an engine.
+A plan is derived from configuration, model files and machine. An engine directory carries a manifest that says what the
+engine was made from: an engine that does not fit is refused before it is loaded, and a compiled one is found again in
+the cache. Compilers run in subprocesses; nothing here imports torch or an engine.
 """
 
 from djl_trtllm.engines.build import build_engine

@@ -1,4 +1,4 @@
-"""Running the compiler: one subprocess, its log kept, its phases told, nothing left when it fails."""
+"""Run the compiler in a subprocess, log its output, report its phases, and clean up after failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from djl_trtllm.errors import BuildError, EngineError, EngineMismatchError
 
 DEFAULT_TIMEOUT_SECONDS = 4 * 3600.0
 _POLL_SECONDS = 0.1
-_TELL_EVERY_SECONDS = 30.0
+_REPORT_EVERY_SECONDS = 30.0
 _TERMINATE_SECONDS = 5.0
 _TAIL_LINES = 20
 _SEARCHED_LINES = 400
@@ -42,15 +42,15 @@ def build_engine(
     cancel: threading.Event | None = None,
     command: list[str] | None = None,
 ) -> EngineDir:
-    """Compile the plan's checkpoint into `out`, which appears whole or not at all.
+    """Compile the plan's checkpoint into `out`, which appears complete or not at all.
 
-    `progress` gets a line per phase of the plan's compiler with the seconds since the start; the compiler's output goes
-    to `OUT.log` beside `out`. `timeout` is in seconds; when it passes, `cancel` is set or this thread is interrupted,
-    the compiler's process group is killed. `command` replaces the compiler in tests: it is given the spec file as its
-    last argument.
+    `progress` gets one line per compiler phase with the seconds since the start; the compiler's output goes to
+    `OUT.log` beside `out`. The compiler's process group is killed after `timeout` seconds, when `cancel` is set, or
+    when this thread is interrupted. Tests replace the compiler by `command`, which gets the spec file as its last
+    argument.
 
     Raises CompilerMissingError, BuildError (with the cause, what to do and the log's last lines) and EngineError
-    (nothing is compiled for this backend, or `out` cannot be written).
+    (this backend compiles nothing, or `out` cannot be written).
     """
     compiler = plan.compiler
     if compiler is None:
@@ -87,7 +87,7 @@ def _accept(plan: EnginePlan, directory: Path, log_path: Path) -> None:
         plan.check_whole(directory)
     except EngineMismatchError as error:
         raise BuildError(
-            f"the compiler of {plan.source} ended well and left no whole engine: {error}", log_path
+            f"the compiler of {plan.source} succeeded and left no complete engine: {error}", log_path
         ) from error
     Manifest.of(
         directory,
@@ -123,9 +123,9 @@ class _Run:
         self._log_offset = 0
 
     def to_its_end(self) -> None:
-        """Run to the end. Raises BuildError unless it ends with status 0."""
+        """Run the compiler and wait. Raises BuildError unless it exits with status 0."""
         with self._log_path.open("wb") as log_file:
-            # The pipe on its standard input is never written: its end tells the compiler that this process died.
+            # Nothing is written to its standard input: end of file means that this process died.
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -144,12 +144,12 @@ class _Run:
             raise self._failure(f"ended with {_shown_status(status)}", status)
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int:
-        started = told = time.monotonic()
+        started = reported = time.monotonic()
         while True:
             status = process.poll()
             now = time.monotonic()
             for phase in self._new_phases():
-                told = now
+                reported = now
                 self._progress(f"compiling: {phase} ({now - started:.1f} s)")
             if status is not None:
                 return status
@@ -157,16 +157,16 @@ class _Run:
                 raise self._failure("was cancelled")
             if now - started > self._timeout:
                 raise self._failure(f"took longer than {self._timeout:.0f} s and was killed")
-            if now - told > _TELL_EVERY_SECONDS:
+            if now - reported > _REPORT_EVERY_SECONDS:
                 self._progress(f"compiling: still in {self._phase} ({now - started:.0f} s)")
-                told = now
+                reported = now
             time.sleep(_POLL_SECONDS)
 
     def _new_phases(self) -> Iterator[str]:
         with self._log_path.open("rb") as log_file:
             log_file.seek(self._log_offset)
             content = log_file.read()
-        # A line still being written is read again when it is whole.
+        # A line that is still being written is read again when it is complete.
         whole = content[: content.rfind(b"\n") + 1]
         self._log_offset += len(whole)
         for line in whole.decode(errors="replace").splitlines():
@@ -178,7 +178,7 @@ class _Run:
 
     def _failure(self, what: str, status: int | None = None) -> BuildError:
         text = _COLOUR.sub("", self._log_path.read_bytes().decode(errors="replace"))
-        # Progress bars overwrite themselves with carriage returns; only their last state is of use.
+        # Progress bars overwrite themselves with carriage returns; keep only their last state.
         lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")]
         lines = [line for line in lines if line and not line.startswith(PHASE_MARK)]
         tail = lines[-_TAIL_LINES:]
@@ -203,7 +203,7 @@ def _environment(compiler: Compiler, *, offline: bool) -> dict[str, str]:
         **compiler.environment,
         "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root]),
         "PYTHONUNBUFFERED": "1",
-        # The working directory may be a model's, with files named like modules.
+        # The working directory may be a model's, whose files may have the names of modules.
         "PYTHONSAFEPATH": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -214,7 +214,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         _signal_group(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_TERMINATE_SECONDS)
-    # Also what the compiler started and left running.
+    # Including what the compiler started and left running.
     _signal_group(process, signal.SIGKILL)
     process.wait()
 

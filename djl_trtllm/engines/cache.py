@@ -1,4 +1,4 @@
-"""The local engine cache: one directory per engine, named by everything that changes it."""
+"""The local engine cache: one directory per engine, named by everything that affects its content."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from djl_trtllm.model.remote.progress import shown
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
-_TELL_EVERY_SECONDS = 10.0
+_REPORT_EVERY_SECONDS = 10.0
 
 
 def cache_key(
     *, backend: str, checkpoint: str, options: Mapping[str, OptionValue], versions: Mapping[str, str], platform: str
 ) -> str:
-    """The name of a cache entry: backend and 128 bits over everything that changes the engine."""
+    """The name of a cache entry: the backend and a 128-bit hash of everything that affects the engine."""
     content = json.dumps([backend, checkpoint, dict(options), dict(versions), platform], sort_keys=True)
     return f"{backend}-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One engine of the cache: its directory, bytes, and when it was last used (seconds since 1970)."""
+    """A cached engine: its directory, size in bytes, and time of last use (seconds since 1970)."""
 
     path: Path
     size: int
@@ -44,19 +44,19 @@ class CacheEntry:
 
     @property
     def key(self) -> str:
-        """Its name."""
+        """The entry's name."""
         return self.path.name
 
     @classmethod
     def of(cls, path: Path) -> CacheEntry:
-        """Look at an entry's files."""
+        """Read an entry's size and time of last use."""
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         used = path.with_name(f"{path.name}.use")
         stamp = used if used.exists() else path
         return cls(path, size, stamp.stat().st_mtime)
 
     def verify(self) -> list[str]:
-        """What is wrong with it, one line per file; every byte is read. Empty when it is whole."""
+        """Read every byte and list what is wrong, one line per file. Empty if the entry is intact."""
         try:
             manifest = Manifest.read(self.path)
         except EngineMismatchError as error:
@@ -67,10 +67,10 @@ class CacheEntry:
 class EngineCache:
     """Engines by key under `root`, shared by any number of processes.
 
-    An entry is whole when it has a manifest, every file has the manifest's size, and no file was written after it
-    without having the manifest's checksum; anything else is rebuilt. Beside the entry `KEY` lie `KEY.lock` (held by the
-    one builder, and freed by the system when that is killed), `KEY.use` (held by those who use the entry, its time is
-    that of the last use) and `KEY.log`. With `max_bytes`, a new entry makes room by removing those used longest ago.
+    An entry is complete if it has a manifest, every file has the size in the manifest, and every file written after the
+    manifest also has its checksum. Other entries are rebuilt. Beside the entry `KEY` are `KEY.lock` (held by the one
+    builder; the system releases it when the builder dies), `KEY.use` (held by the processes that use the entry; its
+    modification time is the last use) and `KEY.log`. With `max_bytes`, a new entry removes the least recently used.
     """
 
     def __init__(self, root: Path, max_bytes: int | None = None) -> None:
@@ -78,7 +78,7 @@ class EngineCache:
         self._max_bytes = max_bytes
 
     def lookup(self, key: str) -> Path | None:
-        """The whole entry of this key, or None. It is in use from now on until this process ends."""
+        """The complete entry of this key, or None. The entry is in use from now until this process ends."""
         entry = self.root / key
         if not entry.is_dir():
             return None
@@ -94,12 +94,12 @@ class EngineCache:
         wait_seconds: float | None = None,
         cancel: threading.Event | None = None,
     ) -> Path:
-        """The entry of this key, made by `builder(entry)` where no process has made it yet.
+        """The entry of this key; if no process has built it yet, build it with `builder(entry)`.
 
-        `builder` writes the directory it is given and its manifest last; of all processes on this cache one builds at
-        a time, the others wait and tell `progress` so. Raises EngineError where the cache cannot be written, where
-        `wait_seconds` pass in waiting (default: as long as the builder lives) or `cancel` is set meanwhile, or where
-        the builder left no whole engine; what the builder raises is passed on.
+        `builder` writes the directory it is given, the manifest last. Of all processes that share this cache one builds
+        at a time; the others wait and report that to `progress`. Raises EngineError if the cache cannot be written, if
+        the wait takes longer than `wait_seconds` (default: no limit), if `cancel` is set during the wait, or if the
+        builder left no complete engine. Exceptions of the builder are passed on.
         """
         if (entry := self.lookup(key)) is not None:
             return entry
@@ -112,7 +112,7 @@ class EngineCache:
             self._clear(entry, defects, progress)
             builder(entry)
             if defects := _defects(entry):
-                raise EngineError(f"the builder of {entry} left no whole engine: {'; '.join(defects)}")
+                raise EngineError(f"the builder of {entry} left no complete engine: {'; '.join(defects)}")
             in_use.hold(self.root / f"{key}.use")
             if self._max_bytes is not None:
                 for removed in self.prune(self._max_bytes):
@@ -122,14 +122,14 @@ class EngineCache:
             lock.release()
 
     def entries(self) -> list[CacheEntry]:
-        """What is in the cache, the most recently used first."""
+        """The cached engines, the most recently used first."""
         if not self.root.is_dir():
             return []
         found = [CacheEntry.of(path) for path in self.root.iterdir() if path.is_dir() and _is_entry(path)]
         return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
     def prune(self, max_bytes: int = 0) -> list[CacheEntry]:
-        """Remove entries, those used longest ago first, until `max_bytes` are left; returns what was removed.
+        """Remove the least recently used entries until `max_bytes` are left, and return the removed ones.
 
         Entries that a process uses or builds stay.
         """
@@ -150,7 +150,7 @@ class EngineCache:
             with build_lock.acquire(timeout=0), in_use.nobody(self.root / f"{entry.key}.use") as free:
                 if not free:
                     return False
-                # Out of sight first: killed in between it is no half entry.
+                # Rename first: if this process is killed in between, no partial entry is left under the key.
                 gone = self.root / f".{entry.key}.removed"
                 shutil.rmtree(gone, ignore_errors=True)
                 entry.path.rename(gone)
@@ -169,7 +169,7 @@ class EngineCache:
     ) -> FileLock:
         lock = FileLock(self.root / f"{key}.lock")
         started = time.monotonic()
-        told = -_TELL_EVERY_SECONDS
+        reported = -_REPORT_EVERY_SECONDS
         while True:
             try:
                 lock.acquire(timeout=_POLL_SECONDS)
@@ -183,20 +183,20 @@ class EngineCache:
                     ) from None
                 if cancel is not None and cancel.is_set():
                     raise EngineError(f"cancelled while another process was compiling {self.root / key}") from None
-                if waited - told >= _TELL_EVERY_SECONDS:
+                if waited - reported >= _REPORT_EVERY_SECONDS:
                     progress(f"another process is compiling this engine, waiting for it ({waited:.0f} s)")
-                    told = waited
+                    reported = waited
             except OSError as error:
                 raise EngineError(
                     f"the engine cache {self.root} cannot be written: {error}; "
-                    "set option.engine_cache_dir to a directory that can"
+                    "set option.engine_cache_dir to a writable directory"
                 ) from error
 
     def _clear(self, entry: Path, defects: list[str], progress: Callable[[str], None]) -> None:
         for left in sweep(entry):
-            progress(f"removed what an interrupted compile left: {left.name}")
+            progress(f"removed the files of an interrupted compile: {left.name}")
         if entry.exists():
-            progress(f"the cached engine {entry} is not whole ({'; '.join(defects)}), compiling it again")
+            progress(f"the cached engine {entry} is incomplete ({'; '.join(defects)}), compiling it again")
             shutil.rmtree(entry)
 
 
@@ -209,7 +209,7 @@ def _defects(entry: Path) -> list[str]:
         manifest = Manifest.read(entry)
         if manifest is None:
             return ["no manifest"]
-        # Files written after the manifest, which is the last, are read; of the others sizes do.
+        # The manifest is written last. Read files that are newer than it; for the others compare sizes only.
         sealed = (entry / MANIFEST_FILE).stat().st_mtime_ns
         touched = any(path.stat().st_mtime_ns > sealed for path in entry.rglob("*") if path.is_file())
         return manifest.verify(entry, contents=touched)

@@ -1,4 +1,4 @@
-"""What is known of a compiler before it runs: how it is started, and how its log is read."""
+"""Description of a compiler: how to start it and how to read its log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djl_trtllm.errors import CompilerMissingError
 
 @dataclass(frozen=True)
 class Cause:
-    """One class of failures: its name, the lines of a log that show it, and what to do about it."""
+    """A class of failures: its name, the log lines that show it, and what to do about it."""
 
     name: str
     pattern: re.Pattern[str]
@@ -22,11 +22,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A module that is run as `python -m MODULE SPEC.json`.
+    """A compiler module, run as `python -m MODULE SPEC.json`.
 
-    `packages` must be installed, and `install` says how they are. `phases` are told in this order: a line that
-    `spec.PHASE_MARK` begins says which one comes, and so does a line that one of `phase_lines` matches. `causes` are
-    searched in the log of a failure, the first that is found counts. `environment` is added to the process's own.
+    `packages` must be installed; `install` says how. `phases` are in order: a line that starts with `spec.PHASE_MARK`
+    names the next phase, and so does a line that matches one of `phase_lines`. `causes` are searched for in the log of
+    a failure; the first match wins. `environment` is added to the process's environment.
     """
 
     module: str
@@ -38,7 +38,7 @@ class Compiler:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def require(self, checkpoint: Path) -> None:
-        """Raise CompilerMissingError naming the packages that compiling needs and that are not installed."""
+        """Raise CompilerMissingError with the missing packages, if any."""
         missing = [package for package in self.packages if not _is_installed(package)]
         if missing:
             raise CompilerMissingError(
@@ -50,12 +50,12 @@ class Compiler:
             )
 
     def phase_after(self, phase: str, line: str) -> str | None:
-        """The later phase that a line of the compiler's own log begins, if it begins one."""
+        """The later phase that this line of the compiler's log starts, if any."""
         later = self.phases[self.phases.index(phase) + 1 :] if phase in self.phases else self.phases
         return next((name for name in later if name in self.phase_lines and self.phase_lines[name].search(line)), None)
 
     def cause_of(self, lines: Sequence[str]) -> tuple[Cause, str] | None:
-        """The class of a failure with the first line that shows it: what follows is what came of it."""
+        """The class of a failure with the first log line that shows it: later lines are consequences."""
         for cause in self.causes:
             for line in lines:
                 if cause.pattern.search(line):
@@ -81,8 +81,8 @@ HOST_MEMORY = Cause(
 DISK = Cause(
     "no space on the disk",
     re.compile(r"No space left on device|Disk quota exceeded"),
-    "make room, or name a larger disk with option.engine_cache_dir: while an engine is compiled it takes three times "
-    "the room of its weights",
+    "free some space, or name a larger disk with option.engine_cache_dir: compiling an engine takes three times the "
+    "size of its weights",
 )
 
 

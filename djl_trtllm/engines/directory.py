@@ -1,4 +1,4 @@
-"""An engine directory: what it is and whether its files are whole."""
+"""Check whether an engine directory is complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONSTANT = re.compile(rb'<data [^>]*?\boffset="(\d+)"[^>]*?\bsize="(\d+)"')
 class EngineDir:
     """A complete engine, ready to be loaded.
 
-    `manifest` is None for a directory that something else made; `tokenizer_dir` holds the tokenizer's files.
+    `manifest` is None for a directory that another tool wrote; `tokenizer_dir` holds the tokenizer's files.
     """
 
     path: Path
@@ -26,9 +26,9 @@ class EngineDir:
 
 
 def check_engine(directory: Path) -> Manifest | None:
-    """Check an OpenVINO engine directory without loading it, and return its manifest (None where it has none).
+    """Check an OpenVINO engine directory without loading it, and return its manifest, if it has one.
 
-    Sizes against the manifest, and the IR against its weights file, so that a truncated engine fails here and not
+    Compares sizes with the manifest, and the IR with its weights file, so that a truncated engine fails here and not
     inside the runtime. Raises EngineMismatchError naming each bad file.
     """
     manifest = Manifest.read(directory)
@@ -39,7 +39,7 @@ def check_engine(directory: Path) -> Manifest | None:
 
 
 def ir_problems(xml: Path) -> list[str]:
-    """What is wrong with an OpenVINO IR (an `.xml` and the `.bin` beside it), one line each."""
+    """The defects of an OpenVINO IR (an `.xml` and the `.bin` beside it), one line each."""
     try:
         content = xml.read_bytes()
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def ir_problems(xml: Path) -> list[str]:
     except OSError as error:
         return [f"{xml.name}: cannot be read ({error})"]
     if not content.lstrip().startswith(b"<") or not content.rstrip().endswith(b"</net>"):
-        return [f"{xml.name}: not a whole OpenVINO model, {len(content)} bytes that do not end in </net>"]
+        return [f"{xml.name}: not a complete OpenVINO model, {len(content)} bytes that do not end in </net>"]
     weights = xml.with_suffix(".bin")
     try:
         size = weights.stat().st_size

@@ -1,4 +1,4 @@
-"""SHA-256 of files, remembered for large files that have not changed since."""
+"""SHA-256 of files, cached for large files that have not changed since."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def file_sha256(path: Path) -> str:
 
 
 class FileHashes:
-    """Hashes of files; those of 64 MB and more are remembered in the folder `store` (None: nothing is).
+    """Hashes of files. Those of 64 MB and more are cached in the folder `store`, if there is one.
 
-    Hashing reads every byte: 0.3 GB per CPU-second without SHA instructions, measured on a 2.5 GHz Xeon, which makes
-    a minute for 16 GB. A file counts as unchanged while device, inode, size, modification and change time are.
+    Hashing reads every byte: 0.3 GB per CPU-second without SHA instructions, measured on a 2.5 GHz Xeon, or a minute
+    for 16 GB. A file is unchanged if device, inode, size, modification and change time are unchanged.
     """
 
     def __init__(self, store: Path | None = None) -> None:
@@ -53,7 +53,7 @@ class FileHashes:
         if remembered is not None and remembered.state == state:
             return remembered.sha256
         sha256 = file_sha256(path)
-        # A file touched just now may be written once more without its times telling.
+        # A file touched just now may be written once more with the same times.
         settled = time.time() - path.stat().st_mtime > _SETTLED_SECONDS
         if settled and _state(path) == state:
             _write(note, _Remembered(state, sha256))
@@ -71,7 +71,7 @@ def _read(note: Path) -> _Remembered | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        log.info("the remembered hash %s is not used: %s", note, error)
+        log.info("the cached hash %s is not used: %s", note, error)
         return None
 
 
@@ -82,4 +82,4 @@ def _write(note: Path, remembered: _Remembered) -> None:
         temporary.write_bytes(msgspec.json.encode(remembered))
         temporary.replace(note)
     except OSError as error:
-        log.info("the hash of a large file is not remembered, and is computed at every start: %s", error)
+        log.info("cannot cache the hash of a large file, it is computed at every start: %s", error)

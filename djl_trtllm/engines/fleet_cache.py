@@ -25,11 +25,11 @@ from djl_trtllm.model.remote.upload import upload
 _LEASE_SECONDS = 60.0
 _WAIT_SECONDS = 3600.0
 _POLL_SECONDS = 3.0
-_TELL_EVERY_SECONDS = 15.0
+_REPORT_EVERY_SECONDS = 15.0
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """The object `KEY.json`, whose presence says that everything in `folder` is there."""
+    """The object `KEY.json`; its presence says that `folder` is complete."""
 
     folder: str
     manifest: dict[str, Any]
@@ -38,9 +38,9 @@ class _Entry(msgspec.Struct, frozen=True):
 class FleetCache:
     """Engines by key under an address in S3.
 
-    An engine lies in a folder of its own, `KEY/RANDOM/`, and counts once `KEY.json` names that folder; that object is
-    written last and only where there is none. Who builds holds the lease `KEY.lease`. Where S3 cannot be used, the
-    engine is built without it, and that is told.
+    An engine is in a folder of its own, `KEY/RANDOM/`. The object `KEY.json` names the folder that is valid; it is
+    written last, and only if it does not exist. The builder holds the lease `KEY.lease`. If S3 cannot be used, the
+    engine is built without it and `progress` gets the reason.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class FleetCache:
         key: str,
         out: Path,
         build: Callable[[Path], None],
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
         *,
         cancel: threading.Event | None = None,
     ) -> None:
-        """Make the directory `out`: fetched, or built by `build(out)` and uploaded for the others.
+        """Create the directory `out`: fetch it, or build it with `build(out)` and upload it for the others.
 
-        While another machine builds it this one waits, `wait_seconds` at most. Raises EngineError when `cancel` is set
-        meanwhile, and what `build` raises.
+        Waits while another machine builds it, at most `wait_seconds`. Raises EngineError if `cancel` is set during the
+        wait, and what `build` raises.
         """
         try:
-            fetched = self._fetch_or_wait(key, out, build, tell, cancel)
+            fetched = self._fetch_or_wait(key, out, build, progress, cancel)
         except DownloadError as error:
-            tell(f"the engine cache {self.address} cannot be used: {error}; compiling here")
+            progress(f"the engine cache {self.address} cannot be used: {error}; compiling here")
             fetched = False
         if not fetched:
             build(out)
@@ -77,35 +77,37 @@ class FleetCache:
         key: str,
         out: Path,
         build: Callable[[Path], None],
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
         cancel: threading.Event | None,
     ) -> bool:
-        """True when `out` is there; False when the wait was too long."""
+        """True if `out` was created; False if the wait was too long."""
         started = time.monotonic()
-        told = -_TELL_EVERY_SECONDS
+        reported = -_REPORT_EVERY_SECONDS
         lease = Lease(self.address.bucket, self.address.below(f"{key}.lease"), self._lease_seconds)
         while True:
-            if self._fetch(key, out, tell, cancel):
+            if self._fetch(key, out, progress, cancel):
                 return True
             if lease.acquire():
                 with lease.held():
-                    # It may have become complete between the look and the lease.
-                    if not self._fetch(key, out, tell, cancel):
+                    # It may have become complete between the check and the lease.
+                    if not self._fetch(key, out, progress, cancel):
                         build(out)
-                        self._upload(key, out, tell)
+                        self._upload(key, out, progress)
                 return True
             waited = time.monotonic() - started
             if waited > self._wait_seconds:
-                tell(f"another machine has been compiling {key} for {waited:.0f} s; compiling here as well")
+                progress(f"another machine has been compiling {key} for {waited:.0f} s; compiling here as well")
                 return False
-            if waited - told >= _TELL_EVERY_SECONDS:
-                tell(f"another machine is compiling this engine for {self.address}, waiting for it ({waited:.0f} s)")
-                told = waited
+            if waited - reported >= _REPORT_EVERY_SECONDS:
+                progress(
+                    f"another machine is compiling this engine for {self.address}, waiting for it ({waited:.0f} s)"
+                )
+                reported = waited
             if cancel is not None and cancel.is_set():
                 raise EngineError(f"cancelled while another machine was compiling {key}")
             time.sleep(min(_POLL_SECONDS, self._lease_seconds / 4))
 
-    def _fetch(self, key: str, out: Path, tell: Callable[[str], None], cancel: threading.Event | None) -> bool:
+    def _fetch(self, key: str, out: Path, progress: Callable[[str], None], cancel: threading.Event | None) -> bool:
         found = self._entry(key)
         if found is None:
             return False
@@ -113,24 +115,24 @@ class FleetCache:
         home = out.with_name(f".{out.name}.fetched")
         try:
             folder = S3Address(self.address.bucket, self.address.below(f"{key}/{entry.folder}"))
-            fetched = download(folder, home, tell, select=sorted, cancel=cancel)
+            fetched = download(folder, home, progress, select=sorted, cancel=cancel)
             (fetched / RECORD).unlink()
             problems = _problems(fetched, entry)
             if problems:
-                tell(f"the engine {folder} is damaged ({'; '.join(problems)}); it is removed and compiled again")
+                progress(f"the engine {folder} is damaged ({'; '.join(problems)}); it is removed and compiled again")
                 self._remove(key, etag)
                 return False
-            # The last to be written, as in an engine compiled here.
+            # Written last, as in an engine compiled here.
             (fetched / MANIFEST_FILE).touch()
             fetched.rename(out)
-            tell(f"the engine came from {folder}")
+            progress(f"downloaded the engine from {folder}")
             return True
         finally:
             shutil.rmtree(home, ignore_errors=True)
 
     def _entry(self, key: str) -> tuple[_Entry, str] | None:
         name = self.address.below(f"{key}.json")
-        with s3.told(f"s3://{self.address.bucket}/{name}"):
+        with s3.download_errors(f"s3://{self.address.bucket}/{name}"):
             try:
                 answer = s3.client().get_object(Bucket=self.address.bucket, Key=name)
             except ClientError as error:
@@ -146,22 +148,22 @@ class FleetCache:
 
     def _remove(self, key: str, etag: str) -> None:
         name = self.address.below(f"{key}.json")
-        with s3.told(f"s3://{self.address.bucket}/{name}"):
+        with s3.download_errors(f"s3://{self.address.bucket}/{name}"):
             try:
                 s3.client().delete_object(Bucket=self.address.bucket, Key=name, IfMatch=etag)
             except ClientError as error:
-                if s3.status(error) not in (404, 409, 412):  # somebody else replaced it
+                if s3.status(error) not in (404, 409, 412):  # another machine replaced it
                     raise
 
-    def _upload(self, key: str, out: Path, tell: Callable[[str], None]) -> None:
-        """For the others; without it this machine serves all the same."""
+    def _upload(self, key: str, out: Path, progress: Callable[[str], None]) -> None:
+        """Upload the engine for other machines; this one continues without it if that fails."""
         folder = secrets.token_hex(8)
         try:
-            upload(out, str(S3Address(self.address.bucket, self.address.below(f"{key}/{folder}"))), tell)
-            with s3.told(self.address):
+            upload(out, str(S3Address(self.address.bucket, self.address.below(f"{key}/{folder}"))), progress)
+            with s3.download_errors(self.address):
                 self._name(key, _Entry(folder, json.loads((out / MANIFEST_FILE).read_bytes())))
         except (DownloadError, OSError) as error:
-            tell(f"the engine was not uploaded: {error}; other machines compile it themselves")
+            progress(f"the engine was not uploaded: {error}; other machines compile it themselves")
 
     def _name(self, key: str, entry: _Entry) -> None:
         name = self.address.below(f"{key}.json")
@@ -170,7 +172,7 @@ class FleetCache:
                 Bucket=self.address.bucket, Key=name, Body=msgspec.json.encode(entry), IfNoneMatch="*"
             )
         except ClientError as error:
-            if s3.status(error) not in (409, 412):  # another machine was first: its engine is as good
+            if s3.status(error) not in (409, 412):  # another machine was first: its engine is equivalent
                 raise
 
 
@@ -180,5 +182,5 @@ def _problems(directory: Path, entry: _Entry) -> list[str]:
     except EngineMismatchError as error:
         return [str(error)]
     if manifest is None or msgspec.to_builtins(manifest) != entry.manifest:
-        return ["its manifest is missing or another"]
+        return ["its manifest is missing or a different one"]
     return manifest.verify(directory)

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs this process may use, as CUDA will count them."""
+"""The NVIDIA GPUs that this process may use, as CUDA will number them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MIG = "MIG-"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; None for what is not known.
+    """One GPU; unknown fields are None.
 
-    `compute_capability` (9, 0) is SM 90. `memory` is its size in bytes as NVML tells it; the driver keeps some of that
-    (0.6 of the 140 GiB of an H200), so that CUDA programs see less.
+    `compute_capability` (9, 0) is SM 90. `memory` is the size in bytes that NVML reports; the driver keeps some of it
+    (0.6 of the 140 GiB of an H200), so CUDA programs see less.
     """
 
     name: str | None = None
@@ -27,7 +27,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str | None:
-        """As engines name what they were compiled for: `sm_90`."""
+        """The architecture in the notation of engines: `sm_90`."""
         return None if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
 
 
@@ -36,7 +36,7 @@ def visible_gpus(
 ) -> tuple[tuple[Gpu, ...], str | None]:
     """The GPUs that CUDA shows to a process with this environment, and the driver's version.
 
-    Asks NVML, which initialises no GPU. Without it GPUs are counted by the driver's files and nothing else is known.
+    Asks NVML, which initialises no GPU. Without NVML, counts the driver's files; nothing else is known then.
     """
     found = _ask_nvml()
     if found is None:
@@ -48,7 +48,7 @@ def visible_gpus(
 
 
 def _ask_nvml() -> tuple[list[tuple[str, Gpu]], str] | None:
-    """Every GPU with its UUID, in order of PCI bus, and the driver's version; None where NVML does not answer."""
+    """Every GPU with its UUID, in order of PCI bus, and the driver's version; None if NVML does not answer."""
     try:
         import pynvml
     except ImportError:
@@ -72,38 +72,38 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
 
 
 def _is_partitioned(nvml: Any, handle: Any) -> bool:
-    """Whether the GPU is cut into MIG instances, of which CUDA gives a process one: its memory is not the GPU's."""
+    """Whether the GPU is split into MIG instances. CUDA gives a process one instance, with less memory than the GPU."""
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError:
-        return False  # not supported: a GPU that cannot be partitioned
+        return False  # not supported: this GPU cannot be partitioned
     return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def _text(value: str | bytes) -> str:
-    # nvidia-ml-py returns either, depending on its version.
+    # nvidia-ml-py returns str or bytes, depending on its version.
     return value.decode() if isinstance(value, bytes) else value
 
 
 def _count_files(driver_files: Path, device_files: Path) -> int:
-    """GPUs by the files of the driver; containers may show the devices and hide the driver's /proc tree."""
+    """GPUs by the driver's files; containers may show the devices and hide the driver's /proc tree."""
     listed = len(list(driver_files.iterdir())) if driver_files.is_dir() else 0
     names = [path.name for path in device_files.glob("nvidia*")]
     return listed or sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names) or names.count("nvidiactl")
 
 
 def _visible(devices: list[tuple[str, Gpu]], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Choose by CUDA_VISIBLE_DEVICES, as the CUDA programming guide has it.
+    """Apply CUDA_VISIBLE_DEVICES by the rules of the CUDA programming guide.
 
-    A list of indices, or of UUIDs and beginnings of them, gives the order; it ends at the first entry that is none of
-    these, and a GPU named twice leaves nothing.
+    A list of indices, or of UUIDs and prefixes of them, selects and orders the GPUs. The list ends at the first invalid
+    entry; a GPU named twice leaves nothing.
     """
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return _in_cudas_order([gpu for _, gpu in devices], environ)
     entries = [entry.strip() for entry in wanted.split(",")]
     if entries[0].startswith(_MIG):
-        return (Gpu(),) * min(1, len(devices))  # a process sees one MIG instance, however many are named
+        return (Gpu(),) * min(1, len(devices))  # a process sees one MIG instance, even if several are named
     by_uuid = entries[0].upper().startswith("GPU-")
     chosen: list[int] = []
     for entry in entries:
@@ -118,7 +118,7 @@ def _visible(devices: list[tuple[str, Gpu]], environ: Mapping[str, str]) -> tupl
 
 
 def _by_index(devices: list[tuple[str, Gpu]], entry: str) -> int | None:
-    number = re.match(r"\+?\d+", entry)  # CUDA reads the number an entry begins with, and no further
+    number = re.match(r"\+?\d+", entry)  # CUDA reads the number at the start of an entry and ignores the rest
     return int(number[0]) if number is not None and int(number[0]) < len(devices) else None
 
 
@@ -128,13 +128,13 @@ def _by_uuid(devices: list[tuple[str, Gpu]], entry: str, chosen: list[int]) -> i
     matching = [index for index, (uuid, _) in enumerate(devices) if uuid.upper().startswith(entry.upper())]
     if len(matching) == 1:
         return matching[0]
-    # Counted by files GPUs have no UUID, and each one named is taken for another.
+    # GPUs counted by files have no UUID; treat each named one as another GPU.
     anonymous = [index for index, (uuid, _) in enumerate(devices) if not uuid and index not in chosen]
     return anonymous[0] if anonymous else None
 
 
 def _in_cudas_order(gpus: list[Gpu], environ: Mapping[str, str], *, among: list[Gpu] | None = None) -> tuple[Gpu, ...]:
-    """Where GPUs differ, CUDA numbers them by speed, and NVML by bus: then nothing is known but how many."""
+    """Return the count without details if GPUs differ: CUDA then orders them by speed and NVML by bus."""
     differ = len(set(gpus if among is None else among)) > 1
     if differ and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return (Gpu(),) * len(gpus)

@@ -1,4 +1,4 @@
-"""What this machine offers an engine: GPUs, TensorRT-LLM, memory."""
+"""What this machine has: GPUs, TensorRT-LLM, memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _VERSION_LINE = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTIL
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is here. `gpus` are those CUDA shows to this process, in its order.
+    """The machine. `gpus` are those that CUDA shows to this process, in CUDA's order.
 
-    `tensorrt_llm` and `tensorrt` are installed versions, `driver` is NVIDIA's. `available_memory` is host memory this
-    process may still take, in bytes. `engine_backend` says whether this TensorRT-LLM has the files of the engine
-    backend; None where it is not installed or its files cannot be looked at.
+    `tensorrt_llm` and `tensorrt` are installed versions, `driver` is NVIDIA's. `available_memory` is the host memory
+    that this process may still allocate, in bytes. `engine_backend` says whether the installed TensorRT-LLM has the
+    files of the engine backend; None if it is not installed or its files cannot be read.
     """
 
     gpus: tuple[Gpu, ...]
@@ -40,7 +40,7 @@ class Hardware:
 
     @classmethod
     def probe(cls) -> Hardware:
-        """Look at this machine now. TensorRT-LLM is not imported and no GPU is initialised."""
+        """Inspect this machine now, without importing TensorRT-LLM or initialising a GPU."""
         gpus, driver = visible_gpus(os.environ)
         package = _tensorrt_llm_package()
         return cls(
@@ -54,10 +54,10 @@ class Hardware:
 
     @property
     def has_engine_backend(self) -> bool:
-        """Whether TensorRT-LLM is here with the backend that builds and runs TensorRT engines.
+        """Whether TensorRT-LLM is installed with the backend that builds and runs TensorRT engines.
 
-        By its files, else by its version: the backend was removed in 1.3.0rc21. A version that cannot be told counts
-        as one that has it, so that TensorRT-LLM itself answers.
+        Decides by its files, else by its version: 1.3.0rc21 removed the backend. With an unknown version the answer is
+        True, so that TensorRT-LLM itself reports the error.
         """
         if self.tensorrt_llm is None:
             return False
@@ -68,7 +68,7 @@ class Hardware:
 
 
 def release_of(version: str | None) -> Version | None:
-    """A version without its local part (`1.2.1+cu130` is 1.2.1); None where it is none."""
+    """A version without its local part (`1.2.1+cu130` gives 1.2.1); None if it is not a version."""
     try:
         return None if version is None else Version(Version(version).public)
     except InvalidVersion:
@@ -76,10 +76,10 @@ def release_of(version: str | None) -> Version | None:
 
 
 def available_memory(cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes of host memory this process may still take: the system's, or less where its control group has a limit.
+    """Bytes of host memory that this process may still allocate: the system's, or less if a control group limits it.
 
-    Reads control groups of version 1 and 2, each with its ancestors, because the limit of a container may stand on any
-    of them. Page cache that can be dropped counts as available.
+    Reads control groups of version 1 and 2 with all their ancestors, because a container's limit can be set on any of
+    them. Page cache that can be dropped is available memory.
     """
     available = int(psutil.virtual_memory().available)
     for directory, limit_file, usage_file, inactive_key in _memory_groups(cgroup, membership):
@@ -95,7 +95,7 @@ def _memory_groups(root: Path, membership: Path) -> list[tuple[Path, str, str, s
     try:
         lines = membership.read_text().splitlines()
     except OSError:
-        lines = []  # not Linux: the system's figure stands alone
+        lines = []  # not Linux: only the system's figure
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -105,7 +105,7 @@ def _memory_groups(root: Path, membership: Path) -> list[tuple[Path, str, str, s
         else:
             continue
         own = base / path.lstrip("/")
-        # Inside a container the path is often the host's and does not exist; its root is then the container's group.
+        # In a container the path is often the host's and does not exist; the root is then the container's group.
         for directory in dict.fromkeys((own, *own.parents)):
             if directory == base or base in directory.parents:
                 groups.append((directory, *names))
@@ -129,7 +129,7 @@ def _statistic(directory: Path, key: str) -> int:
 
 
 def _tensorrt_llm_package() -> Path | None:
-    """The folder of the package, found and not imported: importing it takes seconds and starts MPI."""
+    """The folder of the package, found without importing it: an import takes seconds and starts MPI."""
     spec = importlib.util.find_spec("tensorrt_llm")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -1,4 +1,4 @@
-"""The content identity of a checkpoint."""
+"""A checkpoint's identity, computed from its content."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _CONFIG_AND_TOKENIZER = (
 def checkpoint_identity(checkpoint: Path, tokenizer_dir: Path | None = None, hashes: FileHashes | None = None) -> str:
     """`sha256:...` over the sorted (name, size, sha256) of a checkpoint's config, weight and tokenizer files.
 
-    Two directories with the same identity compile to the same engine, wherever they lie; model cards, serving
-    configuration and nested directories do not count. Reads every byte of what `hashes` does not remember (see
-    `FileHashes` for what that costs), several files at a time.
+    Two directories with the same identity compile to the same engine, wherever they are. Model cards, serving
+    configuration and nested directories are not part of it. Reads every byte that is not in `hashes` (see `FileHashes`
+    for the cost), several files at a time.
 
-    Raises ModelError where a file cannot be read.
+    Raises ModelError if a file cannot be read.
     """
     hashes = FileHashes() if hashes is None else hashes
     named = [(path.name, path) for path in identity_files(checkpoint)]
@@ -62,7 +62,7 @@ def checkpoint_identity(checkpoint: Path, tokenizer_dir: Path | None = None, has
 
 
 def identity_files(checkpoint: Path) -> list[Path]:
-    """The files that decide what a checkpoint compiles to; pickled weights count only without safetensors."""
+    """The files that decide the compiled engine; pickled weights only if there are no safetensors."""
     weights = _matching(checkpoint, _SAFETENSORS) or _matching(checkpoint, _PICKLED)
     code = _matching(checkpoint, ("*.py",)) if _has_own_code(checkpoint) else []
     return weights + code + _matching(checkpoint, _CONFIG_AND_TOKENIZER)

@@ -1,4 +1,4 @@
-"""Marks on files that say that some process uses something; the system takes them away when the process ends."""
+"""Marks that a process is using a file. The system removes them when the process ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _lock = threading.Lock()
 
 
 def hold(mark: Path) -> None:
-    """Hold the mark, shared with other processes, until this process ends; its modification time is now.
+    """Hold the mark until this process ends, shared with other processes, and set its modification time to now.
 
-    Where the file cannot be written, nobody can remove what it marks either, and there is nothing to hold. Waits while
-    another process removes it. Raises OSError.
+    If the file cannot be written, no process can remove what it marks, and nothing is held. Waits while another process
+    removes it. Raises OSError.
     """
     with _lock:
         if mark not in _held:
@@ -35,7 +35,7 @@ def hold(mark: Path) -> None:
 
 @contextmanager
 def nobody(mark: Path) -> Iterator[bool]:
-    """Whether nobody holds the mark; if so, nobody can while the block runs."""
+    """Whether no process holds the mark; if so, none can take it while the block runs."""
     with _lock:
         if mark in _held:
             yield False

@@ -1,4 +1,4 @@
-"""A lease in S3: of all machines one has it, and a machine that died loses it."""
+"""A lease in S3: one machine at a time holds it, and a dead machine loses it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TAKEN = (409, 412)
 
 
 class Lease:
-    """The right to do one thing, held while an object in the bucket is renewed.
+    """The right to do one thing, held by renewing an object in the bucket.
 
-    It is written only where there is none, or over one that was not renewed for `seconds`; S3's conditional writes
-    decide between two that try (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html). Ages
-    are by the store's clock alone. All methods raise DownloadError where the store fails.
+    The object is written only if it does not exist, or over one that was not renewed for `seconds`; S3's conditional
+    writes decide between competitors (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html).
+    Only the store's clock is used for ages. All methods raise DownloadError if the store fails.
     """
 
     def __init__(self, bucket: str, key: str, seconds: float) -> None:
@@ -37,14 +37,14 @@ class Lease:
         self._etag: str
 
     def acquire(self) -> bool:
-        """Try to get it; False while another has it."""
-        with s3.told(f"s3://{self._bucket}/{self._key}"):
+        """Try to acquire it; False while another machine holds it."""
+        with s3.download_errors(f"s3://{self._bucket}/{self._key}"):
             if self._write(IfNoneMatch="*"):
                 return True
             try:
                 held = s3.client().head_object(Bucket=self._bucket, Key=self._key)
             except ClientError as error:
-                if s3.status(error) == 404:  # given back just now
+                if s3.status(error) == 404:  # released just now
                     return self._write(IfNoneMatch="*")
                 raise
             now = parsedate_to_datetime(held["ResponseMetadata"]["HTTPHeaders"]["date"])
@@ -53,7 +53,7 @@ class Lease:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Renew it while the block runs, and give it back."""
+        """Renew it while the block runs, then release it."""
         done = threading.Event()
         renewing = threading.Thread(target=self._renew, args=(done,), name="lease", daemon=True)
         renewing.start()
@@ -67,26 +67,26 @@ class Lease:
     def _renew(self, done: threading.Event) -> None:
         while not done.wait(self._seconds / 4):
             try:
-                with s3.told(f"s3://{self._bucket}/{self._key}"):
+                with s3.download_errors(f"s3://{self._bucket}/{self._key}"):
                     renewed = self._write(IfMatch=self._etag)
             except DownloadError as error:
-                log.warning("the lease could not be renewed: %s", error)
+                log.warning("cannot renew the lease: %s", error)
                 continue
             if not renewed:
-                log.warning("the lease s3://%s/%s was taken over by another machine", self._bucket, self._key)
+                log.warning("another machine took over the lease s3://%s/%s", self._bucket, self._key)
                 return
 
     def _give_back(self) -> None:
         try:
-            with s3.told(f"s3://{self._bucket}/{self._key}"):
+            with s3.download_errors(f"s3://{self._bucket}/{self._key}"):
                 s3.client().delete_object(Bucket=self._bucket, Key=self._key, IfMatch=self._etag)
         except DownloadError as error:
-            # Not ours any more, or the store is gone: it expires by itself.
-            log.info("the lease was not given back: %s", error)
+            # Another machine holds it, or the store is unreachable: it expires by itself.
+            log.info("the lease was not released: %s", error)
 
     def _write(self, **condition: Any) -> bool:
         try:
-            # Another content at each renewal, so that the ETag changes with it.
+            # Write new content at each renewal, so that the ETag changes.
             content = f"{self._owner} {secrets.token_hex(4)}".encode()
             answer = s3.client().put_object(Bucket=self._bucket, Key=self._key, Body=content, **condition)
         except ClientError as error:

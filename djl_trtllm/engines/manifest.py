@@ -1,4 +1,4 @@
-"""`manifest.json`: what an engine directory was compiled from, by what, and which bytes it must hold."""
+"""`manifest.json`: what an engine directory was compiled from, with what, and the checksums of its files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine directory's record of itself.
+    """The record in an engine directory.
 
-    `checkpoint` is `checkpoint_identity()` of what was compiled, `options` every option that changed the result,
-    `versions` the packages that made it, `platform` what it was compiled for (OpenVINO: the machine's architecture,
-    `x86_64`; TensorRT: the GPU's, `sm_90`), `created` UTC in ISO 8601, `files` every other file of the directory by its
-    path relative to it.
+    `checkpoint` is the `checkpoint_identity()` of the compiled checkpoint, `options` are the options that affect the
+    engine, `versions` the packages that made it. `platform` is the target: for OpenVINO the machine's architecture
+    (`x86_64`), for TensorRT the GPU's (`sm_90`). `created` is UTC in ISO 8601, `files` every other file of the
+    directory by its relative path.
     """
 
     format: int
@@ -56,7 +56,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         versions: Mapping[str, str],
         platform: str,
     ) -> Manifest:
-        """Describe a directory just compiled: every file is read back and hashed. Raises OSError."""
+        """Describe a newly compiled directory; reads and hashes every file. Raises OSError."""
         files = {
             path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, file_sha256(path))
             for path in sorted(directory.rglob("*"))
@@ -75,9 +75,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, directory: Path) -> Manifest | None:
-        """The directory's manifest, or None where it has none.
+        """The directory's manifest, or None if it has none.
 
-        Raises EngineMismatchError where there is one that cannot be understood.
+        Raises EngineMismatchError if it cannot be read.
         """
         path = directory / MANIFEST_FILE
         try:
@@ -98,17 +98,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return manifest
 
     def write(self, directory: Path) -> None:
-        """Write `manifest.json`; the last file of a directory, because its presence says the rest is whole."""
+        """Write `manifest.json`. Call it last: its presence says that the directory is complete."""
         path = directory / MANIFEST_FILE
         temporary = path.with_name(f".{MANIFEST_FILE}.partial")
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
         temporary.replace(path)
 
     def verify(self, directory: Path, *, contents: bool = True) -> list[str]:
-        """What is missing, truncated or changed, one line per file; empty when the directory is whole.
+        """List what is missing, truncated or changed, one line per file; empty if the directory is intact.
 
-        With `contents=False` only sizes are compared and no file is read; with it every byte is (`FileHashes` says
-        what that costs).
+        With `contents=False` compares sizes only; otherwise reads every byte (see `FileHashes` for the cost).
         """
         problems = []
         for name, entry in self.files.items():
@@ -120,7 +119,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 elif size > entry.size:
                     problems.append(f"{name}: changed, {size} bytes where {entry.size} were written")
                 elif contents and file_sha256(path) != entry.sha256:
-                    problems.append(f"{name}: changed, same size and another SHA-256")
+                    problems.append(f"{name}: changed, same size and a different SHA-256")
             except (FileNotFoundError, NotADirectoryError):
                 problems.append(f"{name}: missing")
             except OSError as error:
@@ -128,13 +127,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return problems
 
     def require_whole(self, directory: Path) -> None:
-        """Raise EngineMismatchError naming each file that is missing, truncated or too long."""
+        """Raise EngineMismatchError with each file that is missing, truncated or too long."""
         raise_damaged(directory, self.verify(directory, contents=False))
 
     def require_fit(
         self, directory: Path, *, backend: str, options: Mapping[str, OptionValue], versions: Mapping[str, str]
     ) -> None:
-        """Raise EngineMismatchError naming everything in which the engine differs (see `differences`)."""
+        """Raise EngineMismatchError with everything that differs (see `differences`)."""
         if differences := self.differences(backend=backend, options=options, versions=versions):
             raise EngineMismatchError(
                 "\n".join(
@@ -154,10 +153,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         options: Mapping[str, OptionValue] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """How this engine differs from what is asked, one line each; what is not given is not compared.
+        """List how this engine differs from the arguments, one line each; None is not compared.
 
-        `options` holds what was asked for, by option name. `versions` holds the installed runtime's: only an
-        older runtime than the one the engine was made with differs, a newer one reads it.
+        `options` are the requested ones by name. `versions` are the installed runtime's; only a runtime older than the
+        one that made the engine is a difference, because newer ones read it.
         """
         lines = []
         if backend is not None and backend != self.backend:
@@ -175,7 +174,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def raise_damaged(directory: Path, problems: list[str]) -> None:
-    """Raise EngineMismatchError where there are problems, one line each."""
+    """Raise EngineMismatchError if there are problems, one line each."""
     if problems:
         raise EngineMismatchError(
             "\n".join(
@@ -189,7 +188,7 @@ def raise_damaged(directory: Path, problems: list[str]) -> None:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Installed versions of packages; those not installed are left out."""
+    """Installed versions of packages; missing ones are left out."""
     versions = {}
     for package in packages:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""A subprocess that ends with its parent."""
+"""End a subprocess together with its parent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import suppress
 
 
 def die_with_parent() -> None:
-    """Kill this process and what it started when the parent is gone, even when that was killed.
+    """Kill this process and its children when the parent ends, even if the parent was killed.
 
-    Standard input is a pipe that only the parent holds: it ends when the parent does.
+    Standard input is a pipe that only the parent holds, so it reaches end of file when the parent ends.
     """
 
     def watch() -> None:

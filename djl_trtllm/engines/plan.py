@@ -1,4 +1,4 @@
-"""How one model is compiled and run: the base of the plans of the backends, and what they derive alike."""
+"""How to compile and run one model: the base class of the backends' plans, and what they have in common."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from djl_trtllm.model import Layout, ModelShape
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan(ABC):
-    """What configuration, model files and machine come to. Made by `plan_engine`.
+    """Derived by `plan_engine` from configuration, model files and machine.
 
-    `source` is the checkpoint or engine directory, `asked` those build options that the user set. `max_sequences` run
-    at once, each of at most `max_seq_len` tokens, of which `max_input_len` at most are the prompt's. `notes` tell what
+    `source` is the checkpoint or engine directory, `asked` the build options that the user set. At most `max_sequences`
+    run at once, each with at most `max_seq_len` tokens, of which at most `max_input_len` are prompt. `notes` say what
     was changed and why, one line each, for the log. `engine_dir` is the engine once it is known (see `at`),
-    `hash_store` a folder for remembered hashes.
+    `hash_store` a folder for cached hashes.
     """
 
     backend: Backend
@@ -44,54 +44,54 @@ class EnginePlan(ABC):
     hash_store: Path | None = None
 
     executor: ClassVar[str]
-    """Its executor, as `module:Class`: imported in the engine process only."""
+    """The executor as `module:Class`; only the engine process imports it."""
 
     compiler: ClassVar[Compiler | None] = None
-    """What compiles it; None where the checkpoint itself is run."""
+    """The compiler; None if the checkpoint itself is run."""
 
     @property
     def build_options(self) -> dict[str, OptionValue]:
-        """Every option that changes the compiled engine."""
+        """Every option that affects the compiled engine."""
         return {}
 
     @property
     def recipe(self) -> str:
-        """What the compiler makes of the checkpoint, in words."""
+        """A description of what the compiler does."""
         return ""
 
     @property
     def served_with(self) -> dict[str, OptionValue]:
-        """Build options that stand in the serving.properties beside a compiled engine."""
+        """Build options for the serving.properties beside a compiled engine."""
         return {}
 
     @property
     def gpus(self) -> int:
-        """How many GPUs one engine takes."""
+        """GPUs per engine."""
         return 0
 
     @property
     def versions(self) -> dict[str, str]:
-        """Installed versions of the packages that shape an engine."""
+        """Installed versions of the packages that affect an engine."""
         return {}
 
     @property
     def platform(self) -> str:
-        """What the engine is compiled for, as its manifest has it."""
+        """The target of the compile, as in the manifest."""
         return ""
 
     @property
     def machine(self) -> str:
-        """What besides keeps two machines from sharing an engine in a cache."""
+        """Anything else that keeps two machines from sharing a cached engine."""
         return ""
 
     @cached_property
     def checkpoint_identity(self) -> str:
-        """Content identity of the checkpoint; reads all of it the first time (see `FileHashes`). Raises ModelError."""
+        """The checkpoint's identity; reads all of it the first time (see `FileHashes`). Raises ModelError."""
         return checkpoint_identity(self.source, self.tokenizer_dir, FileHashes(self.hash_store))
 
     @property
     def cache_key(self) -> str:
-        """Name of this plan's engine in a cache. Raises ModelError."""
+        """The name of this plan's engine in a cache. Raises ModelError."""
         return cache_key(
             backend=self.backend.value,
             checkpoint=self.checkpoint_identity,
@@ -102,43 +102,43 @@ class EnginePlan(ABC):
 
     @property
     def offline(self) -> bool:
-        """Whether compiling needs nothing from the Hugging Face hub: of a local checkpoint only code lies elsewhere."""
+        """Whether compiling needs nothing from the Hugging Face hub: a local checkpoint may have its code there."""
         return not self.trust_remote_code
 
     def compile_spec(self, out: Path) -> CompileSpec:
-        """What the compiler is told. Raises ValueError where nothing is compiled."""
+        """The compiler's input. Raises ValueError if nothing is compiled."""
         raise ValueError(f"backend {self.backend} compiles nothing")
 
     def check_whole(self, directory: Path) -> Manifest | None:
-        """Check the files of an engine directory without loading it, and return its manifest (None: it has none).
+        """Check the files of an engine directory without loading it, and return its manifest, if it has one.
 
         Raises EngineMismatchError naming each bad file.
         """
         raise ValueError(f"backend {self.backend} loads no engine")
 
     def check_fit(self, directory: Path, manifest: Manifest | None) -> None:
-        """Raise EngineMismatchError with everything in which a whole engine differs from this machine or options."""
+        """Raise EngineMismatchError with every difference between a complete engine and this machine or options."""
         raise ValueError(f"backend {self.backend} loads no engine")
 
     def at(self, engine_dir: Path) -> EnginePlan:
-        """This plan with the engine that `prepare` made or found."""
+        """This plan with the engine that `prepare` compiled or found."""
         return replace(self, engine_dir=engine_dir)
 
     @abstractmethod
     def executor_options(self) -> dict[str, Any]:
-        """What the executor is started with. Raises ValueError before `at()` gave the place of a needed engine."""
+        """The executor's options. Raises ValueError before `at()` if an engine is needed."""
 
     def describe(self) -> str:
         """One line for the log: the backend, why, and the sizes."""
         return f"backend {self.backend}: {self.reason}"
 
     def details(self) -> tuple[str, ...]:
-        """What the options come to in the engine's own words, one line each."""
+        """The options in the engine's own terms, one line each."""
         return ()
 
 
 def common_facts(config: Config, layout: Layout) -> dict[str, Any]:
-    """The fields that every plan takes from configuration and files alone."""
+    """The fields that every plan derives from configuration and files alone."""
     return {
         "source": layout.path,
         "tokenizer_dir": layout.tokenizer_dir or layout.path,
@@ -149,13 +149,13 @@ def common_facts(config: Config, layout: Layout) -> dict[str, Any]:
 
 
 def planned_sequences(config: Config) -> int:
-    """How many sequences run at once: the smaller of `max_rolling_batch_size` and `max_num_sequences`."""
+    """The number of concurrent sequences: the smaller of `max_rolling_batch_size` and `max_num_sequences`."""
     options = config.options
     return min(options.max_rolling_batch_size, options.max_num_sequences or options.max_rolling_batch_size)
 
 
 def planned_length(config: Config, shape: ModelShape, notes: list[str]) -> int:
-    """Tokens of the longest sequence, at most the model's context; adds to `notes` where the user asked for more."""
+    """Tokens of the longest sequence, at most the model's context; adds to `notes` if the user asked for more."""
     options = config.options
     wanted = options.max_seq_len or options.max_input_len + options.max_output_len
     context = shape.max_position_embeddings

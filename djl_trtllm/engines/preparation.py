@@ -1,4 +1,4 @@
-"""From a model directory to an engine that can be loaded: as it is, bundled, cached, or compiled now."""
+"""Find or compile the engine of a model directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from djl_trtllm.model import Layout
 from djl_trtllm.model.remote.progress import shown
 from djl_trtllm.model.remote.s3 import S3Address
 
-_WORTH_TELLING_BYTES = 2 * 10**9
+_WORTH_REPORTING_BYTES = 2 * 10**9
 
 
 def prepare(
@@ -29,14 +29,14 @@ def prepare(
     plan: EnginePlan,
     cancel: threading.Event | None = None,
 ) -> EngineDir:
-    """The engine of a model directory, compiled first where there is none and the backend needs one.
+    """The engine of a model directory, compiled first if the backend needs one and there is none.
 
-    An engine directory is served as it is, a checkpoint by the engine it bundles where that one fits, else by an
-    engine compiled through the local cache; a backend that compiles nothing runs the checkpoint itself. `progress` gets
-    one line at a time; setting `cancel` ends a compile with a BuildError.
+    An engine directory is used unchanged. For a checkpoint, the bundled engine is used if it fits, else one from the
+    local cache, compiled if necessary. A backend that compiles nothing runs the checkpoint itself. `progress` gets one
+    line at a time; setting `cancel` ends a compile with a BuildError.
 
-    Raises EngineMismatchError for an engine directory that is damaged or that differs from this machine or these
-    options, CompilerMissingError, BuildError and EngineError where compiling fails.
+    Raises EngineMismatchError for an engine directory that is damaged or differs from this machine or these options,
+    and CompilerMissingError, BuildError and EngineError if compiling fails.
     """
     if plan.compiler is None:
         return _found(layout.path, plan, layout, None)
@@ -62,7 +62,7 @@ def prepare(
 def _bundled(
     plan: EnginePlan, layout: Layout, path: Path, progress: Callable[[str], None]
 ) -> tuple[EngineDir | None, str]:
-    """The bundled engine, or why it is not used."""
+    """The bundled engine, or the reason not to use it."""
     try:
         manifest = plan.check_whole(path)
         plan.check_fit(path, manifest)
@@ -70,7 +70,7 @@ def _bundled(
         return None, "; ".join(line.removeprefix("  - ") for line in str(error).splitlines())
     if manifest is None and plan.asked:
         options = ", ".join(f"option.{name}={value}" for name, value in plan.asked.items())
-        return None, f"it has no manifest, so that nothing says whether it was compiled with {options}"
+        return None, f"it has no manifest, so it is unknown whether it was compiled with {options}"
     if manifest is None:
         progress(f"the bundled engine {path} has no manifest and is used unchecked")
     elif differences := manifest.differences(checkpoint=_identified(plan, progress)):
@@ -104,7 +104,7 @@ def _provide(
     cancel: threading.Event | None,
     out: Path,
 ) -> None:
-    """Compile the engine, or fetch it from the fleet's cache, where there is one."""
+    """Compile the engine, or fetch it from the fleet's cache, if there is one."""
 
     def build(out: Path) -> None:
         _compile(plan, out, progress, cancel)
@@ -113,7 +113,7 @@ def _provide(
     if address is None:
         build(out)
         return
-    # botocore takes a third of a second to import.
+    # Importing botocore takes a third of a second.
     from djl_trtllm.engines.fleet_cache import FleetCache
 
     fleet = FleetCache(S3Address.parse(address), wait_seconds=config.options.engine_cache_wait)
@@ -127,7 +127,7 @@ def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None], cance
 
 def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:
     size = sum(path.stat().st_size for path in plan.source.glob("*.safetensors"))
-    if size > _WORTH_TELLING_BYTES:
+    if size > _WORTH_REPORTING_BYTES:
         progress(f"reading {shown(size)} of weights to identify the checkpoint")
     return plan.checkpoint_identity
 

@@ -1,4 +1,4 @@
-"""What a compiler subprocess is told, and how it tells where it is."""
+"""The input of a compiler subprocess, and its phase reports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _Spec = TypeVar("_Spec", bound="CompileSpec")
 
 
 class CompileSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One compile: a checkpoint, the tokenizer that belongs to it, and the directory that the engine is written to.
+    """One compile: a checkpoint, its tokenizer, and the output directory.
 
-    `workspace` is a folder for whatever comes between; it is removed when the compiler has ended, however it did.
+    `workspace` is a folder for intermediate files; it is removed when the compiler ends, even after a failure.
     """
 
     checkpoint: str
@@ -34,7 +34,7 @@ class CompileSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
-    """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantized; `quantize` none, int8, int4 or awq."""
+    """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq."""
 
     dtype: str
     quantize: str
@@ -42,15 +42,15 @@ class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
 
 
 class TensorRtLlmSpec(CompileSpec, frozen=True, kw_only=True):
-    """`arguments` are those of LLM, as plain data (see `tensorrt_llm_objects.build_arguments`).
+    """`arguments` are those of TensorRT-LLM's LLM, as plain data (see `backends.tensorrt_llm.objects.build_arguments`).
 
-    `converter_alias`: what TensorRT-LLM has to read in the checkpoint's path (see `telling_names`).
+    `converter_alias` is a name that TensorRT-LLM must find in the checkpoint's path (see `converter_aliases`).
     """
 
     arguments: dict[str, Any]
     converter_alias: str | None = None
 
 
-def tell_phase(name: str) -> None:
-    """Say on standard output that a phase begins; called in the compiler's process."""
+def report_phase(name: str) -> None:
+    """Report on standard output that a phase starts; called in the compiler's process."""
     print(f"{PHASE_MARK}{name}", flush=True)

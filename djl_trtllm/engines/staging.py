@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Directories that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SUFFIX = ".partial"
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """Yield an empty directory beside `out` that is renamed to it when the block ends, and removed when it raises.
+    """Yield an empty directory beside `out`, which is renamed to it after the block, or removed if the block raises.
 
     A process killed inside the block leaves only the hidden directory; `sweep(out)` removes it. Raises OSError, also
-    where `out` exists by then and is not empty.
+    if `out` exists by then and is not empty.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
@@ -31,7 +31,7 @@ def staged(out: Path) -> Iterator[Path]:
 
 
 def sweep(out: Path) -> list[Path]:
-    """Remove what killed builders of `out` left behind, and return it. Call only with builders of `out` locked out."""
+    """Remove what killed builders of `out` left behind, and return it. Call only while `out` is locked for builders."""
     left = sorted(out.parent.glob(f".{out.name}.*{_SUFFIX}"))
     for partial in left:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Where a model's files are, and what they are.
+"""Find a model's files, identify them and load the tokenizer.
 
-A path, directory or archive, becomes a directory; the directory's content, never its name, says what kind of model it
-holds; and its tokenizer turns text into ids and back. Nothing in the files is trusted: archives are extracted within
-bounds, and no code that comes with a model runs unless the operator allows it.
+A path, directory or archive, becomes a directory. The directory's content, never its name, decides which kind of model
+it is. The tokenizer turns text into ids and back. Files are not trusted: archives are extracted within limits, and
+code that comes with a model runs only if the operator allows it.
 """
 
 from djl_trtllm.model.archive import DEFAULT_BOUNDS, Bounds, extract, is_archive, open_model

@@ -1,7 +1,7 @@
-"""`model.tar.gz` to a model directory, without trusting what is in it.
+"""Extract `model.tar.gz` to a model directory without trusting its content.
 
-Nothing an archive says about where, what or whose a file is gets taken over: only regular files and directories
-below the destination are written, with plain permissions, and all bounds are checked while writing.
+Paths, file types, owners and modes from the archive are not applied: only regular files and directories below the
+destination are written, with plain permissions, and all limits are checked while writing.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 @dataclass(frozen=True)
 class Bounds:
-    """What an archive may come to when extracted."""
+    """Limits for an extracted archive."""
 
     total_bytes: int = 2 * 1024**4
-    """Bytes of the archive once decompressed. The disk's free space is a bound of its own."""
+    """Bytes of the decompressed archive. The disk's free space is checked too."""
     members: int = 100_000
-    """Files and directories."""
+    """Number of files and directories."""
     ratio: int = 1_000
     """Decompressed bytes per archive byte."""
     ratio_from_bytes: int = 1024**3
-    """Decompressed bytes below which `ratio` is not looked at."""
+    """The ratio is checked above this number of decompressed bytes."""
     spare_bytes: int = 256 * 1024**2
     """Bytes that must stay free on the disk."""
 
@@ -61,7 +61,7 @@ DEFAULT_BOUNDS = Bounds()
 
 
 def is_archive(path: Path) -> bool:
-    """Whether `path` is a tar archive, plain or compressed; a damaged one counts when its name says so."""
+    """Whether `path` is a tar archive, plain or compressed. A damaged one is recognised by its name."""
     if not path.is_file():
         return False
     if path.name.lower().endswith(_SUFFIXES):
@@ -73,12 +73,12 @@ def is_archive(path: Path) -> bool:
 
 
 def extract(archive: Path, into: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> Path:
-    """Extracts `archive` to the new directory `into` and returns the model directory in it.
+    """Extract `archive` to the new directory `into` and return the model directory.
 
-    That is `into` itself or, where the archive has one top folder (`model/`), that folder. Extraction goes to a
-    directory beside `into` which is renamed when whole, so `into` exists completely or not at all. Raises
-    `ArchiveError` for an archive that is damaged, too large, or has members that are not plain files and directories
-    inside it, and when `into` exists.
+    That is `into`, or its only folder if the archive has one top folder (`model/`). Extraction goes to a directory
+    beside `into`, which is renamed when complete, so `into` exists completely or not at all. Raises `ArchiveError` if
+    the archive is damaged or too large, has members that are not plain files and directories inside it, or if `into`
+    exists.
     """
     if into.exists():
         raise ArchiveError(f"cannot extract {archive}: {into} exists already; remove it, or extract to another place")
@@ -92,19 +92,19 @@ def extract(archive: Path, into: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> Pa
         try:
             partial.rename(into)
         except OSError as error:
-            raise ArchiveError(f"cannot extract {archive}: {into} was made meanwhile ({error})") from error
+            raise ArchiveError(f"cannot extract {archive}: {into} was created meanwhile ({error})") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return _descend(into)
 
 
 def open_model(path: Path, workdir: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> Path:
-    """The model directory that `path`, a directory or an archive, stands for.
+    """The model directory for `path`, a directory or an archive.
 
-    A directory is returned as it is, or, where its only content is one directory or one archive (SageMaker's
-    `/opt/ml/model`), that is opened in its place. An archive is extracted to a sub-directory of `workdir` named by
-    its content: opening it again, also in another process, finds it there. Raises `ArchiveError`, and `LayoutError`
-    when there is nothing at `path`.
+    A directory is returned unchanged, unless its only content is one directory or one archive (SageMaker's
+    `/opt/ml/model`), which is then opened instead. An archive is extracted to a sub-directory of `workdir` named after
+    its content, and found there when it is opened again, also by another process. Raises `ArchiveError`, and
+    `LayoutError` if nothing is at `path`.
     """
     path = Path(path)
     for _ in range(_MAX_DESCENT):
@@ -124,7 +124,7 @@ def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
     if not is_archive(archive):
         raise ArchiveError(
             f"{archive} is not a tar archive ({archive.stat().st_size} bytes, starts with {_head(archive)!r}): "
-            "expected a model directory, or a .tar.gz, .tgz or .tar of one, like `tar czvf model.tar.gz model/` makes"
+            "expected a model directory, or a .tar.gz, .tgz or .tar of one, as `tar czvf model.tar.gz model/` makes"
         )
     into = workdir / _content_key(archive)
     try:
@@ -143,7 +143,7 @@ def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
 
 
 class _Extraction:
-    """One pass over an archive, writing below `root` and counting."""
+    """One pass over an archive that writes below `root` and checks the limits."""
 
     def __init__(self, archive: Path, root: Path, bounds: Bounds) -> None:
         self.archive = archive
@@ -158,35 +158,35 @@ class _Extraction:
         self._check_disk(self.packed_bytes)
         try:
             with self.archive.open("rb") as file, _decompressed(file) as self._stream:
-                # Reading as a stream: every member once, in order; no header can point elsewhere.
+                # Read as a stream: every member once, in order; no header can point elsewhere.
                 with tarfile.open(fileobj=self, mode="r|", tarinfo=_Header) as tar:  # type: ignore[call-overload]
                     for member in tar:
                         self.current = member.name
                         self._write(tar, member)
                 while self.read(_CHUNK):
-                    pass  # the checksum of a compressed file comes after its last byte
+                    pass  # a compressed file has its checksum after the last byte
         except tarfile.TarError as error:
-            raise self._error(f"it is damaged or cut off ({error})", "make or download it again") from error
+            raise self._error(f"it is damaged or truncated ({error})", "make or download it again") from error
         except OSError as error:
-            raise self._error(f"it cannot be written ({error})", "look at the disk and at permissions") from error
+            raise self._error(f"it cannot be written ({error})", "check the disk and its permissions") from error
         except (ValueError, OverflowError) as error:
             raise self._error(f"its header is damaged ({error})", "make or download it again") from error
         if not any(self.root.iterdir()):
             raise self._error("there are no files in it", "pack the model directory: tar czvf model.tar.gz model/")
 
     def read(self, size: int) -> bytes:
-        """What `tarfile` reads from: the decompressed archive, counted as it passes."""
+        """Read the decompressed archive for `tarfile` and check the size limits."""
         try:
             chunk = self._stream.read(size)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise self._error(f"the archive is damaged or cut off ({error})", "make or download it again") from error
+            raise self._error(f"the archive is damaged or truncated ({error})", "make or download it again") from error
         self.unpacked_bytes += len(chunk)
         if self.unpacked_bytes > self.bounds.total_bytes:
             bound = _size(self.bounds.total_bytes)
-            raise self._error(f"the archive comes to more than {bound}", "pack less, or raise the bound")
+            raise self._error(f"the archive extracts to more than {bound}", "pack less, or raise the limit")
         if self.unpacked_bytes > max(self.bounds.ratio_from_bytes, self.packed_bytes * self.bounds.ratio):
             grown = f"{_size(self.unpacked_bytes)} from {_size(self.packed_bytes)}"
-            raise self._error(f"the archive comes to {grown}, which no model does", "look at what is in it")
+            raise self._error(f"the archive extracts to {grown}, a ratio that no model reaches", "check its content")
         return chunk
 
     def _write(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
@@ -205,7 +205,7 @@ class _Extraction:
         if not member.isreg():
             raise self._error(f"it is {_kind(member)}", "pack plain files only (tar's option -h follows links)")
         if target.exists():
-            raise self._error("its path is taken by an earlier member", "make the archive again")
+            raise self._error("an earlier member has the same path", "make the archive again")
         self._make_directory(target.parent)
         self._check_disk(member.size)
         source = tar.extractfile(member)
@@ -215,7 +215,7 @@ class _Extraction:
         target.chmod(0o755 if member.mode & 0o100 else 0o644)
 
     def _parts(self, member: tarfile.TarInfo) -> tuple[str, ...] | None:
-        """The safe path of a member below the destination; None for what is to be skipped."""
+        """The safe path of a member below the destination; None if the member is to be skipped."""
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts or "\0" in member.name:
             raise self._error("its path leads out of the archive", "pack with relative paths, without '..'")
@@ -236,7 +236,7 @@ class _Extraction:
         if needed + self.bounds.spare_bytes > free:
             raise ArchiveError(
                 f"cannot extract {self.archive}: {_size(needed)} more are needed in {self.root.parent} and "
-                f"{_size(free)} are free, of which {_size(self.bounds.spare_bytes)} are to stay free; "
+                f"{_size(free)} are free, of which {_size(self.bounds.spare_bytes)} must stay free; "
                 "free some space, or choose another place"
             )
 
@@ -245,10 +245,10 @@ class _Extraction:
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header that does not pass over damage.
+    """A member's header that reports damage.
 
-    `tarfile` takes a damaged header for the end of the archive, and reads name and attribute records of any size
-    into memory.
+    `tarfile` treats a damaged header as the end of the archive, and reads name and attribute records of any size into
+    memory.
     """
 
     @classmethod
@@ -283,12 +283,12 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 
 def _is_junk(part: str) -> bool:
-    """What archivers leave behind: resource forks of macOS, headers of pax written as files."""
+    """Files that archivers leave behind: resource forks of macOS, pax headers written as files."""
     return part.startswith("._") or part in ("__MACOSX", ".DS_Store") or part.startswith("PaxHeader")
 
 
 def _descend(directory: Path) -> Path:
-    """`directory`, or the one below it that has the files, as long as there is nothing else beside it."""
+    """`directory`, or the one below it that has the files, if there is nothing else beside it."""
     for _ in range(_MAX_DESCENT):
         below = _only_content(directory)
         if below is None or not below.is_dir():
@@ -298,9 +298,9 @@ def _descend(directory: Path) -> Path:
 
 
 def _only_content(directory: Path) -> Path | None:
-    """The one directory or archive that is all of a directory's content.
+    """The only directory or archive in a directory, if there is nothing else.
 
-    A folder that means something where it is, is not: `tensorrt_llm/` of a model repository and `1/` in it.
+    Folders whose name has a meaning are not followed: `tensorrt_llm/` of a model repository and `1/` in it.
     """
     try:
         entries = [entry for entry in directory.iterdir() if not _is_junk(entry.name) and entry.name != "lost+found"]

@@ -1,8 +1,8 @@
-"""A model's chat template: messages in, prompt text out.
+"""Render a model's chat template: messages in, prompt text out.
 
 Renders as transformers does (`apply_chat_template`), with the same sandbox, block trimming, loop controls,
-`{% generation %}` tag and helper functions, without importing transformers: that takes seconds, and it takes
-torch along where torch is installed.
+`{% generation %}` tag and helper functions. It does not import transformers, which takes seconds and imports torch if
+torch is installed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _NO_TEMPLATE = (
 
 
 class ChatTemplate:
-    """The named templates of one model; most models have only the one named `default`.
+    """The named templates of a model; most models have one, named `default`.
 
-    Raises `TokenizerError` where a template is not valid Jinja.
+    Raises `TokenizerError` if a template is not valid Jinja.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any], origin: Path) -> None:
@@ -54,10 +54,10 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         """The prompt text of a conversation.
 
-        `add_generation_prompt` is True unless given. `tools`, `documents` and any other keyword reach the template
-        as they are. `chat_template` names one of the model's templates; without it, `tool_use` is taken where there
-        are tools and such a template, else `default`. Raises `InvalidRequestError` when the model has no template,
-        or the template refuses these messages.
+        `add_generation_prompt` defaults to True. `tools`, `documents` and all other keywords are passed to the template
+        unchanged. `chat_template` names one of the model's templates; the default is `tool_use` if there are tools and
+        such a template, else `default`. Raises `InvalidRequestError` if the model has no template or the template
+        rejects the messages.
         """
         template = self._select(template_kwargs.pop("chat_template", None), bool(template_kwargs.get("tools")))
         values = {"tools": None, "documents": None, "add_generation_prompt": True, **self._special_tokens}
@@ -69,7 +69,7 @@ class ChatTemplate:
                 raise self._failed(messages, error) from error
             raise InvalidRequestError(f"the model's chat template refuses these messages: {error}") from error
         except Exception as error:
-            # A template is a program: handed messages it was not written for, it can raise anything.
+            # A template is a program: given unexpected messages, it can raise anything.
             raise self._failed(messages, error) from error
 
     def _failed(self, messages: Sequence[Any], error: Exception) -> InvalidRequestError:
@@ -93,9 +93,9 @@ class ChatTemplate:
 
 
 def read_sources(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Template sources of a model directory by name; empty where it has none.
+    """Template sources of a model directory by name; empty if it has none.
 
-    `chat_template.jinja` comes before `chat_template.json` and that before `tokenizer_config.json`;
+    `chat_template.jinja` overrides `chat_template.json`, which overrides `tokenizer_config.json`;
     `additional_chat_templates/*.jinja` add names (the layout that transformers writes).
     """
     sources: dict[str, str] = {}
@@ -117,7 +117,7 @@ def read_sources(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, s
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks what a model is trained on; for serving it is only its content."""
+    """`{% generation %}…{% endgeneration %}` marks text for training; serving renders only its content."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -152,5 +152,5 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML characters, which a prompt must not have.
+    # Jinja's own filter escapes HTML characters, which would be wrong in a prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

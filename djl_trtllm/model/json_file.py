@@ -1,4 +1,4 @@
-"""A model's JSON files, read so that what is wrong with one is an error that names it."""
+"""Read a model's JSON files; errors name the file and the problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LFS = b"version https://git-lfs"
 
 
 def read_object(file: Path, error: type[ModelError]) -> dict[str, Any] | None:
-    """The JSON object in `file`, None when there is no such file. Raises `error` for anything else."""
+    """The JSON object in `file`, or None if there is no such file. Raises `error` for anything else."""
     if not file.is_file():
         return None
     if is_lfs_pointer(file):
@@ -27,7 +27,7 @@ def read_object(file: Path, error: type[ModelError]) -> dict[str, Any] | None:
 
 
 def is_lfs_pointer(file: Path) -> bool:
-    """Whether `file` is what Git LFS leaves in place of a file it has not fetched."""
+    """Whether `file` is the pointer that Git LFS leaves in place of a file that was not fetched."""
     if file.stat().st_size > 1024:
         return False
     with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""What kind of model a directory holds, judged by its content."""
+"""Identify the kind of model in a directory by its content."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from djl_trtllm.model.quantization import stored_quantization
 from djl_trtllm.model.shape import ModelShape
 
 ENGINE_FOLDER = "engine"
-"""A checkpoint may carry its compiled engine beside it, in a folder of this name."""
+"""A folder of this name beside a checkpoint may hold its compiled engine."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
-_OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer in Python code has its own file names
+_OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer written in Python has file names of its own
 _RANK_ENGINE = re.compile(r"rank\d+\.engine")
 _RANK_WEIGHTS = re.compile(r"rank\d+\.safetensors")
 _OPENVINO_MODEL = "openvino_model.xml"
@@ -28,7 +28,7 @@ _REPOSITORY_MODEL = "tensorrt_llm"
 
 
 class Kind(enum.Enum):
-    """What a model directory can be; the value is its name for a reader."""
+    """The kinds of model directories; the value is the name in messages."""
 
     HF_CHECKPOINT = "Hugging Face checkpoint"
     OPENVINO_ENGINE = "compiled OpenVINO engine"
@@ -52,20 +52,20 @@ _EXPECTED = """expected one of
 
 @dataclass(frozen=True)
 class Layout:
-    """A model directory, understood."""
+    """The content of a model directory."""
 
     kind: Kind
     path: Path
     config: dict[str, Any] | None
-    """config.json as parsed; of an LMI repository the one beside the engine files. None where there is none."""
+    """The parsed config.json; of an LMI repository the one beside the engine files. None if there is none."""
     weight_files: tuple[Path, ...]
-    """Weights of a checkpoint, or the files of an engine, in order of rank or shard."""
+    """Weights of a checkpoint, or files of an engine, in order of rank or shard."""
     tokenizer_dir: Path | None
-    """Where the tokenizer files are; None where there are none."""
+    """The directory of the tokenizer files; None if there are none."""
     bundled_engine: Path | None = None
-    """The compiled engine that a checkpoint carries beside it."""
+    """The compiled engine in the checkpoint's directory."""
     model_config: dict[str, Any] | None = None
-    """config.json of the Hugging Face model that a TensorRT-LLM engine was made from, where it is one level up."""
+    """config.json of the Hugging Face model that a TensorRT-LLM engine was made from, if it is one level up."""
 
     @property
     def shape(self) -> ModelShape:
@@ -74,12 +74,12 @@ class Layout:
         shape = ModelShape.from_config(self.config or {}, parameter_bytes=size)
         if self.model_config is None:
             return shape
-        # The engine's own config.json has the sizes that count, and no model_type.
+        # The engine's own config.json has the sizes to use, and no model_type.
         return replace(shape, model_type=ModelShape.from_config(self.model_config).model_type)
 
     @property
     def quantization(self) -> str | None:
-        """With which algorithm the weights are quantised already; None where they are not, or nothing tells.
+        """The algorithm with which the weights are quantised already; None if they are not, or it is unknown.
 
         See `stored_quantization`. Raises LayoutError for a damaged hf_quant_config.json.
         """
@@ -89,12 +89,12 @@ class Layout:
 
     @property
     def tensor_parallel(self) -> int | None:
-        """GPUs over which a TensorRT-LLM checkpoint or engine splits each layer; None for other kinds."""
+        """Number of GPUs that share each layer of a TensorRT-LLM checkpoint or engine; None for other kinds."""
         return self._degree("tp_size")
 
     @property
     def pipeline_parallel(self) -> int | None:
-        """Groups of GPUs over which a TensorRT-LLM checkpoint or engine spreads its layers; None for other kinds."""
+        """Number of groups of GPUs that share the layers of a TensorRT-LLM checkpoint or engine; None for others."""
         return self._degree("pp_size")
 
     def _degree(self, name: str) -> int | None:
@@ -105,17 +105,17 @@ class Layout:
 
     @property
     def engine_dir(self) -> Path | None:
-        """The directory with the engine files themselves; None for a checkpoint without a bundled engine."""
+        """The directory of the engine files; None for a checkpoint without a bundled engine."""
         if self.kind is Kind.LMI_REPOSITORY:
             return self.weight_files[0].parent
         return self.path if self.kind.is_engine else self.bundled_engine
 
 
 def inspect(path: Path) -> Layout:
-    """What the directory `path` holds.
+    """Identify the content of the directory `path`.
 
-    Files of an engine come before files of a checkpoint: a directory with both is served as the engine. Raises
-    `LayoutError` that lists what was found and what was expected, or names the files that are missing or damaged.
+    Engine files take precedence over checkpoint files: a directory with both is served as the engine. Raises
+    `LayoutError` with what was found and what was expected, or with the files that are missing or damaged.
     """
     path = Path(path)
     if not path.is_dir():
@@ -161,7 +161,7 @@ def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None
 
 
 def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
-    # The repository's own directory, or the one above it (the path that DJL Serving wants).
+    # The repository's own directory, or the one above it (the path that DJL Serving expects).
     for model in (path, path / _REPOSITORY_MODEL):
         if (model / "config.pbtxt").is_file() and (model / "1").is_dir():
             break
@@ -207,7 +207,7 @@ def _hf_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) 
     engine = _bundled_engine(path)
     if not files:
         if engine is not None:
-            # Its config and tokenizer are here, its weights are in the engine: the engine is the model.
+            # The config and tokenizer are here and the weights are in the engine: serve the engine.
             return inspect(engine)
         return None
     return Layout(Kind.HF_CHECKPOINT, path, config, files, _tokenizer_dir(path), engine)
@@ -241,7 +241,7 @@ def _rank(name: str) -> int:
 
 
 def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None) -> None:
-    """Every rank has its file, as many as the mapping says."""
+    """Check that every rank in the mapping has its file."""
     world = _mapping(config).get("world_size")
     present = [_rank(file.name) for file in files]
     wanted = world if isinstance(world, int) and world > 0 else max(present) + 1
@@ -255,14 +255,14 @@ def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | N
 
 
 def _mapping(config: dict[str, Any] | None) -> dict[str, Any]:
-    """How a TensorRT-LLM checkpoint or engine is spread over GPUs, by its config.json."""
+    """How config.json spreads a TensorRT-LLM checkpoint or engine over GPUs."""
     inner = (config or {}).get("pretrained_config", config or {})
     mapping = inner.get("mapping") if isinstance(inner, dict) else None
     return mapping if isinstance(mapping, dict) else {}
 
 
 def _hf_config(*candidates: Path) -> dict[str, Any] | None:
-    """The config.json of the first candidate that is a Hugging Face model's."""
+    """The first candidate that is the config.json of a Hugging Face model."""
     for candidate in candidates:
         config = read_object(candidate / "config.json", LayoutError)
         if config is not None and _is_hf(config):
@@ -286,12 +286,12 @@ def _tokenizer_dir(*candidates: Path) -> Path | None:
 
 
 def _model_above(path: Path) -> list[Path]:
-    """The directory above an engine, if that is a model's own: an engine often has no tokenizer with it."""
+    """The directory above an engine, if it is a model's own: many engines have no tokenizer beside them."""
     return [path.parent] if (path.parent / "config.json").is_file() else []
 
 
 def _bundled_engine(path: Path) -> Path | None:
-    """The `engine` folder beside a checkpoint, if it is a compiled engine."""
+    """The `engine` folder in a checkpoint's directory, if it is a compiled engine."""
     engine = path / ENGINE_FOLDER
     if (engine / _OPENVINO_MODEL).is_file() or _is_built(read_object(engine / "config.json", LayoutError)):
         return engine
@@ -308,7 +308,7 @@ def _unknown(path: Path, names: list[str], config: dict[str, Any] | None) -> str
     elif config is not None:
         lines[0] += " there is a config.json without weights beside it;"
     elif "serving.properties" in names:
-        lines[0] += " with serving.properties alone, option.model_id has to say where the model is;"
+        lines[0] += " with serving.properties alone, option.model_id must name the model;"
     below = [name for name in names if any((path / name / mark).is_file() for mark in ("config.json", _OPENVINO_MODEL))]
     if below:
         lines[0] += f" there may be a model in {weights.bounded([name + '/' for name in below])}: name that directory;"

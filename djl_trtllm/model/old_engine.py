@@ -1,4 +1,4 @@
-"""Engine files of TensorRT-LLM before 0.8, which no TensorRT-LLM of today reads."""
+"""Engine files of TensorRT-LLM before 0.8, which no current TensorRT-LLM reads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class OldEngine:
-    """`trt_llm_model_float16_tp2_rank0.engine`, and a config.json of `builder_config` and `plugin_config`.
+    """`trt_llm_model_float16_tp2_rank0.engine`, and a config.json with `builder_config` and `plugin_config`.
 
-    Early LMI repositories hold such files (LMI document, Model Artifacts Structure). `settings` are the variables that
-    make `djl-trtllm compile` build the like of it.
+    Early LMI repositories hold such files (LMI document, Model Artifacts Structure). `settings` are the variables with
+    which `djl-trtllm compile` builds an equivalent engine.
     """
 
     directory: Path
@@ -39,7 +39,7 @@ class OldEngine:
 
     @classmethod
     def find(cls, directory: Path) -> OldEngine | None:
-        """The old engine in a directory, if there is one. Raises LayoutError for a config.json that is damaged."""
+        """The old engine in a directory, or None. Raises LayoutError for a damaged config.json."""
         files = sorted(path.name for path in directory.glob("*.engine"))
         config = read_object(directory / "config.json", LayoutError) or {}
         builder = config.get("builder_config")
@@ -62,7 +62,7 @@ class OldEngine:
 
     @property
     def refusal(self) -> str:
-        """Which TensorRT-LLM reads it, and how to compile it again."""
+        """The message that says which TensorRT-LLM reads it and how to compile it again."""
         variables = "".join(f"{name}={value} " for name, value in self.settings.items())
         return (
             f"{self.directory} holds an engine of TensorRT-LLM before 0.8 ({self.file}; LMI containers 0.25 and 0.26 "

@@ -1,4 +1,4 @@
-"""A model directory as `model.tar.gz`, byte for byte the same whenever its files are."""
+"""Pack a model directory into `model.tar.gz`; the same files give the same bytes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from djl_trtllm.errors import ModelError
 
 _SKIPPED = frozenset({"__pycache__", "__MACOSX", "lost+found"})
 _COMPRESSION = 1
-"""Weights do not compress; what does is small."""
+"""A low gzip level: weights do not compress, and the other files are small."""
 
 
 def package(directory: Path, out: Path) -> list[str]:
     """Pack a directory's files at the top of the archive `out`, and return their names.
 
-    Hidden files and caches stay out; links are followed, but not out of the directory. Times, owners and the order of
-    files do not show in the bytes. `out` appears whole or not at all. Raises ModelError.
+    Hidden files and caches are left out. Links are followed, but not out of the directory. Times, owners and the order
+    of files do not affect the bytes. `out` appears complete or not at all. Raises ModelError.
     """
     files = dict(sorted(_files(directory, out)))
     if not files:

@@ -1,4 +1,4 @@
-"""With which algorithm the weights of a checkpoint are quantised already."""
+"""The algorithm with which a checkpoint's weights are quantised already."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.json_file import read_object
 
 MODELOPT_FILE = "hf_quant_config.json"
-"""What NVIDIA's ModelOpt writes beside the config.json of a Hugging Face checkpoint that it quantised."""
+"""Written by NVIDIA's ModelOpt beside the config.json of a Hugging Face checkpoint that it quantised."""
 
 _ALGORITHM_OF = {"mxfp4": "W4A16_MXFP4", "nvfp4": "NVFP4", "awq": "W4A16_AWQ"}
 
@@ -18,9 +18,9 @@ _ALGORITHM_OF = {"mxfp4": "W4A16_MXFP4", "nvfp4": "NVFP4", "awq": "W4A16_AWQ"}
 def stored_quantization(directory: Path, config: Mapping[str, Any]) -> str | None:
     """The quantisation of a checkpoint or engine with this config.json, as a name of TensorRT-LLM's QuantAlgo.
 
-    From `quantization` of TensorRT-LLM's own files, ModelOpt's hf_quant_config.json, or `quantization_config` of
-    Hugging Face; a method that TensorRT-LLM has no name for is given as that file names it (bitsandbytes). None where
-    nothing is quantised. Raises LayoutError for a damaged hf_quant_config.json.
+    Reads `quantization` of TensorRT-LLM's own files, ModelOpt's hf_quant_config.json, or Hugging Face's
+    `quantization_config`; a method without a name in TensorRT-LLM keeps the file's name (bitsandbytes). None if nothing
+    is quantised. Raises LayoutError for a damaged hf_quant_config.json.
     """
     own = _part(_part(config, "pretrained_config") or config, "quantization")
     modelopt = _part(read_object(directory / MODELOPT_FILE, LayoutError) or {}, "quantization")

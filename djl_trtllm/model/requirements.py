@@ -1,4 +1,4 @@
-"""A model's `requirements.txt`: installed when the operator allows it, never because an archive carries one."""
+"""A model's `requirements.txt`, which is installed only if the operator allows it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ logger = logging.getLogger(__name__)
 
 SWITCH = "SERVING_INSTALL_REQUIREMENTS"
 TIMEOUT = 1800.0
-"""Seconds that an installation may take."""
+"""Time limit of an installation, in seconds."""
 
 
 def handle_requirements(model_dir: Path, allowed: bool) -> None:
-    """Installs `requirements.txt` of a model directory into this Python, if there is one and it is `allowed`.
+    """Install the `requirements.txt` of a model directory into this Python, if it exists and is `allowed`.
 
-    Not allowed, it is logged once. Raises `ModelError` with the installer's last lines when installing fails.
+    If it is not allowed, log that once. Raises `ModelError` with the installer's last lines if it fails.
     """
     file = model_dir / "requirements.txt"
     if not file.is_file():
@@ -60,7 +60,7 @@ def handle_requirements(model_dir: Path, allowed: bool) -> None:
 
 
 def _installer(file: Path) -> list[str]:
-    """The command line that installs `file` into the Python that runs this."""
+    """The command that installs `file` into this Python."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "-r", str(file)]
     if uv := shutil.which("uv"):

@@ -1,7 +1,7 @@
-"""A SentencePiece model (`tokenizer.model`) as a Hugging Face tokenizer, as Llama-style checkpoints use it.
+"""Convert a SentencePiece model (`tokenizer.model`) of Llama-style checkpoints to a Hugging Face tokenizer.
 
-transformers can convert these too, with results that differ between its versions: 5.0 loses one of several leading
-spaces and adds tokens the model has no embedding for. This conversion is checked against SentencePiece itself.
+transformers can convert these too, but its results differ between versions: 5.0 loses one of several leading spaces and
+adds tokens that the model has no embedding for. This conversion is checked against SentencePiece itself.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # SentencePiece.Type
 def read(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """The tokenizer and its named special tokens.
 
-    `config` is tokenizer_config.json: `legacy` and `add_prefix_space` are honoured. A BOS is put before every text
-    when the model has one (the default of Llama, Gemma and their relatives). Raises `TokenizerError` for a file that
-    is no SentencePiece model, and when the conversion and SentencePiece disagree.
+    `config` is tokenizer_config.json: `legacy` and `add_prefix_space` are honoured. A BOS token precedes every text if
+    the model has one (the default of Llama, Gemma and related models). Raises `TokenizerError` if the file is not a
+    SentencePiece model, or if the conversion and SentencePiece disagree.
     """
     content = file.read_bytes()
     proto, reference = _parse(file, content)
@@ -47,7 +47,7 @@ def read(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, d
         ]
     )
     if prefix == bool(proto.normalizer_spec.add_dummy_prefix):
-        # Not legacy, leading spaces are meant to differ.
+        # Without `legacy`, leading spaces differ on purpose.
         texts = [probe if legacy else probe.lstrip() for probe in PROBES]
         check(raw, [(text, reference.encode(text)) for text in texts], file)
     tokens = _named(proto)
@@ -61,7 +61,7 @@ def read(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, d
 
 
 def _parse(file: Path, content: bytes) -> tuple[Any, Any]:
-    """The model as a protocol buffer, and as SentencePiece's own processor."""
+    """The model as a protocol buffer and as SentencePiece's own processor."""
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
@@ -103,7 +103,7 @@ def _model(proto: Any, file: Path) -> tokenizers.Tokenizer:
 
 
 def _merges(proto: Any) -> list[tuple[str, str]]:
-    """SentencePiece joins the pair whose joined piece has the best score; the pairs of one piece in any order."""
+    """SentencePiece joins the pair whose joined piece has the best score; pairs that give one piece, in any order."""
     ids = {piece.piece: id_ for id_, piece in enumerate(proto.pieces) if piece.type not in (_CONTROL, _UNKNOWN, _BYTE)}
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, id_ in ids.items():
@@ -121,7 +121,7 @@ def _set_spaces(raw: tokenizers.Tokenizer, spec: Any, prefix: bool, legacy: bool
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
     if legacy:
-        # The first text after a special token gets the prefix as well, which is how Llama 2 was trained.
+        # The first text after a special token also gets the prefix: Llama 2 was trained that way.
         steps += [*([normalizers.Prepend(_SPACE)] if prefix else []), normalizers.Replace(" ", _SPACE)]
     else:
         scheme = "first" if prefix else "never"
@@ -133,7 +133,7 @@ def _set_spaces(raw: tokenizers.Tokenizer, spec: Any, prefix: bool, legacy: bool
 
 
 def check(raw: tokenizers.Tokenizer, probes: Iterable[tuple[str, list[int]]], file: Path) -> None:
-    """Raises `TokenizerError` unless `raw` encodes every probe to the ids beside it."""
+    """Raise `TokenizerError` unless `raw` encodes every probe to the ids beside it."""
     for text, expected in probes:
         ids = raw.encode(text, add_special_tokens=False).ids
         if ids != expected:

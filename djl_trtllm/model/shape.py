@@ -1,4 +1,4 @@
-"""What a model's config.json says about its size, in one vocabulary for all families."""
+"""A model's sizes from its config.json, with one set of names for all families."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder model; None for what config.json does not tell."""
+    """Sizes of a decoder model; None if config.json does not say."""
 
     num_layers: int | None = None
     num_heads: int | None = None
@@ -38,13 +38,13 @@ class ModelShape:
     architecture: str | None = None
     model_type: str | None = None
     dtype: str | None = None
-    """As config.json names it, without `torch.`: `bfloat16`."""
+    """As in config.json, without `torch.`: `bfloat16`."""
     parameter_bytes: int | None = None
-    """Bytes of all weights as they are stored, from the headers of the weight files."""
+    """Stored size of all weights in bytes, from the headers of the weight files."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, parameter_bytes: int | None = None) -> ModelShape:
-        """Reads the config.json of Hugging Face checkpoints, TensorRT-LLM checkpoints and TensorRT-LLM engines.
+        """Read the config.json of a Hugging Face checkpoint, TensorRT-LLM checkpoint or TensorRT-LLM engine.
 
         Models with several parts (`text_config`, `llm_config`, …) are described by their text part.
         """
@@ -83,10 +83,10 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _kv_heads(text: Mapping[str, Any], heads: int | None) -> int | None:
-    if text.get("multi_query_attention") is False:  # ChatGLM names groups also where it has none
+    if text.get("multi_query_attention") is False:  # ChatGLM gives a number of groups even without groups
         return heads
-    # The first Falcon has one key-value head unless it says otherwise; the later ones name the number and may have
-    # `multi_query` set all the same.
+    # The first Falcon has one key-value head by default; later ones give the number, and may have `multi_query` set
+    # as well.
     if text.get("model_type") in ("falcon", "RefinedWeb", "RefinedWebModel") and not text.get(
         "new_decoder_architecture"
     ):

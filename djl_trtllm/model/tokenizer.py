@@ -1,8 +1,8 @@
-"""A model's tokenizer: text to ids and back, chat messages to ids, and which ids end a text.
+"""A model's tokenizer: text to ids and back, chat messages to ids, and the ids that end a text.
 
-`tokenizer.json` is read with the `tokenizers` library, a SentencePiece model is converted here. transformers is needed
-only for older formats (see `tokenizer_conversion`), and then in a process of its own: importing it takes seconds, and
-takes torch along where torch is installed.
+The `tokenizers` library reads `tokenizer.json`; a SentencePiece model is converted here. Only older formats need
+transformers (see `tokenizer_conversion`), in a subprocess: importing it takes seconds and imports torch if torch is
+installed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from djl_trtllm.model.json_file import is_lfs_pointer, read_object
 
 logger = logging.getLogger(__name__)
 
-# For these classes transformers (4.57) takes `add_bos_token` and `add_eos_token` from tokenizer_config.json; for all
-# others tokenizer.json decides.
+# For these classes transformers (4.57) reads `add_bos_token` and `add_eos_token` from tokenizer_config.json; for all
+# others it uses tokenizer.json.
 _AFFIX_CLASSES = {
     f"{family}Tokenizer{suffix}"
     for family in ("Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX")
@@ -33,20 +33,20 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 class Tokenizer:
-    """Encodes and decodes as the model's Hugging Face tokenizer does. Safe to use from several threads.
+    """Encodes and decodes like the model's Hugging Face tokenizer. Thread-safe.
 
-    One difference to transformers' `decode`: `clean_up_tokenization_spaces` is never applied, because it changes
-    text that a stream has sent already.
+    One difference from transformers' `decode`: `clean_up_tokenization_spaces` is never applied, because it changes text
+    that a stream has already sent.
     """
 
     raw: tokenizers.Tokenizer
-    """The Rust tokenizer, for `tokenizers.decoders.DecodeStream`. Not to be changed."""
+    """The Rust tokenizer, for `tokenizers.decoders.DecodeStream`. Do not change it."""
     end_ids: frozenset[int]
-    """Every id that ends a text: of generation_config.json, of config.json and the tokenizer's own."""
+    """Every id that ends a text, from generation_config.json, config.json and the tokenizer."""
     special_ids: frozenset[int]
     """Ids that `skip_special_tokens` leaves out."""
     vocab_size: int
-    """One more than the highest id the tokenizer knows. The model's logits may be wider (padding)."""
+    """The highest id of the tokenizer plus one. The model's logits may be wider (padding)."""
     pad_id: int | None
     bos_id: int | None
 
@@ -76,9 +76,9 @@ class Tokenizer:
         return bool(self._chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; with `add_special_tokens`, also those the model expects around a text (often a BOS).
+        """Encode `text`; `add_special_tokens` adds those that the model expects around a text (often a BOS token).
 
-        Raises `InvalidRequestError` for text that is not valid Unicode (a lone surrogate).
+        Raises `InvalidRequestError` if the text is not valid Unicode (a lone surrogate).
         """
         try:
             ids: list[int] = self.raw.encode(text, add_special_tokens=add_special_tokens).ids
@@ -87,20 +87,20 @@ class Tokenizer:
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
-        """Ids of a conversation, by the model's chat template.
+        """Encode a conversation with the model's chat template.
 
-        The template alone decides about BOS and other special tokens, as in transformers; none is added here.
-        Keywords (`tools`, `add_generation_prompt`, the model's own) are those of `ChatTemplate.render`.
-        Raises `InvalidRequestError` when the model has no chat template or its template refuses the messages.
+        The template decides about BOS and other special tokens, as in transformers; none is added here. Keywords
+        (`tools`, `add_generation_prompt`, the model's own) are those of `ChatTemplate.render`. Raises
+        `InvalidRequestError` if the model has no chat template or the template rejects the messages.
         """
         return self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
-        """The text of a conversation that `encode_chat` encodes."""
+        """The text that `encode_chat` encodes."""
         return self._chat_template.render(messages, **template_kwargs)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; an unfinished UTF-8 sequence at the end is a replacement character."""
+        """Decode `ids`; an incomplete UTF-8 sequence at the end gives a replacement character."""
         text: str = self.raw.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -110,11 +110,11 @@ class Tokenizer:
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of the model directory `path`.
+    """Load the tokenizer of the model directory `path`.
 
-    Reads `tokenizer.json`, or else `tokenizer.model` (SentencePiece). Vocabulary and tiktoken files are converted by
-    transformers first, which takes some seconds; with `trust_remote_code`, that conversion may run Python code that
-    comes with the model. Raises `TokenizerError`.
+    Reads `tokenizer.json`, or else `tokenizer.model` (SentencePiece). transformers first converts vocabulary and
+    tiktoken files, which takes some seconds; with `trust_remote_code` that conversion may run the model's own Python
+    code. Raises `TokenizerError`.
     """
     path = Path(path)
     if not path.is_dir():
@@ -127,8 +127,8 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
     _mark_special(raw, tokens)
     model_configs = [_read_json(path / "generation_config.json"), *_text_configs(_read_json(path / "config.json"))]
     for name in ("bos_token", "eos_token", "pad_token"):
-        # A directory with tokenizer.json alone names its special tokens only by id, in the model's configuration. These
-        # ids are often mere defaults, so they count only where the tokenizer takes them for special too.
+        # With tokenizer.json alone, only the model's configuration names special tokens, by id. These ids are often
+        # mere defaults, so use them only if the tokenizer also treats them as special.
         token = raw.get_added_tokens_decoder().get(next(iter(_ids(model_configs, f"{name}_id")), -1))
         if name not in tokens and token is not None and token.special:
             tokens[name] = token.content
@@ -146,7 +146,7 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
 def _open(
     path: Path, config: dict[str, Any], trust_remote_code: bool
 ) -> tuple[tokenizers.Tokenizer, Mapping[str, Any]]:
-    """The tokenizer, and the special tokens that its own files name."""
+    """The tokenizer and the special tokens that its own files name."""
     if (path / "tokenizer.json").is_file():
         return _read_tokenizer(path / "tokenizer.json"), {}
     models = [path / name for name in sentencepiece_model.FILES if (path / name).is_file()]
@@ -159,10 +159,9 @@ def _open(
             return _read_tokenizer(converted.file), converted.special_tokens
     if not models:
         raise TokenizerError(
-            f"the tokenizer of {path} exists only as Python code, with which text cannot be streamed; "
-            "add a tokenizer.json"
+            f"the tokenizer of {path} exists only as Python code, which cannot stream text; add a tokenizer.json"
         )
-    # InternLM's and Baichuan's code, for example, is a shell around the SentencePiece model beside it.
+    # The code of InternLM and Baichuan, for example, wraps the SentencePiece model beside it.
     raw, tokens = sentencepiece_model.read(models[0], config)
     sentencepiece_model.check(raw, converted.probes, models[0])
     return raw, {**tokens, **converted.special_tokens}
@@ -181,15 +180,15 @@ def _read_tokenizer(file: Path) -> tokenizers.Tokenizer:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The object in `file`; empty when there is no such file."""
+    """The object in `file`; empty if there is no such file."""
     return read_object(file, TokenizerError) or {}
 
 
 def _special_tokens(config: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Named special tokens, as plain strings.
+    """Named special tokens as plain strings.
 
-    `special_tokens_map.json` counts less than a configuration that lists its added tokens, and more than an older
-    one that does not (the rule of transformers).
+    Precedence, as in transformers: a configuration that lists its added tokens, then `special_tokens_map.json`, then an
+    older configuration that does not list them.
     """
     ordered = (mapping, config) if "added_tokens_decoder" in config else (config, mapping)
     tokens: dict[str, Any] = {}
@@ -204,14 +203,14 @@ def _special_tokens(config: Mapping[str, Any], mapping: Mapping[str, Any]) -> di
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token that is written as a string or as an object with flags."""
+    """The text of a token that is given as a string or as an object with flags."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def _add_tokens(raw: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
-    """Adds what `added_tokens_decoder` lists and tokenizer.json lacks, or has with other flags."""
+    """Add tokens from `added_tokens_decoder` that tokenizer.json lacks or has with other flags."""
     known = raw.get_added_tokens_decoder()
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
@@ -235,7 +234,7 @@ def _add_tokens(raw: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path
 
 
 def _mark_special(raw: tokenizers.Tokenizer, tokens: Mapping[str, Any]) -> None:
-    """Makes named tokens special that the vocabulary has as ordinary ones. None is added: the model has none."""
+    """Mark named tokens as special if the vocabulary has them. Add none: the model has no embedding for them."""
     known = raw.get_added_tokens_decoder()
     named = [*(tokens[name] for name in _NAMED if name in tokens), *tokens.get("additional_special_tokens", ())]
     for text in named:
@@ -245,7 +244,7 @@ def _mark_special(raw: tokenizers.Tokenizer, tokens: Mapping[str, Any]) -> None:
 
 
 def _set_affixes(raw: tokenizers.Tokenizer, config: Mapping[str, Any], tokens: Mapping[str, Any]) -> None:
-    """Makes encoding add BOS and EOS as `add_bos_token` and `add_eos_token` say, where they say it."""
+    """Make encoding add BOS and EOS if `add_bos_token` and `add_eos_token` say so."""
     bos, eos = tokens.get("bos_token"), tokens.get("eos_token")
     plain, full = raw.encode("a", add_special_tokens=False).ids, raw.encode("a").ids
     has_bos = bos is not None and full[:1] == [raw.token_to_id(bos)] != plain[:1]
@@ -273,7 +272,7 @@ def _text_configs(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:
-    """Token ids that any of `configs` gives for `key`, as a number or a list of numbers."""
+    """Token ids for `key` in any of `configs`, given as a number or a list of numbers."""
     found: list[int] = []
     for config in configs:
         value = config.get(key)

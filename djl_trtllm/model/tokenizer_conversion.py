@@ -1,7 +1,7 @@
-"""Makes a `tokenizer.json` from the tokenizer files that older checkpoints come with.
+"""Convert the tokenizer files of older checkpoints to a `tokenizer.json`.
 
-SentencePiece, vocabulary-and-merges and tiktoken files are converted by transformers, in a process of its own: the
-server neither keeps transformers in memory, nor runs a model's own Python code, nor imports torch.
+transformers converts SentencePiece, vocabulary-and-merges and tiktoken files in a subprocess: the server does not keep
+transformers in memory, does not run a model's own Python code and does not import torch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PROBES = (
     "def f(x):\n    return {'a': x ** 2}  # 3.14159",
     " leading and trailing ",
 )
-"""Texts on which two forms of one tokenizer have to agree."""
+"""Texts on which two forms of a tokenizer must agree."""
 
 TIMEOUT = 600.0
-"""Seconds that a conversion may take."""
+"""Time limit of a conversion, in seconds."""
 
-# The process imports from where this one does, however this one came to its path.
+# The subprocess imports from the same path as this process.
 _PROCESS = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -43,22 +43,22 @@ _SOURCES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tik
 
 @dataclass(frozen=True)
 class Converted:
-    """What transformers makes of a directory's tokenizer files."""
+    """The result of converting a directory's tokenizer files."""
 
     file: Path | None
-    """The tokenizer.json; None for a tokenizer in Python code that has no such form."""
+    """The tokenizer.json; None for a tokenizer in Python code without such a form."""
     special_tokens: dict[str, str]
     probes: list[tuple[str, list[int]]]
-    """Texts and what the tokenizer encodes them to, without special tokens."""
+    """Texts and their ids, without special tokens."""
     affixes: dict[str, bool]
     """`add_bos_token` and `add_eos_token` as observed."""
 
 
 def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
-    """Converts the tokenizer of the directory `path`, writing into the directory `into`.
+    """Convert the tokenizer of the directory `path` and write it to the directory `into`.
 
-    Raises `TokenizerError` when `path` has no tokenizer files, they cannot be converted, or converting them needs
-    code that comes with the model and `trust_remote_code` is False.
+    Raises `TokenizerError` if `path` has no tokenizer files, if they cannot be converted, or if converting needs the
+    model's own code and `trust_remote_code` is False.
     """
     remote = _remote_code(path)
     if not remote and not any(any(path.glob(pattern)) for pattern in _SOURCES):
@@ -77,7 +77,7 @@ def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
     command = [sys.executable, "-c", _PROCESS, json.dumps(sys.path), str(path), str(into), str(trust_remote_code)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     if not trust_remote_code:
-        environment["HF_HUB_OFFLINE"] = "1"  # everything that is needed is in the directory
+        environment["HF_HUB_OFFLINE"] = "1"  # all needed files are in the directory
     try:
         done = subprocess.run(
             command,
@@ -103,7 +103,7 @@ def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
 
 
 def _remote_code(path: Path) -> str | None:
-    """The class that tokenizer_config.json loads from the model's own files, if it does."""
+    """The class that tokenizer_config.json loads from the model's own files, if any."""
     auto_map = (read_object(path / "tokenizer_config.json", TokenizerError) or {}).get("auto_map")
     classes = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map
     names = [name for name in classes if name] if isinstance(classes, list) else [classes]
@@ -111,7 +111,7 @@ def _remote_code(path: Path) -> str | None:
 
 
 def run(source: str, into: str, trust_remote_code: str) -> None:
-    """The conversion itself, in the process that `convert` starts."""
+    """Convert; runs in the process that `convert` starts."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # tokenizers do not need it, and loading it takes seconds
     import transformers
 

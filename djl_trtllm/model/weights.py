@@ -1,4 +1,4 @@
-"""Weight files: which they are, whether they are whole, and how large, read from their headers alone."""
+"""Find weight files, check that they are complete, and read their sizes from the headers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.json_file import is_lfs_pointer, read_object
 
 _MAX_HEADER = 100 * 1024 * 1024
-"""Bytes; the safetensors library refuses longer headers too."""
+"""In bytes; the safetensors library refuses longer headers too."""
 
 _SHARD = re.compile(r"(?P<start>.+)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})(?P<end>\..+)")
 
@@ -19,9 +19,9 @@ INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def find_weights(path: Path) -> tuple[Path, ...]:
-    """Weight files of a Hugging Face checkpoint, safetensors before PyTorch's; empty when there are none.
+    """The weight files of a Hugging Face checkpoint: safetensors if there are any, else PyTorch's; may be empty.
 
-    Raises `LayoutError` when an index names files that are not there, and for Git LFS pointers and cut-off files.
+    Raises `LayoutError` if an index names missing files, and for Git LFS pointers and truncated files.
     """
     for index, pattern in zip(INDEXES, ("*.safetensors", "pytorch_model*.bin"), strict=True):
         if (path / index).is_file():
@@ -36,7 +36,7 @@ def find_weights(path: Path) -> tuple[Path, ...]:
 
 
 def check_whole(files: tuple[Path, ...]) -> None:
-    """Raises `LayoutError` for files that are empty, cut off, or Git LFS pointers."""
+    """Raise `LayoutError` for files that are empty, truncated, or Git LFS pointers."""
     pointers = [file.name for file in files if is_lfs_pointer(file)]
     if pointers:
         raise LayoutError(
@@ -53,7 +53,7 @@ def check_whole(files: tuple[Path, ...]) -> None:
 def read_header(file: Path) -> dict[str, Any]:
     """The header of a safetensors file: tensor name to dtype, shape and data offsets.
 
-    Raises `LayoutError` when the file is cut off or is no safetensors file. Format:
+    Raises `LayoutError` if the file is truncated or not a safetensors file. Format:
     https://github.com/huggingface/safetensors#format
     """
     size = file.stat().st_size
@@ -63,7 +63,7 @@ def read_header(file: Path) -> dict[str, Any]:
             raise LayoutError(f"{file} is not a safetensors file ({size:,} bytes); download or copy it again")
         if 8 + length > size:
             raise LayoutError(
-                f"{file} is cut off: {size:,} bytes, and its header alone has {8 + length:,}; download or copy it again"
+                f"{file} is truncated: {size:,} bytes, the header alone has {8 + length:,}; download or copy it again"
             )
         try:
             header = json.loads(stream.read(length))
@@ -72,13 +72,13 @@ def read_header(file: Path) -> dict[str, Any]:
             raise LayoutError(f"{file} has a damaged header ({error}); download or copy it again") from error
     if 8 + length + end > size:
         raise LayoutError(
-            f"{file} is cut off: {size:,} bytes, and its tensors end at {8 + length + end:,}; download or copy it again"
+            f"{file} is truncated: {size:,} bytes, the tensors end at {8 + length + end:,}; download or copy it again"
         )
     return dict(header)
 
 
 def parameter_bytes(files: tuple[Path, ...]) -> int | None:
-    """Bytes of all tensors in `files`; for other formats than safetensors the files' sizes. None without files."""
+    """Bytes of all tensors in `files`; for formats other than safetensors the file sizes. None without files."""
     if not files:
         return None
     total = 0
@@ -91,7 +91,7 @@ def parameter_bytes(files: tuple[Path, ...]) -> int | None:
 
 
 def bounded(names: list[str], limit: int = 20) -> str:
-    """`names` as one line, with a count in place of what is past `limit`."""
+    """`names` as one line; names beyond `limit` are replaced by their number."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
@@ -127,7 +127,7 @@ def _indexed(index: Path) -> tuple[Path, ...]:
 
 
 def _check_shards(path: Path, files: tuple[Path, ...]) -> None:
-    """Without an index, the names themselves say how many there are: `model-00001-of-00003.safetensors`."""
+    """Without an index, the file names give the number of shards: `model-00001-of-00003.safetensors`."""
     present = {file.name for file in files}
     wanted: set[str] = set()
     for name in present:
@@ -143,5 +143,5 @@ def _check_shards(path: Path, files: tuple[Path, ...]) -> None:
 
 
 def _is_other(file: Path) -> bool:
-    """An adapter, or the weights once more in the format of another library."""
+    """Whether it is an adapter, or a second copy of the weights in another library's format."""
     return file.name.startswith(("adapter_model", "consolidated"))

@@ -1,7 +1,7 @@
-"""One object per loaded model, from its files to its end.
+"""The lifecycle of loaded models.
 
-`open_source` and `prepare` turn what the user named into a `Model`; a `ModelService` runs it and takes its requests. A
-server has a `Registry` of `ServedModel`s, each with one such service or several.
+`open_source` and `prepare` turn what the user named into a `Model`. A `ModelService` runs it and takes its requests. A
+server has a `Registry` of `ServedModel`s, each with one or more such services.
 """
 
 from djl_trtllm.service.garbage import settle_garbage_collector

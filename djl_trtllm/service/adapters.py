@@ -1,4 +1,4 @@
-"""The LoRA adapters of a model: those in its `adapters` folder, and those registered while it is served."""
+"""The LoRA adapters of a model: those in its `adapters` folder, and those registered while it is being served."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SHOWN = 10
 
 
 class Adapters:
-    """Adapters by name. `folder` is the model's own; a client can register what lies in it and nothing else.
+    """Adapters by name. `folder` is the model's own; clients can register adapters in it and nothing else.
 
-    Each has an id that is never given twice, because the engine keeps adapters by their id: a name that is registered
-    anew means other weights.
+    Ids are never reused, because the engine keeps adapters by id and a name that is registered again may have other
+    weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +33,7 @@ class Adapters:
         return iter(self._adapters.values())
 
     def find(self, name: str) -> Adapter:
-        """The adapter of this name. Raises UnknownAdapterError, which lists those that are there."""
+        """The adapter of this name. Raises UnknownAdapterError, which lists the registered ones."""
         if name in self._adapters:
             return self._adapters[name]
         known = ", ".join(list(self._adapters)[:_SHOWN])
@@ -43,9 +43,9 @@ class Adapters:
         )
 
     def register(self, name: str, source: str) -> Adapter:
-        """Add the adapter in the directory `source` below the model's `adapters` folder.
+        """Register the adapter in the directory `source` below the model's `adapters` folder.
 
-        Raises InvalidRequestError for a name that is taken, and for a directory that is outside or holds no adapter.
+        Raises InvalidRequestError if the name is taken, or the directory is outside the folder or has no adapter.
         """
         if not name:
             raise InvalidRequestError("an adapter needs a name")
@@ -56,14 +56,14 @@ class Adapters:
         if not path.is_relative_to(folder) or path == folder:
             raise InvalidRequestError(
                 f"the adapter's src is {source!r}, and adapters are registered from the model's own folder only: put "
-                f"it below {FOLDER}/ in the model directory, and name its place there"
+                f"it below {FOLDER}/ in the model directory, and pass its path there"
             )
         if not (path / CONFIG_FILE).is_file():
             raise InvalidRequestError(f"{FOLDER}/{path.relative_to(folder)} holds no adapter: {CONFIG_FILE} is missing")
         return self._add(name, path)
 
     def unregister(self, name: str) -> None:
-        """Take an adapter away; requests that run with it go on. Raises UnknownAdapterError."""
+        """Unregister an adapter; requests that use it continue. Raises UnknownAdapterError."""
         del self._adapters[self.find(name).name]
 
     def _add(self, name: str, path: Path) -> Adapter:

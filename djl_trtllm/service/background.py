@@ -1,4 +1,4 @@
-"""Work that takes long, beside the event loop."""
+"""Long work beside the event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def in_background(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that the end of the process does not wait for: compiling takes minutes."""
+    """Run `work` in a daemon thread, so that the process can exit while it runs: compiling takes minutes."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 

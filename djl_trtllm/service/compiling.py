@@ -1,4 +1,4 @@
-"""Compiling ahead of time, from and to wherever models are."""
+"""Compiling ahead of time, between local directories, the hub and S3."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NEO_OUTPUT = "/opt/ml/model/compiled"
 _NEO_ERRORS = "/opt/ml/compilation/errors/errors.json"
 
 
-def compile_model(model: str, out: str, environ: Mapping[str, str], tell: Callable[[str], None]) -> str:
-    """Compile a checkpoint (a directory, a model of the hub, an S3 address) to a directory, S3 or the hub.
+def compile_model(model: str, out: str, environ: Mapping[str, str], progress: Callable[[str], None]) -> str:
+    """Compile a checkpoint (a directory, a hub id or an S3 address) into a directory, S3 or the hub.
 
-    A serving.properties beside a local checkpoint counts, and so does what its `option.model_id` names. Returns where
-    the engine is. Raises DjlTrtllmError.
+    Uses a serving.properties beside a local checkpoint, and what its `option.model_id` names. Returns the engine's
+    location. Raises DjlTrtllmError.
     """
     if is_remote(model):
         config = load(None, environ)
@@ -33,19 +33,19 @@ def compile_model(model: str, out: str, environ: Mapping[str, str], tell: Callab
         source = open_source(Path(model), environ)
         config, checkpoint = source.config, model_files(source)
     if not is_remote_destination(out):
-        return str(compile_checkpoint(config, checkpoint, Path(out), tell).path)
-    # Kept when the upload fails, so that the next run uploads what is there.
+        return str(compile_checkpoint(config, checkpoint, Path(out), progress).path)
+        # Kept if the upload fails, so that the next run uploads it without compiling.
     local = config.engine_cache_dir / "outgoing" / remote_name(out)
-    compile_checkpoint(config, checkpoint, local, tell)
-    upload(local, out, tell, last=MANIFEST_FILE)
+    compile_checkpoint(config, checkpoint, local, progress)
+    upload(local, out, progress, last=MANIFEST_FILE)
     shutil.rmtree(local, ignore_errors=True)
     return out
 
 
-def compile_with_neo(environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
-    """Compile as SageMaker Neo's optimisation jobs want it: directories by variables, errors to a file.
+def compile_with_neo(environ: Mapping[str, str], progress: Callable[[str], None]) -> None:
+    """Compile as SageMaker Neo's optimisation jobs expect: directories from variables, errors into a file.
 
-    Raises DjlTrtllmError, having written it.
+    Raises DjlTrtllmError after writing it to the file.
     """
     model = environ.get("SM_NEO_INPUT_MODEL_DIR", _NEO_INPUT)
     out = Path(environ.get("SM_NEO_COMPILED_MODEL_DIR", _NEO_OUTPUT))
@@ -54,7 +54,7 @@ def compile_with_neo(environ: Mapping[str, str], tell: Callable[[str], None]) ->
     if cache := environ.get("SM_NEO_CACHE_DIR"):
         variables.setdefault("DJL_CACHE_DIR", cache)
     try:
-        compile_model(model, str(out), variables, tell)
+        compile_model(model, str(out), variables, progress)
     except DjlTrtllmError as error:
         errors.parent.mkdir(parents=True, exist_ok=True)
         errors.write_text(json.dumps({"error": str(error)}))

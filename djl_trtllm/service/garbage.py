@@ -1,4 +1,4 @@
-"""The garbage collector of a process that serves."""
+"""Garbage collector settings of a serving process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 
 def settle_garbage_collector() -> None:
-    """What is loaded stays, and what a token allocates is freed by reference counts: collect seldom."""
+    """Freeze what is loaded and collect seldom: reference counting frees what a token allocates."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

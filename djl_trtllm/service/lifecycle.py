@@ -1,6 +1,6 @@
-"""The life of a loaded model, and the way of a request into its rolling batch.
+"""The lifecycle of a loaded model, and how a request reaches its rolling batch.
 
-LOADING ──► READY ◄──► RECOVERING        a dead executor host is replaced, `retry_threshold` times
+LOADING ──► READY ◄──► RECOVERING        a dead engine process is replaced, `retry_threshold` times
    │          │            │
    ▼          ▼            ▼
 FAILED     DRAINING     FAILED
@@ -35,17 +35,17 @@ from djl_trtllm.service.model import Model
 logger = logging.getLogger(__name__)
 
 _INLINE_CHARACTERS = 2048
-"""Texts up to this length are tokenised on the event loop: below a millisecond, less than handing them to a thread."""
+"""Texts up to this length are tokenised on the event loop: it takes under a millisecond, less than using a thread."""
 
 _EXPIRY_SECONDS = 0.25
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
 _FORGIVEN_AFTER_SECONDS = 600.0
-"""Deaths of executor hosts longer ago than this no longer count against `retry_threshold`."""
+"""After this time the death of an engine process no longer counts against `retry_threshold`."""
 
 
 class State(enum.Enum):
-    """Where a model is in its life."""
+    """The state of a model."""
 
     LOADING = "loading"
     READY = "ready"
@@ -56,7 +56,7 @@ class State(enum.Enum):
 
 
 class ModelService:
-    """A model that is served.
+    """A model that is being served.
 
     All methods run on the event loop. `on_failed` is called when the model is FAILED for good.
     """
@@ -69,7 +69,7 @@ class ModelService:
         statistics: Statistics | None = None,
         adapters: Adapters | None = None,
     ) -> None:
-        """`statistics` and `adapters` are given where several services run one model."""
+        """Pass `statistics` and `adapters` to share them between several services of one model."""
         self.name = name
         self.state = State.LOADING
         self.failure: DjlTrtllmError | None = None
@@ -88,21 +88,21 @@ class ModelService:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def load(self, model: Model, start: Start | None = None) -> None:
-        """Start the executor host, as the model says or by `start`; READY when this returns.
+        """Start the engine process, as the model says or by `start`; the state is READY when this returns.
 
-        Raises ExecutorStartError and is FAILED then.
+        Raises ExecutorStartError, and the state is FAILED then.
         """
         self._model = model
         self._start = start or model.start
         try:
-            await self._start_host(model)
+            await self._start_engine_process(model)
         except DjlTrtllmError as error:
             self.fail(error)
             raise
         self._expire()
 
     def fail(self, error: DjlTrtllmError) -> None:
-        """Give the model up."""
+        """Set the state to FAILED."""
         self.state = State.FAILED
         self.failure = error
         logger.error("model %s has failed: %s", self.name, error)
@@ -110,14 +110,14 @@ class ModelService:
             self.on_failed(error)
 
     def refuse_new(self) -> None:
-        """From now on requests are refused; those that are here go on."""
+        """Refuse new requests from now on; current ones continue."""
         if self.state not in (State.FAILED, State.STOPPED):
             self.state = State.DRAINING
         if self._recovery is not None:
             self._recovery.cancel()
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new requests and wait until the present ones have ended, at most `timeout` seconds."""
+        """Refuse new requests and wait until the current ones have ended, at most `timeout` seconds."""
         self.refuse_new()
         now = asyncio.get_running_loop().time
         deadline = now() + timeout
@@ -125,7 +125,7 @@ class ModelService:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """End everything: what still runs gets an error."""
+        """Stop now; running requests get an error."""
         self.refuse_new()
         if self._expiry is not None:
             self._expiry.cancel()
@@ -163,23 +163,23 @@ class ModelService:
 
     @property
     def pid(self) -> int | None:
-        """The executor host's process; None while there is none."""
+        """The process id of the engine process; None while there is none."""
         return None if self._client is None else self._client.pid
 
     @property
     def load_now(self) -> int:
-        """Sequences that run or wait."""
+        """The number of running and waiting sequences."""
         return 0 if self._batch is None else self._batch.running + self._batch.waiting
 
     @property
     def batch(self) -> RollingBatch | None:
-        """The rolling batch; None while there is no executor host."""
+        """The rolling batch; None while there is no engine process."""
         return self._batch
 
     async def generate(self, call: Call, consumer: Consumer) -> RequestState:
-        """Admit, tokenise and queue a request; its encoder has been told the prompt when this returns.
+        """Admit, tokenise and queue a request; its encoder has received the prompt when this returns.
 
-        Raises NotReadyError, OverloadedError (before any work is done) and InvalidRequestError.
+        Raises NotReadyError, OverloadedError (before any other work) and InvalidRequestError.
         """
         request, encoder = call
         batch = self._batch
@@ -203,10 +203,10 @@ class ModelService:
             raise
         return batch.submit(request, ids, consumer, adapter)
 
-    def cancel(self, generation: RequestState) -> None:
-        """End a request whose client is gone."""
-        if self._batch is not None and not generation.done:
-            self._batch.cancel(generation)
+    def cancel(self, state: RequestState) -> None:
+        """End a request whose client has disconnected."""
+        if self._batch is not None and not state.done:
+            self._batch.cancel(state)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -238,11 +238,11 @@ class ModelService:
             case _:
                 return NotReadyError(f"model {self.name} is recovering from a failure of its engine", retry_after=5)
 
-    async def _start_host(self, model: Model) -> None:
+    async def _start_engine_process(self, model: Model) -> None:
         options = model.config.options
         client = ExecutorClient(
             on_steps=self._process,
-            on_death=self._host_died,
+            on_death=self._engine_process_died,
             busy=lambda: self._batch is not None and self._batch.running > 0,
             hang_timeout=options.executor_hang_timeout,
         )
@@ -265,7 +265,7 @@ class ModelService:
         if self._batch is not None:
             self._batch.process(steps)
 
-    def _host_died(self, error: ExecutorDiedError) -> None:
+    def _engine_process_died(self, error: ExecutorDiedError) -> None:
         logger.error("model %s: %s", self.name, error)
         batch, self._batch, self._client = self._batch, None, None
         if self.state is State.READY:
@@ -279,7 +279,7 @@ class ModelService:
             self._recovery = asyncio.get_running_loop().create_task(self._recover(error))
 
     async def _recover(self, error: ExecutorError) -> None:
-        """Replace the executor host, or give the model up when it died too often."""
+        """Replace the engine process, or fail for good if it died too often."""
         model = self.model
         threshold = model.config.options.retry_threshold
         while True:
@@ -291,10 +291,10 @@ class ModelService:
             tries = len(self._deaths)
             await asyncio.sleep(min(_FIRST_BACKOFF_SECONDS * 2 ** (tries - 1), _LONGEST_BACKOFF_SECONDS))
             logger.warning(
-                "model %s: starting a new executor host (%d of retry_threshold=%d)", self.name, tries, threshold
+                "model %s: starting a new engine process (%d of retry_threshold=%d)", self.name, tries, threshold
             )
             try:
-                await self._start_host(model)
+                await self._start_engine_process(model)
             except ExecutorError as again:
                 logger.error("model %s: %s", self.name, again)
                 error = again

@@ -1,4 +1,4 @@
-"""What is known of a model before anything runs: its files, its configuration, how its executor is started."""
+"""Everything about a model that is known before it runs: files, configuration, how to start its executor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class Model:
-    """Everything that is known before an executor host is started. `directory` holds serving.properties."""
+    """Everything that is known before an engine process starts. `directory` holds serving.properties."""
 
     name: str
     directory: Path
@@ -51,24 +51,24 @@ class Model:
     defaults: Defaults
     custom: CustomFormatters | None
     gpus: int
-    """How many GPUs one executor host takes."""
+    """GPUs per engine process."""
 
     def parse(self, body: bytes, content_type: str | None, properties: Mapping[str, str]) -> Call:
-        """Read a request, by the model's own formatters where it has some. Raises InvalidRequestError."""
+        """Parse a request, with the model's own formatters if it has some. Raises InvalidRequestError."""
         parse = lmi.parse if self.custom is None else self.custom.parse
         return parse(body, content_type, self.defaults, properties)
 
 
 def open_source(path: Path, environ: Mapping[str, str]) -> ModelSource:
-    """The model at `path`, a directory, an archive or a configuration file in a directory, and its configuration.
+    """Open the model at `path`: a directory, an archive, or a configuration file in a directory.
 
     Raises ModelError and ConfigError.
     """
     if names_configuration(path):
         directory, config = path.parent, load(path, environ)
     else:
-        # Where archives go may be configured, but not by what is in them. What is wrong in a directory's own file is
-        # told together with what is wrong in the environment.
+        # Options decide where archives are extracted, so resolve them first, without the archive's own file. A
+        # directory's own file is read now, so that its problems and those of the environment are reported together.
         config = load(path if path.is_dir() else None, environ)
         directory = open_model(path, config.engine_cache_dir / "models")
         if directory != path:
@@ -78,11 +78,11 @@ def open_source(path: Path, environ: Mapping[str, str]) -> ModelSource:
 
 
 def open_remote(text: str, environ: Mapping[str, str]) -> ModelSource:
-    """Fetch a model on the hub or in S3 and open it: a serving.properties that comes with it counts.
+    """Fetch a model from the hub or S3 and open it with the serving.properties that comes with it, if any.
 
     Raises ModelError and ConfigError.
     """
-    # HF_MODEL_ID names the model that is fetched here; in its own directory it is no further one.
+    # HF_MODEL_ID names the model fetched here; it does not name another one inside its directory.
     local = {name: value for name, value in environ.items() if name != "HF_MODEL_ID"}
     config = load(None, local)
     source = open_source(fetch_model(text, config, config.options.revision), local)
@@ -90,16 +90,16 @@ def open_remote(text: str, environ: Mapping[str, str]) -> ModelSource:
 
 
 def remote_name(text: str) -> str:
-    """What a model on the hub or in S3 is called, as DJL Serving does: what is no letter or digit becomes `_`."""
+    """The name of a model on the hub or in S3, as in DJL Serving: all but letters and digits become `_`."""
     if is_s3(text):
         text = text.rstrip("/").rpartition("/")[2].removesuffix(".tar.gz")
     return re.sub(r"\W", "_", text.removeprefix("hf://"))
 
 
 def plan(source: ModelSource) -> tuple[Config, Layout, EnginePlan]:
-    """What the model's files are, and what they, the configuration and this machine come to. Raises DjlTrtllmError.
+    """Inspect the model's files and plan its engine for this machine. Raises DjlTrtllmError.
 
-    The configuration is the source's, with what the rules about kinds of models and files had to say.
+    Returns the source's configuration, checked against the kind of model and its files.
     """
     layout = inspect(model_files(source))
     if (tokenizer_dir := _tokenizer_dir(source)) is not None:
@@ -111,7 +111,7 @@ def plan(source: ModelSource) -> tuple[Config, Layout, EnginePlan]:
 
 
 def prepare(source: ModelSource) -> Model:
-    """Find or compile the engine and load the tokenizer; takes as long as a compile takes. Raises DjlTrtllmError."""
+    """Find or compile the engine and load the tokenizer. Compiling takes minutes. Raises DjlTrtllmError."""
     config, layout, engine_plan = plan(source)
     options = config.options
     logger.info("%s", engine_plan.describe())
@@ -143,7 +143,7 @@ def prepare(source: ModelSource) -> Model:
 
 
 def model_files(source: ModelSource) -> Path:
-    """Where checkpoint or engine are: what `option.model_id` names, fetched if it has to be, or the directory."""
+    """The directory of the checkpoint or engine: `option.model_id`, fetched if needed, else the model directory."""
     model_id = source.config.options.model_id
     if model_id is None:
         return source.directory
@@ -153,7 +153,7 @@ def model_files(source: ModelSource) -> Path:
 
 
 def _tokenizer_dir(source: ModelSource) -> Path | None:
-    """`option.tokenizer`, where it is set."""
+    """`option.tokenizer`, if it is set."""
     tokenizer = source.config.options.tokenizer
     if tokenizer is None:
         return None
@@ -175,7 +175,7 @@ def _fetched(config: Config, option: str, text: str, revision: str | None, *, to
 def fetch_model(text: str, config: Config, revision: str | None = None, *, tokenizer_only: bool = False) -> Path:
     """The local directory of a model on the hub or in S3 (see `is_remote`); an archive is opened.
 
-    With `tokenizer_only` it has no weights. Raises DownloadError, and ArchiveError for an archive that is damaged.
+    With `tokenizer_only` the weights are not fetched. Raises DownloadError, and ArchiveError for a damaged archive.
     """
     hub_cache = None if config.options.download_dir is None else config.options.download_dir / "hub"
     downloads = config.engine_cache_dir / "downloads"
@@ -188,7 +188,7 @@ def _directory(source: ModelSource, path: str) -> Path | None:
 
 
 def _compiled_as(layout: Layout) -> str | None:
-    """With which quantisation an engine was compiled, by its manifest, or else by its own config.json."""
+    """The quantisation an engine was compiled with, from its manifest or else its own config.json."""
     engine_dir = layout.engine_dir if layout.kind.is_engine else None
     if engine_dir is None:
         return None

@@ -14,16 +14,16 @@ class Registry:
     models: dict[str, ServedModel] = field(default_factory=dict)
 
     def add(self, model: ServedModel) -> None:
-        """Register a model under its name."""
+        """Add a model under its name."""
         self.models[model.name] = model
 
     def remove(self, model: ServedModel) -> None:
-        """Forget a model."""
+        """Remove a model."""
         if self.models.get(model.name) is model:
             del self.models[model.name]
 
     def find(self, name: str | None) -> ServedModel | None:
-        """The model of that name; without a name, the only one there is."""
+        """The model of that name; without a name, the only one."""
         if name is None:
             return next(iter(self.models.values())) if len(self.models) == 1 else None
         return self.models.get(name)

@@ -1,4 +1,4 @@
-"""A model by its name, and the workers that run it."""
+"""A model under its name, and the workers that run it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BEST_FIRST = (State.READY, State.RECOVERING, State.LOADING, State.DRAINING, Sta
 
 
 class ServedModel:
-    """A model and its workers: each an executor host with an engine and a rolling batch of its own.
+    """A model and its workers, each an engine process with a rolling batch.
 
-    `source` is where the model came from, `on_failed` is called when a worker has failed for good. `at_startup` models
-    are what the server is for: it is not healthy without them.
+    `source` says where the model came from. `on_failed` is called when a worker has failed for good. The server is
+    healthy only while all its `at_startup` models are.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ServedModel:
     async def load(self, prepare: Callable[[], Model], workers: int = 1) -> None:
         """Prepare the model in the background and start its workers; READY when this returns.
 
-        Raises DjlTrtllmError, or whatever a defect raises, and the model is FAILED then.
+        Raises DjlTrtllmError or any unexpected exception, and the state is FAILED then.
         """
         first = self.workers[0]
         try:
@@ -64,9 +64,9 @@ class ServedModel:
             raise
 
     async def scale(self, workers: int) -> None:
-        """Run the model in this many executor hosts; those that are taken away end what they have begun.
+        """Scale to this number of engine processes; those that are removed finish their current requests.
 
-        Raises ModelError where there are not GPUs enough, and ExecutorStartError; what ran before runs on then.
+        Raises ModelError if there are too few GPUs, and ExecutorStartError; the workers that ran before keep running.
         """
         async with self._changing:
             model = self._model
@@ -85,36 +85,36 @@ class ServedModel:
             await _end(surplus, model.config.options.shutdown_timeout)
 
     def refuse_new(self) -> None:
-        """From now on requests are refused; those that are here go on."""
+        """Refuse new requests from now on; current ones continue."""
         for worker in self.workers:
             worker.refuse_new()
 
     async def end(self, timeout: float) -> None:
-        """Refuse new requests, give the present ones `timeout` seconds, and end the workers."""
+        """Refuse new requests, give the current ones `timeout` seconds, and end the workers."""
         self._ended = True
         self.refuse_new()
         await _end(self.workers, timeout)
 
     async def close(self) -> None:
-        """End everything at once."""
+        """Stop all workers now."""
         self._ended = True
         await asyncio.gather(*(worker.close() for worker in self.workers))
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     def pick(self) -> ModelService:
-        """The worker for the next request: ready, and the one with the least to do."""
+        """The ready worker with the least to do, for the next request."""
         return min(self.workers, key=lambda worker: (_BEST_FIRST.index(worker.state), worker.load_now))
 
     @property
     def state(self) -> State:
-        """That of the worker that is best off; FAILED as soon as one is: it will not come back by itself."""
+        """The best state among the workers; FAILED as soon as one has failed, because it does not recover by itself."""
         states = {worker.state for worker in self.workers}
         return State.FAILED if State.FAILED in states else min(states, key=_BEST_FIRST.index)
 
     @property
     def failure(self) -> DjlTrtllmError | None:
-        """Why it is FAILED."""
+        """Why the state is FAILED."""
         return next((worker.failure for worker in self.workers if worker.failure is not None), None)
 
     @property
@@ -134,7 +134,7 @@ class ServedModel:
 
     @property
     def restarts(self) -> int:
-        """Executor hosts that were replaced."""
+        """The number of replaced engine processes."""
         return sum(worker.restarts for worker in self.workers)
 
 
@@ -147,7 +147,7 @@ async def _end(workers: list[ModelService], timeout: float) -> None:
 
 
 def _start(model: Model, number: int, name: str) -> Start:
-    """How worker `number` is started: the first as the model says, and each on GPUs of its own."""
+    """How to start worker `number`: the first as the model says, each on GPUs of its own."""
     if not model.gpus or not number:
         return model.start
     named = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]

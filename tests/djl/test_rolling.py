@@ -153,7 +153,7 @@ def test_requests_come_and_go_and_keep_their_places(make: Make, tokenizer: Token
 
 
 def test_a_call_waits_a_moment_for_the_first_news(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling, "_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(rolling, "_WAIT_SECONDS", 60)
     djl = make()
     djl.hosts.alone = True
     (request,) = djl.call(plain(4))
@@ -163,7 +163,7 @@ def test_a_call_waits_a_moment_for_the_first_news(make: Make, monkeypatch: pytes
 def test_news_that_do_not_travel_together_come_with_the_next_call_at_once(make: Make) -> None:
     djl = make()
     (request,) = djl.begin(plain(3))
-    answer = djl.worker._list[0].answer
+    answer = djl.worker._list[0].writer
 
     def break_off() -> None:
         djl.hosts.last.step(2)
@@ -173,10 +173,10 @@ def test_news_that_do_not_travel_together_come_with_the_next_call_at_once(make: 
     djl.on_loop(break_off)
     djl.call()
     assert (len(request.items), request.last) == (1, False)
-    assert djl.worker._news.is_set()
+    assert djl.worker._arrived.is_set()
     djl.call()
     assert (request.items[1].code, request.last) == (500, True)
-    assert not djl.worker._news.is_set()
+    assert not djl.worker._arrived.is_set()
 
 
 def test_a_call_keeps_djl_neither_spinning_nor_waiting(make: Make) -> None:
@@ -188,7 +188,7 @@ def test_a_call_keeps_djl_neither_spinning_nor_waiting(make: Make) -> None:
             return super().wait(timeout)
 
     djl = make()
-    djl.worker._news = patience = Patience()
+    djl.worker._arrived = patience = Patience()
     djl.call()
     assert patience.waits == [0.008]
 
@@ -298,7 +298,7 @@ def test_a_request_that_is_dropped_while_its_prompt_is_tokenised_is_cancelled(
 def test_a_model_that_does_not_load_is_an_error_and_is_not_tried_again(
     make: Make, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rolling, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(rolling, "_RESTART_SECONDS", 0.0)
     hosts.failures = [ExecutorStartError("no such engine")]
     with pytest.raises(ExecutorStartError, match="no such engine"):
         make()
@@ -308,7 +308,7 @@ def test_a_model_that_does_not_load_is_an_error_and_is_not_tried_again(
 def test_a_model_that_has_failed_is_started_anew(
     make: Make, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rolling, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(rolling, "_RESTART_SECONDS", 0.01)
     djl = make(retry_threshold=0)
     (lost,) = djl.begin(plain(9))
     failed = djl.worker._service
@@ -318,7 +318,7 @@ def test_a_model_that_has_failed_is_started_anew(
     assert lost.refusal[0] == 424
     # Once it fails again, and then it serves.
     wait_until(lambda: len(hosts.made) == 3 and djl.worker.call(lambda service: service.state) is State.READY)
-    assert caplog.text.count("model story is started anew in 0.01 seconds") == 2
+    assert caplog.text.count("restarting model story in 0.01 seconds") == 2
     (request,) = djl.begin(plain(1))
     djl.generate()
     assert request.last
@@ -330,7 +330,7 @@ def test_a_model_that_has_failed_has_five_seconds_of_rest(make: Make, caplog: py
     djl = make(retry_threshold=0)
     djl.on_loop(djl.hosts.last.die)
     djl.settle()
-    assert "model story is started anew in 5 seconds" in caplog.text
+    assert "restarting model story in 5 seconds" in caplog.text
     assert len(djl.hosts.made) == 1
 
 

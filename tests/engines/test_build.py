@@ -80,7 +80,7 @@ def test_a_compiler_that_ends_well_without_a_whole_engine_is_a_failure(
     plan: EnginePlan, tmp_path: Path, fake_compiler: Fake
 ) -> None:
     with pytest.raises(
-        BuildError, match=r"left no whole engine: .*\n.*openvino_model\.xml: not a whole OpenVINO model"
+        BuildError, match=r"left no complete engine: .*\n.*openvino_model\.xml: not a complete OpenVINO model"
     ):
         build_engine(plan, tmp_path / "engine", print, command=fake_compiler("half"))
     assert not (tmp_path / "engine").exists()

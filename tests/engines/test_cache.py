@@ -56,7 +56,7 @@ def test_a_damaged_entry_is_told_and_built_again(tmp_path: Path, damage: str) ->
     cache.get_or_build(KEY, builder, told.append)
     assert builder.calls == 2
     assert cache.lookup(KEY) == entry
-    assert [line.split(" (")[0] for line in told] == [f"the cached engine {entry} is not whole"]
+    assert [line.split(" (")[0] for line in told] == [f"the cached engine {entry} is incomplete"]
 
 
 def test_a_builder_that_fails_frees_the_cache_for_the_next(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_was_built_or_looked_up_is_in_use_from_then_on(tmp_path: Path) -> N
 
 
 def test_a_builder_that_leaves_no_whole_engine_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=f"the builder of {tmp_path / KEY} left no whole engine: no manifest$"):
+    with pytest.raises(EngineError, match=f"the builder of {tmp_path / KEY} left no complete engine: no manifest$"):
         EngineCache(tmp_path).get_or_build(KEY, lambda out: None)
 
 
@@ -168,9 +168,9 @@ def test_what_a_killed_builder_left_is_never_taken_for_whole(
     assert builder.calls == 1
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [KEY]
     assert told[1:] == [
-        f"the cached engine {tmp_path / KEY} is not whole (no manifest), compiling it again"
+        f"the cached engine {tmp_path / KEY} is incomplete (no manifest), compiling it again"
         if in_place
-        else f"removed what an interrupted compile left: {half.name}"
+        else f"removed the files of an interrupted compile: {half.name}"
     ]
 
 

@@ -63,7 +63,7 @@ def test_verifying_reads_every_byte_and_tells_what_is_wrong(cache: EngineCache) 
     model.write_bytes(b"\1" * 10_000)
     os.utime(model, (1, 1))
     entry = CacheEntry.of(model.parent)
-    assert entry.verify() == ["model.bin: changed, same size and another SHA-256"]
+    assert entry.verify() == ["model.bin: changed, same size and a different SHA-256"]
     (model.parent / "manifest.json").write_text("{")
     (problem,) = entry.verify()
     assert "manifest.json is broken" in problem

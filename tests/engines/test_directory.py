@@ -77,7 +77,7 @@ def test_truncated_weights_are_found_without_a_manifest(directory: Path, size: i
 def test_a_cut_off_model_file_is_found_without_a_manifest(directory: Path) -> None:
     xml = directory / "openvino_model.xml"
     xml.write_bytes(xml.read_bytes()[:40])
-    assert ir_problems(xml) == ["openvino_model.xml: not a whole OpenVINO model, 40 bytes that do not end in </net>"]
+    assert ir_problems(xml) == ["openvino_model.xml: not a complete OpenVINO model, 40 bytes that do not end in </net>"]
 
 
 def test_missing_files_are_named(directory: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_store_that_cannot_be_written_costs_time_only(
     (tmp_path / "file").write_text("")
     caplog.set_level("INFO")
     assert FileHashes(tmp_path / "file" / "store").sha256(path) == sha256(b"one")
-    assert "is not remembered, and is computed at every start" in caplog.text
+    assert "cannot cache the hash of a large file, it is computed at every start" in caplog.text
 
 
 def test_small_files_are_not_remembered(tmp_path: Path) -> None:

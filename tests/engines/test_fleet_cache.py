@@ -86,7 +86,7 @@ def test_the_second_machine_fetches_what_the_first_compiled(store: Store, tmp_pa
     provide(tmp_path / "a", build)
     lines = provide(tmp_path / "b", build)
     assert whole(tmp_path / "b") and build.calls == 1
-    assert lines[-1].startswith(f"the engine came from s3://models/engines/{KEY}/")
+    assert lines[-1].startswith(f"downloaded the engine from s3://models/engines/{KEY}/")
     assert [path.name for path in (tmp_path / "b").iterdir()] == [KEY]
     assert sorted(path.name for path in (tmp_path / "b" / KEY).iterdir()) == ["manifest.json", "model.bin"]
     assert EngineCache(tmp_path / "b").lookup(KEY) is not None
@@ -112,7 +112,7 @@ def test_what_another_machine_compiles_meanwhile_is_fetched(store: Store, tmp_pa
         f"another machine is compiling this engine for {ADDRESS}, waiting for it ({seconds} s)"
         for seconds in (0, 15, 30)
     ]
-    assert lines[-1].startswith("the engine came from")
+    assert lines[-1].startswith("downloaded the engine from")
     assert clock.slept == [3.0] * 11
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_engine_is_removed_and_compiled_again(store: Store, tmp_path: 
     (line,) = (line for line in lines if "is damaged" in line)
     assert line.startswith(f"the engine s3://models/engines/{KEY}/")
     assert line.endswith(
-        "is damaged (model.bin: changed, same size and another SHA-256); it is removed and compiled again"
+        "is damaged (model.bin: changed, same size and a different SHA-256); it is removed and compiled again"
     )
 
 
@@ -208,7 +208,7 @@ def test_a_manifest_that_is_not_the_entrys_is_told(store: Store, tmp_path: Path)
     store.put(f"engines/{KEY}/x/model.bin", b"")
     build = Builder()
     lines = provide(tmp_path / "a", build)
-    assert any("is damaged (its manifest is missing or another)" in line for line in lines)
+    assert any("is damaged (its manifest is missing or a different one)" in line for line in lines)
     assert whole(tmp_path / "a") and build.calls == 1
 
 

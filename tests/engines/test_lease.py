@@ -139,7 +139,7 @@ def test_one_that_was_taken_over_is_neither_renewed_nor_given_back(
     assert first.acquire()
     with first.held():
         store.put("lease", b"another's")
-        wait_until(lambda: "the lease s3://models/lease was taken over by another machine" in caplog.text)
+        wait_until(lambda: "another machine took over the lease s3://models/lease" in caplog.text)
     assert store.objects["lease"].path.read_bytes() == b"another's"
 
 
@@ -162,7 +162,7 @@ def test_a_store_that_fails_for_a_while_does_not_end_it(store: Store, caplog: py
     assert first.acquire()
     with first.held():
         store.fault = refused
-        wait_until(lambda: "the lease could not be renewed: s3://models/lease: access is denied" in caplog.text)
+        wait_until(lambda: "cannot renew the lease: s3://models/lease: access is denied" in caplog.text)
         store.fault = None
         store.seconds += 100
         wait_until(lambda: store.objects["lease"].modified == store.seconds)
@@ -175,7 +175,7 @@ def test_one_that_cannot_be_given_back_expires(store: Store, caplog: pytest.LogC
     assert first.acquire()
     with first.held():
         store.fault = refused
-    assert "the lease was not given back: s3://models/lease: access is denied" in caplog.text
+    assert "the lease was not released: s3://models/lease: access is denied" in caplog.text
 
 
 def test_a_store_that_cannot_be_used_is_told(store: Store) -> None:

@@ -156,7 +156,7 @@ def test_a_changed_byte_is_found_by_contents_and_not_by_sizes(directory: Path) -
     manifest = described(directory)
     (directory / "openvino_model.bin").write_bytes(b"x" + bytes(999))
     assert manifest.verify(directory, contents=False) == []
-    assert manifest.verify(directory) == ["openvino_model.bin: changed, same size and another SHA-256"]
+    assert manifest.verify(directory) == ["openvino_model.bin: changed, same size and a different SHA-256"]
 
 
 def test_differences_name_the_option_what_the_engine_has_and_what_was_asked(directory: Path) -> None:

@@ -130,7 +130,9 @@ def test_a_bundled_engine_without_a_manifest_is_used_unless_options_were_asked_f
     told: list[str] = []
     assert prepared(model, told).path == path
     assert told == [f"the bundled engine {path} has no manifest and is used unchecked"]
-    with pytest.raises(CompilerMissingError, match=r"nothing says whether it was compiled with option\.quantize=int8"):
+    with pytest.raises(
+        CompilerMissingError, match=r"so it is unknown whether it was compiled with option\.quantize=int8"
+    ):
         prepared(model, quantize="int8")
 
 
@@ -248,7 +250,7 @@ def test_of_a_fleet_one_machine_compiles(model: Path, compiling: Compiling, stor
         engine = prepare(config, layout, lines.append, plan=plan)
         assert engine.path.parent == tmp_path / machine and engine.manifest is not None
     assert len(compiling.calls) == 1
-    assert any("the engine came from s3://models/engines/" in line for line in lines)
+    assert any("downloaded the engine from s3://models/engines/" in line for line in lines)
 
 
 def test_the_wait_for_a_fleet_is_the_option_s(

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from djl_trtllm.engines.spec import PHASE_MARK, CompileSpec, OpenVinoSpec, TensorRtLlmSpec, tell_phase
+from djl_trtllm.engines.spec import PHASE_MARK, CompileSpec, OpenVinoSpec, TensorRtLlmSpec, report_phase
 
 PLACES = {"checkpoint": "/models/it", "tokenizer_dir": "/models/tokenizer", "out": "/engines/it"}
 
@@ -39,12 +39,12 @@ def test_nothing_lies_between_unless_it_is_said_where() -> None:
 
 
 def test_a_phase_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_phase("convert")
+    report_phase("convert")
     assert capsys.readouterr().out == "@@phase convert\n" == f"{PHASE_MARK}convert\n"
 
 
 def test_a_phase_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[object] = []
     monkeypatch.setattr("builtins.print", lambda *_, flush=False: flushed.append(flush))
-    tell_phase("convert")
+    report_phase("convert")
     assert flushed == [True]

@@ -174,7 +174,7 @@ def test_eight_servers_with_a_cache_in_s3_compile_once(tmp_path: Path, aws: str)
         servers.answers()
         assert servers.compiles() == 1
         servers.check_caches()
-        assert servers.tellers("the engine came from") == SERVERS - 1
+        assert servers.tellers("downloaded the engine from") == SERVERS - 1
     check_store(aws)
 
 
@@ -187,5 +187,5 @@ def test_eight_servers_with_a_cache_in_s3_outlive_their_builder(tmp_path: Path, 
         servers.answers()
         assert servers.compiles() == 2
         servers.check_caches()
-        assert servers.tellers("the engine came from") == SERVERS - 1
+        assert servers.tellers("downloaded the engine from") == SERVERS - 1
     check_store(aws)

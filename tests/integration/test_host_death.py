@@ -105,5 +105,5 @@ def test_the_log_says_how_the_host_ended(mortal: Server, sig: signal.Signals, ca
     wait_until(lambda: mortal.metric("executor_restarts_total") == restarts + 1)
     log = "\n".join(mortal.log[lines:])
     assert cause in log
-    assert "starting a new executor host" in log
+    assert "starting a new engine process" in log
     mortal.wait_for_ping(200)

@@ -72,5 +72,5 @@ def test_a_gated_model_is_an_error_for_the_reader(tmp_path: Path) -> None:
         settings = environment(tmp_path, HF_ENDPOINT=endpoint, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="0")
         done = run_cli("compile", "acme/gated", str(tmp_path / "out"), environ=settings)
     assert done.returncode == 1
-    assert "acme/gated" in done.stderr and "asked for on its page" in done.stderr
+    assert "acme/gated" in done.stderr and "request access on its page" in done.stderr
     assert "Traceback" not in done.stderr

@@ -48,7 +48,7 @@ def test_a_model_repository_keeps_its_own_folders(tmp_path: Path) -> None:
         (member("pipe", kind=tarfile.FIFOTYPE), "it is a named pipe;"),
         (member("disk", kind=tarfile.BLKTYPE), "it is a device;"),
         (member("null", kind=tarfile.CHRTYPE), "it is a device;"),
-        (member("config.json"), "taken by an earlier member"),
+        (member("config.json"), "an earlier member has the same path"),
         (member("config.json/inside"), "a file and a directory have the same name"),
         (member("d/" * 32 + "file"), "its path is too long;"),
         (member("d/" + "f" * 256), "its path is too long;"),
@@ -176,7 +176,7 @@ def test_a_directory_made_meanwhile_is_not_written_into(tmp_path: Path, monkeypa
         (tmp_path / "out" / "another's").mkdir(parents=True)
 
     monkeypatch.setattr(archives._Extraction, "run", slow)
-    with pytest.raises(ArchiveError, match="was made meanwhile"):
+    with pytest.raises(ArchiveError, match="was created meanwhile"):
         extract(pack_files(tmp_path / "m.tar.gz"), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.tar.gz", "out"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["another's"]

@@ -136,7 +136,7 @@ def test_the_opened_path_errors_say_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match=r"is not a tar archive \(30 bytes, starts with b'just some text, '\)"):
         open_model(tmp_path / "text", tmp_path / "work")
     (tmp_path / "broken.tar.gz").write_bytes(b"\x1f\x8b\x08broken")
-    with pytest.raises(ArchiveError, match="damaged or cut off"):
+    with pytest.raises(ArchiveError, match="damaged or truncated"):
         open_model(tmp_path / "broken.tar.gz", tmp_path / "work")
 
 

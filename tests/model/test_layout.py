@@ -110,7 +110,7 @@ def test_a_cut_off_weight_file_is_named(tmp_path: Path, kept: int) -> None:
     write(tmp_path, **{"config.json": HF, "model.safetensors": None})
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(LayoutError, match=r"model\.safetensors is (cut off|not a safetensors file)"):
+    with pytest.raises(LayoutError, match=r"model\.safetensors is (truncated|not a safetensors file)"):
         inspect(tmp_path)
 
 
@@ -314,7 +314,7 @@ def test_an_engine_does_not_take_a_strangers_tokenizer(tmp_path: Path) -> None:
     ("files", "says"),
     [
         ({}, "found nothing, it is empty"),
-        ({"serving.properties": "engine=MPI"}, r"option\.model_id has to say"),
+        ({"serving.properties": "engine=MPI"}, r"option\.model_id must name"),
         ({"config.json": {"a": 1}, "x.safetensors": None}, r"config\.json has neither \(its keys: a\)"),
         ({"model.safetensors": None}, r"without a config\.json"),
         ({"config.json": HF}, r"config\.json without weights"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from djl_trtllm.engines.identity import identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
-from djl_trtllm.engines.spec import OpenVinoSpec, tell_phase
+from djl_trtllm.engines.spec import OpenVinoSpec, report_phase
 
 _TASK = "text-generation-with-past"
 _GROUP_SIZE = 128
@@ -29,18 +29,18 @@ def main(argv: list[str]) -> int:
     out = Path(spec.out)
     export(spec, out)
     if spec.quantize != "none":
-        tell_phase("compress")
+        report_phase("compress")
         compress(out / _MODEL_XML, spec.quantize)
-    tell_phase("tokenizer")
+    report_phase("tokenizer")
     convert_tokenizer(spec, out)
-    tell_phase("save")
+    report_phase("save")
     copy_files(spec, out)
     return 0
 
 
 def export(spec: OpenVinoSpec, out: Path) -> None:
     """Checkpoint to stateful IR, weights in `spec.dtype`, nothing quantized."""
-    tell_phase("load")
+    report_phase("load")
     import torch
     from optimum.exporters.openvino import convert, main_export
     from optimum.intel import OVConfig
@@ -49,7 +49,7 @@ def export(spec: OpenVinoSpec, out: Path) -> None:
     original = convert.export_from_model
 
     def announced(*args: Any, **kwargs: Any) -> Any:
-        tell_phase("convert")
+        report_phase("convert")
         return original(*args, **kwargs)
 
     convert.export_from_model = announced

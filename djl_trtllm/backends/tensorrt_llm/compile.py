@@ -15,7 +15,7 @@ from pathlib import Path
 from djl_trtllm.backends.tensorrt_llm.ranks import ending_with_ranks
 from djl_trtllm.engines.identity import identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
-from djl_trtllm.engines.spec import TensorRtLlmSpec, tell_phase
+from djl_trtllm.engines.spec import TensorRtLlmSpec, report_phase
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 # The engine's own config.json says how it is quantised.
@@ -42,7 +42,7 @@ def compile_engine(spec: TensorRtLlmSpec, out: Path) -> None:
 
     if spec.workspace is not None:
         Path(spec.workspace).mkdir(parents=True)
-    tell_phase("convert")
+    report_phase("convert")
     # LLM loads what it has compiled; reuse of blocks, its default, is not in every engine.
     loading = {"kv_cache_config": {"class": "KvCacheConfig", "enable_block_reuse": False}}
     with ending_with_ranks():
@@ -54,7 +54,7 @@ def compile_engine(spec: TensorRtLlmSpec, out: Path) -> None:
             **build_arguments(spec.arguments | loading),
         )
     try:
-        tell_phase("save")
+        report_phase("save")
         llm.save(str(out))
     finally:
         llm.shutdown()

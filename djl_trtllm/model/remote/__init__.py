@@ -1,5 +1,5 @@
-"""Models that are elsewhere: on the Hugging Face hub or in S3, brought to a local directory before they are read.
+"""Download models from the Hugging Face hub or S3 to a local directory.
 
-A download is complete or is not there: files arrive in a folder of their own, are checked against the checksums the
-other side gives, and get their final name when all of them are. What is there and unchanged is not fetched again.
+A download appears complete or not at all: files arrive in a folder of their own, are compared with the checksums of the
+source, and the folder gets its final name last. Files that are present and unchanged are not downloaded again.
 """

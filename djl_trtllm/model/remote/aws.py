@@ -1,4 +1,4 @@
-"""AWS clients of this process."""
+"""AWS clients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def client(service: str, config: Any = None) -> Any:
-    """A client of an AWS service, with credentials as boto3 finds them.
+    """A client of an AWS service, with boto3's credentials.
 
-    boto3 knows AWS_DEFAULT_REGION alone; AWS_REGION, which containers on AWS have, comes first here as in other SDKs.
-    It is botocore's own client, which is what boto3 hands out too: boto3 itself takes as long again to import, and a
-    server that has its model already waits for little else.
+    boto3 reads only AWS_DEFAULT_REGION; AWS_REGION, which containers on AWS have, comes first here as in other SDKs.
+    This is botocore's client, the one boto3 returns too: importing boto3 itself takes as long again, which is most of
+    the time that a start with a complete download takes.
     """
     from botocore.session import Session
 

@@ -1,4 +1,4 @@
-"""What S3 says an object's bytes are, against what arrived."""
+"""Compare a downloaded object with the checksum that S3 has for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENCRYPTED = ("aws:kms", "aws:kms:dsse")
 
 
 class Claim(NamedTuple):
-    """One checksum: its algorithm, the value as S3 writes it, and the size of the parts it is over (0: the whole)."""
+    """A checksum: its algorithm, its value as S3 writes it, and the part size it is computed over (0: the whole)."""
 
     algorithm: str
     value: str
@@ -24,10 +24,10 @@ class Claim(NamedTuple):
 
 
 def claim_of(head: Mapping[str, Any], part_size: Callable[[], int]) -> Claim | None:
-    """The best checksum in the answer to a HEAD request (with ChecksumMode=ENABLED); None where there is none.
+    """The best checksum in the response to a HEAD request (with ChecksumMode=ENABLED); None if there is none.
 
-    A checksum over parts needs their size, which costs a request, so `part_size` is called for those only. The ETag is
-    an MD5 unless the object is encrypted with a customer's key.
+    A checksum over parts needs the part size, which costs a request; `part_size` is called only then. The ETag is an
+    MD5 unless the object is encrypted with a customer's key.
     (https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html)
     """
     for algorithm in ("CRC64NVME", "CRC32C", "CRC32", "SHA256", "SHA1"):
@@ -58,7 +58,7 @@ def crc64(data: bytes, before: int = 0) -> int:
 
 
 def joined_crc64(pieces: Iterator[tuple[int, int]]) -> str:
-    """The CRC-64/NVME of pieces in their order, each given as (checksum, length), as S3 writes it."""
+    """The CRC-64/NVME of consecutive pieces, each given as (checksum, length), as S3 writes it."""
     whole = 0
     for value, length in pieces:
         whole = int(crt.combine_crc64nvme(whole, value, length))

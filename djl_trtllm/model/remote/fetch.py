@@ -1,4 +1,4 @@
-"""From what `option.model_id` or `HF_MODEL_ID` says to a local path."""
+"""Turn `option.model_id` or `HF_MODEL_ID` into a local path."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from djl_trtllm.model.remote.selection import needed, tokenizer_files
 
 
 def is_remote(text: str) -> bool:
-    """Whether the text names something that has to be fetched: an S3 address, or a hub id that is no local path."""
+    """Whether the text names something to download: an S3 address, or a hub id that is not a local path."""
     return is_s3(text) or text.startswith(HUB_SCHEME) or (not Path(text).exists() and is_hub_id(text))
 
 
 def fetch(
     text: str,
     downloads: Path,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     *,
     revision: str | None = None,
     hub_cache: Path | None = None,
@@ -28,18 +28,18 @@ def fetch(
 ) -> Path:
     """The local directory (or archive) of a model in S3 or on the hub; see `is_remote`.
 
-    `downloads` is the folder for what comes from S3, `hub_cache` replaces the hub's own cache. With `tokenizer_only`
-    the weights are left where they are. Raises DownloadError.
+    `downloads` is the folder for downloads from S3; `hub_cache` replaces the hub's own cache. With `tokenizer_only` the
+    weights are not downloaded. Raises DownloadError.
     """
     select = tokenizer_files if tokenizer_only else needed
     if is_s3(text):
-        # botocore takes a third of a second to import; models on the hub do not need it.
+        # Importing botocore takes a third of a second; models on the hub do not need it.
         from djl_trtllm.model.remote.s3_download import download
 
         address = S3Address.parse(text)
-        # A folder has one selection: a download removes what was there of its address before.
+        # One folder per selection, because a download removes earlier versions of its address.
         folder = downloads / ("s3-tokenizers" if tokenizer_only else "s3")
-        found = download(address, folder, tell, select=select, cancel=cancel)
+        found = download(address, folder, progress, select=select, cancel=cancel)
         single = found / address.key.rpartition("/")[2]
         return single if single.is_file() else found
-    return download_from_hub(hub_id(text), tell, revision=revision, cache_dir=hub_cache, select=select)
+    return download_from_hub(hub_id(text), progress, revision=revision, cache_dir=hub_cache, select=select)

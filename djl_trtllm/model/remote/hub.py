@@ -1,4 +1,4 @@
-"""A model on the Hugging Face hub, in the hub's own local cache."""
+"""Download a model from the Hugging Face hub into the hub's local cache."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote.hub_files import HubFile, RepositoryFolder
-from djl_trtllm.model.remote.progress import Progress, shown
+from djl_trtllm.model.remote.progress import ProgressMeter, shown
 from djl_trtllm.model.remote.selection import needed
 
 _ID = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
 _SPARE_BYTES = 256 << 20
 HUB_SCHEME = "hf://"
-"""Says that a name is one of the hub where it could be a local path as well."""
+"""Marks a name as one of the hub where it could also be a local path."""
 _LOGS_OF_REQUESTS = ("httpx", "httpcore", "urllib3")
-"""Newer versions of the hub's library (1.0) ask by httpx, older ones by requests."""
+"""Newer versions of huggingface_hub (1.0) use httpx, older ones requests."""
 _NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
-"""Exceptions of both, when there is no answer at all."""
+"""Exceptions of both libraries if there is no response."""
 
 
 def hub_id(text: str) -> str:
-    """The repository that `owner/name` or `hf://owner/name` names. Raises DownloadError for what cannot be one."""
+    """The repository that `owner/name` or `hf://owner/name` names. Raises DownloadError for other texts."""
     repository = text.removeprefix(HUB_SCHEME).rstrip("/")
     if not is_hub_id(repository):
         raise DownloadError(f"{text!r} is not the name of a model on the hub: expected owner/name")
@@ -33,13 +33,13 @@ def hub_id(text: str) -> str:
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether the text can be the name of a repository on the hub (`owner/name`, or a bare `name`)."""
+    """Whether the text can be the name of a hub repository (`owner/name`, or a bare `name`)."""
     return bool(_ID.fullmatch(text)) and "--" not in text and ".." not in text and not text.endswith(".git")
 
 
 def download_from_hub(
     repository: str,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     *,
     revision: str | None = None,
     cache_dir: Path | None = None,
@@ -47,10 +47,10 @@ def download_from_hub(
 ) -> Path:
     """The files of a repository that `select` chooses, in a directory of the hub's cache.
 
-    Branches are looked up each time, files that are here are not fetched again, and a broken download goes on where it
-    stopped. Each file is compared with the hub's checksum once, when it has come; a wrong one is removed. `cache_dir`
+    Branches are looked up each time. Files in the cache are not downloaded again, and an interrupted download continues
+    where it stopped. Each new file is compared once with the hub's checksum and removed if it differs. `cache_dir`
     defaults to the hub's own (HF_HOME). HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured. Raises DownloadError
-    that names the repository and what to do.
+    with the repository and what to do.
     """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.file_download import repo_folder_name
@@ -63,7 +63,7 @@ def download_from_hub(
 
     try:
         if constants.HF_HUB_OFFLINE:
-            tell(f"HF_HUB_OFFLINE is set: taking {where} from the hub's cache")
+            progress(f"HF_HUB_OFFLINE is set: taking {where} from the hub's cache")
             return fetch(local_files_only=True, allow_patterns=_wanted_offline(repository, revision, cache, select))
         _quieten()
         commit, files = _listed(repository, revision, select)
@@ -73,29 +73,29 @@ def download_from_hub(
         wanted = [_literal(name) for name in files]
         total = sum(file.size for file in files.values())
         if not missing:
-            tell(f"{where} is in the hub's cache: {len(files)} files, {shown(total)}")
+            progress(f"{where} is in the hub's cache: {len(files)} files, {shown(total)}")
             found = fetch(allow_patterns=wanted)
         else:
             kept = f", {shown(total - missing)} of them here already" if missing < total else ""
-            tell(f"downloading {where} from {constants.ENDPOINT}: {len(files)} files, {shown(total)}{kept}")
-            progress = Progress(f"downloading {where}", missing, tell)
-            with folder.watched(progress):
+            progress(f"downloading {where} from {constants.ENDPOINT}: {len(files)} files, {shown(total)}{kept}")
+            meter = ProgressMeter(f"downloading {where}", missing, progress)
+            with folder.watched(meter):
                 found = fetch(allow_patterns=wanted)
-            progress.finish()
+            meter.finish()
         if found.name != commit:  # the branch has moved meanwhile
             _, files = _listed(repository, found.name, select)
-        folder.check(where, found, files, tell)
+        folder.check(where, found, files, progress)
         return found
     except Exception as error:
-        raise DownloadError(f"{where} cannot be had from the Hugging Face hub: {explain(error)}") from error
+        raise DownloadError(f"cannot download {where} from the Hugging Face hub: {explain(error)}") from error
 
 
 def _wanted_offline(
     repository: str, revision: str | None, cache: Path, select: Callable[[Iterable[str]], list[str]]
 ) -> list[str] | None:
-    """Patterns of the files that have to be here; None where nothing here says which the repository has.
+    """Patterns of the files to download; None if the list of files is not in the cache.
 
-    Without patterns newer versions of huggingface_hub (1.33) want every file of the repository to be in its cache.
+    Without patterns newer versions of huggingface_hub (1.33) require every file of the repository in the cache.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -111,9 +111,9 @@ def _wanted_offline(
 
 
 def _quieten() -> None:
-    """How far a download is, is told here, in lines; what fails is told as well.
+    """Silence the hub's library: progress and errors are reported here, one per line.
 
-    The hub's library draws bars into logs, and HTTP clients log every request, signed addresses included.
+    The library draws progress bars into logs, and HTTP clients log every request with its signed address.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -128,7 +128,7 @@ def _quieten() -> None:
 def _listed(
     repository: str, revision: str | None, select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str, dict[str, HubFile]]:
-    """The commit, and the files to fetch by their paths."""
+    """The commit, and the files to download by path."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(repository, revision=revision, files_metadata=True)
@@ -138,7 +138,7 @@ def _listed(
     }
     chosen = {name: files[name] for name in select(files)}
     if not chosen:
-        raise DownloadError("it has no files that could be served")
+        raise DownloadError("it has no files that can be served")
     return info.sha or "", chosen
 
 
@@ -147,45 +147,45 @@ def _check_room(missing: int, cache: Path) -> None:
     free = shutil.disk_usage(existing).free
     if missing and missing + _SPARE_BYTES > free:
         raise DownloadError(
-            f"{shown(missing)} of it are still to come, and {shown(free)} are free on the disk of {cache} "
-            f"({shown(_SPARE_BYTES)} are left alone): make room, or set HF_HOME to a larger disk"
+            f"{shown(missing)} are still missing, and {shown(free)} are free on the disk of {cache} "
+            f"({shown(_SPARE_BYTES)} stay free): free some space, or set HF_HOME to a larger disk"
         )
 
 
 def _literal(name: str) -> str:
-    """A pattern for exactly this name."""
+    """A pattern that matches exactly this name."""
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def explain(error: Exception) -> str:
-    """What the hub's answer means, and what to do."""
+    """What the hub's response means, and what to do."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, DownloadError):
         return str(error)
     if isinstance(error, errors.GatedRepoError):
         return (
-            "access to it has to be asked for on its page, with the account whose token is in HF_TOKEN (a token with "
-            "read access)"
+            "it is gated: request access on its page with the account whose token is in HF_TOKEN (a token with read "
+            "access)"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return "it has no such branch, tag or commit (option.revision)"
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            "there is no such model, or it is private and HF_TOKEN is not set or has no access to it; a local path has "
-            "to exist, and an S3 address begins with s3://"
+            "there is no such model, or it is private and HF_TOKEN is not set or has no access to it; a local path "
+            "must exist, and an S3 address begins with s3://"
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
         return (
-            "it is not whole in the hub's cache, and the hub cannot be reached (or HF_HUB_OFFLINE is set): look at the "
-            "network, HF_ENDPOINT and HF_HOME"
+            "it is not complete in the hub's cache, and the hub cannot be reached (or HF_HUB_OFFLINE is set): check "
+            "the network, HF_ENDPOINT and HF_HOME"
         )
     if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
         status = error.response.status_code
         if status == 401:
-            return "HF_TOKEN is not valid: make a new one under Settings, Access Tokens"
+            return "HF_TOKEN is not valid: create a new one under Settings, Access Tokens"
         return f"the hub answered with status {status} ({str(error).splitlines()[0]})"
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if any(base.__name__ in _NOT_REACHED for base in type(error).__mro__):
-        return f"no connection to {constants.ENDPOINT} ({said}): look at the network, proxies and HF_ENDPOINT"
+        return f"no connection to {constants.ENDPOINT} ({said}): check the network, proxies and HF_ENDPOINT"
     return said

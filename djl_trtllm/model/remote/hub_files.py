@@ -1,4 +1,4 @@
-"""The files of a repository on the hub: which are here, and whether they are what the hub says."""
+"""The files of a hub repository: which are in the cache, and whether they have the hub's checksums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote.progress import Progress
+from djl_trtllm.model.remote.progress import ProgressMeter
 
 _RECORD = ".djl-trtllm-checked.json"
 _CHUNK = 4 << 20
@@ -23,11 +23,11 @@ _READERS = 8
 _LOOK_EVERY_SECONDS = 1.0
 
 Record = dict[str, tuple[int, str]]
-"""What was compared already: path below the repository's folder -> time of its last change, checksum."""
+"""Files already compared: path below the repository's folder -> time of its last change, checksum."""
 
 
 class HubFile(NamedTuple):
-    """A file as the hub lists it. `algorithm` is "SHA-256" (LFS), "git SHA-1", or empty where there is no checksum."""
+    """A file in the hub's listing. `algorithm` is "SHA-256" (LFS), "git SHA-1", or empty if there is no checksum."""
 
     size: int
     algorithm: str
@@ -35,7 +35,7 @@ class HubFile(NamedTuple):
 
     @classmethod
     def listed(cls, size: int | None, sha256: str | None, blob_id: str | None) -> HubFile:
-        """`blob_id` is git's name of the content, of an LFS file that of its pointer."""
+        """`blob_id` is git's id of the content; for an LFS file, of its pointer."""
         if sha256:
             return cls(size or 0, "SHA-256", sha256)
         return cls(size or 0, "git SHA-1" if blob_id else "", blob_id or "")
@@ -48,7 +48,7 @@ class RepositoryFolder:
         self.path = path
 
     def missing_bytes(self, commit: str, files: Mapping[str, HubFile]) -> int:
-        """What is still to come of these files."""
+        """Bytes of these files that are still missing."""
         missing = 0
         for name, file in files.items():
             blob = self.path / "blobs" / file.checksum
@@ -57,8 +57,8 @@ class RepositoryFolder:
         return missing
 
     @contextmanager
-    def watched(self, progress: Progress) -> Iterator[None]:
-        """Note in `progress` what arrives in the folder while the block runs."""
+    def watched(self, meter: ProgressMeter) -> Iterator[None]:
+        """Count in `meter` what arrives in the folder while the block runs."""
         done = threading.Event()
         blobs = self.path / "blobs"
 
@@ -73,7 +73,7 @@ class RepositoryFolder:
             while not last:
                 last = done.wait(_LOOK_EVERY_SECONDS)
                 now = present()
-                progress.add(now - seen)
+                meter.add(now - seen)
                 seen = now
 
         before = present()
@@ -85,17 +85,17 @@ class RepositoryFolder:
             done.set()
             watching.join()
 
-    def check(self, where: str, snapshot: Path, files: Mapping[str, HubFile], tell: Callable[[str], None]) -> None:
-        """Compare the files that were not compared yet with the hub's checksums; what differs is removed.
+    def check(self, where: str, snapshot: Path, files: Mapping[str, HubFile], progress: Callable[[str], None]) -> None:
+        """Compare new files with the hub's checksums, and remove those that differ.
 
-        Raises DownloadError that names what differed.
+        Raises DownloadError with the files that differed.
         """
         if not os.access(self.path, os.W_OK):
-            return  # nothing can have come into it now, and it could not be noted that it was compared
+            return  # nothing can have been downloaded into it, and results could not be recorded
         known = self._recorded()
         unchecked = [name for name, file in files.items() if not file.algorithm]
         if unchecked:
-            tell(f"{where}: the hub has no checksum to compare for {', '.join(unchecked[:5])}")
+            progress(f"{where}: the hub has no checksum to compare for {', '.join(unchecked[:5])}")
         fresh = {}
         for name, file in files.items():
             key, record = self._state(snapshot / name, file)
@@ -103,31 +103,31 @@ class RepositoryFolder:
                 fresh[name] = (key, record)
         if not fresh:
             return
-        progress = Progress(
-            f"comparing {where} with the hub's checksums", sum(files[name].size for name in fresh), tell
+        meter = ProgressMeter(
+            f"comparing {where} with the hub's checksums", sum(files[name].size for name in fresh), progress
         )
         with ThreadPoolExecutor(_READERS) as readers:
-            right = list(readers.map(lambda name: _is_right(snapshot / name, files[name], progress), fresh))
-        progress.finish()
+            right = list(readers.map(lambda name: _is_right(snapshot / name, files[name], meter), fresh))
+        meter.finish()
         self._record({key: record for (key, record), good in zip(fresh.values(), right, strict=True) if good})
         wrong = [name for name, good in zip(fresh, right, strict=True) if not good]
         if wrong:
             raise DownloadError(self._removed(snapshot, files, wrong))
 
     def _removed(self, snapshot: Path, files: Mapping[str, HubFile], wrong: list[str]) -> str:
-        """Remove the files; what to say of them."""
+        """Remove the files and return a description of them."""
         said = []
         for name in wrong:
             path, file = snapshot / name, files[name]
             size = path.stat().st_size if path.exists() else 0
             cut = file.size and size != file.size
-            other = f"{size:,} bytes instead of {file.size:,}" if cut else f"another {file.algorithm}"
+            other = f"{size:,} bytes instead of {file.size:,}" if cut else f"a different {file.algorithm}"
             said.append(f"{name} arrived with {other} (the hub's {file.algorithm}: {file.checksum})")
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         what = "it was" if len(wrong) == 1 else "they were"
         return (
-            f"{'; '.join(said)}; {what} removed, and the next start fetches again. Where that does not help, something "
+            f"{'; '.join(said)}; {what} removed, and the next start downloads again. If that does not help, something "
             "between this machine and the hub changes files: a proxy, or the mirror in HF_ENDPOINT"
         )
 
@@ -136,7 +136,7 @@ class RepositoryFolder:
             real = path.resolve(strict=True)
             return os.path.relpath(real, self.path.resolve()), (real.stat().st_mtime_ns, file.checksum)
         except OSError:
-            return str(path), (0, "")  # it has gone since
+            return str(path), (0, "")  # it was removed meanwhile
 
     def _recorded(self) -> Record:
         try:
@@ -145,7 +145,7 @@ class RepositoryFolder:
             return {}
 
     def _record(self, checked: Record) -> None:
-        """Another process may write as well: what it loses is compared once more."""
+        """Save the record. If another process writes it too, the lost entries are compared once more."""
         known = {key: value for key, value in self._recorded().items() if (self.path / key).is_file()}
         content = msgspec.json.encode(known | checked)
         with suppress(OSError):
@@ -155,7 +155,7 @@ class RepositoryFolder:
             Path(name).replace(self.path / _RECORD)
 
 
-def _is_right(path: Path, file: HubFile, progress: Progress) -> bool:
+def _is_right(path: Path, file: HubFile, meter: ProgressMeter) -> bool:
     digest = hashlib.sha256() if file.algorithm == "SHA-256" else hashlib.sha1(usedforsecurity=False)
     try:
         with path.open("rb", buffering=0) as content:
@@ -166,14 +166,14 @@ def _is_right(path: Path, file: HubFile, progress: Progress) -> bool:
                 digest.update(b"blob %d\0" % size)
             while chunk := content.read(_CHUNK):
                 digest.update(chunk)
-                progress.add(len(chunk))
+                meter.add(len(chunk))
     except FileNotFoundError:
         return False  # another process found it wrong and removed it
     return digest.hexdigest() == file.checksum
 
 
 def _allocated(path: Path) -> int:
-    """Bytes of a file that have arrived, by the disk's blocks: it may have holes. 0 where there is none."""
+    """Downloaded bytes of a file, by the disk's blocks: it may have holes. 0 if there is none."""
     try:
         state = path.stat()
     except OSError:

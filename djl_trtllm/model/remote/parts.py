@@ -1,4 +1,4 @@
-"""A file that arrives in parts, in any order, and goes on where it stopped."""
+"""A file downloaded in parts, in any order, that can be resumed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class PartialFile:
-    """`path`, of `size` bytes, from parts of `part_size` bytes; `etag` names the content they belong to.
+    """`path`, of `size` bytes, from parts of `part_size` bytes; `etag` identifies the content.
 
-    Beside the file that is filled lies a journal of the parts that are complete, with the CRC-64/NVME of each. Parts of
-    another content or size are started anew. Methods may be called from several threads. All may raise OSError.
+    A journal beside the partial file lists the complete parts with the CRC-64/NVME of each. If content or size have
+    changed, the parts are discarded. Methods are thread-safe. All may raise OSError.
     """
 
     def __init__(self, path: Path, size: int, etag: str, part_size: int) -> None:
@@ -39,27 +39,27 @@ class PartialFile:
         if not self.complete:
             self._resume()
             if not size:
-                # No part makes it.
+                # An empty file has no parts.
                 self._open()
 
     @property
     def complete(self) -> bool:
-        """Whether the file is here and has its name."""
+        """Whether the file is complete under its final name."""
         return self.path.is_file()
 
     @property
     def parts(self) -> int:
-        """How many parts there are."""
+        """The number of parts."""
         return -(-self.size // self._head.part_size)
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the parts that are not here."""
+        """Bytes of the missing parts."""
         return sum(end - start for start, end in map(self.part, self.missing()))
 
     @property
     def missing_blocks(self) -> int:
-        """Bytes that the disk has still to find for it."""
+        """Bytes of disk space that are still needed."""
         if self.complete:
             return 0
         with suppress(FileNotFoundError):
@@ -67,16 +67,16 @@ class PartialFile:
         return self.size
 
     def missing(self) -> list[int]:
-        """The parts that are not here, in order."""
+        """The missing parts, in order."""
         return [] if self.complete else [index for index in range(self.parts) if index not in self._crcs]
 
     def part(self, index: int) -> tuple[int, int]:
-        """Where a part begins and ends."""
+        """The start and end of a part."""
         start = index * self._head.part_size
         return start, min(self.size, start + self._head.part_size)
 
     def write(self, at: int, data: bytes) -> None:
-        """Put bytes in their place."""
+        """Write bytes at their position."""
         descriptor = self._open()
         view = memoryview(data)
         while view:
@@ -85,7 +85,7 @@ class PartialFile:
             at += written
 
     def note(self, index: int, crc: int) -> bool:
-        """Note a complete part; True for the last one that was missing."""
+        """Record a complete part; True if it was the last missing one."""
         with self._lock:
             with self._journal.open("ab") as journal:
                 journal.write(msgspec.json.encode([index, crc]) + b"\n")
@@ -93,26 +93,26 @@ class PartialFile:
             return len(self._crcs) == self.parts
 
     def crcs(self) -> Iterator[tuple[int, int]]:
-        """CRC-64/NVME and length of each part, in order; all must be here."""
+        """CRC-64/NVME and length of each part, in order; all parts must be complete."""
         for index in range(self.parts):
             start, end = self.part(index)
             yield self._crcs[index], end - start
 
     def finish(self) -> None:
-        """Give the file its name. All parts must be here."""
+        """Rename the file to its final name. All parts must be complete."""
         self.close()
         self.arriving.rename(self.path)
         self._journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove what has arrived."""
+        """Remove the partial file."""
         self.close()
         self.arriving.unlink(missing_ok=True)
         self._journal.unlink(missing_ok=True)
         self._crcs.clear()
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the file."""
         with self._lock:
             if self._descriptor is not None:
                 os.close(self._descriptor)
@@ -124,14 +124,14 @@ class PartialFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(self.arriving, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 if self.size:
-                    # All of it now, so that a full disk is told at once.
+                    # Reserve all space now, so that a full disk is reported at once.
                     os.posix_fallocate(self._descriptor, 0, self.size)
                 if not self._journal.exists():
                     self._journal.write_bytes(msgspec.json.encode(self._head) + b"\n")
             return self._descriptor
 
     def _resume(self) -> None:
-        """Read the journal; what does not fit is removed. A line that was being written is not a part."""
+        """Read the journal; remove it if it does not match. An incomplete last line is ignored."""
         try:
             head, *lines = self._journal.read_bytes().split(b"\n")
             if msgspec.json.decode(head, type=_Head) != self._head or not self.arriving.is_file():

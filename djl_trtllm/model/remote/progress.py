@@ -1,4 +1,4 @@
-"""How far a download is, told in lines."""
+"""Progress lines for downloads and uploads."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import threading
 import time
 from collections.abc import Callable
 
-_TELL_EVERY_SECONDS = 5.0
+_REPORT_EVERY_SECONDS = 5.0
 _RATE_OVER_SECONDS = 10.0
 
 
-class Progress:
-    """Counts bytes from any thread and tells `tell` every few seconds how many, how fast, and how long it will take."""
+class ProgressMeter:
+    """Counts bytes from any thread; every few seconds calls `progress` with the amount, the rate and the time left."""
 
-    def __init__(self, what: str, total: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, what: str, total: int, progress: Callable[[str], None]) -> None:
         self.done = 0
         self._what = what
         self._total = total
-        self._tell = tell
+        self._progress = progress
         self._lock = threading.Lock()
         self._started = time.monotonic()
-        self._told = self._started
+        self._reported = self._started
         self._window = (self._started, 0)
 
     def add(self, count: int) -> None:
-        """Note `count` more bytes (fewer, where a piece has to be fetched again)."""
+        """Add `count` bytes; negative when a piece has to be fetched again."""
         with self._lock:
             self.done += count
             now = time.monotonic()
-            if now - self._told < _TELL_EVERY_SECONDS:
+            if now - self._reported < _REPORT_EVERY_SECONDS:
                 return
-            self._told = now
+            self._reported = now
             line = self._line(now)
-        self._tell(line)
+        self._progress(line)
 
     def finish(self) -> None:
-        """Tell the end."""
+        """Report the total, the time and the rate."""
         seconds = max(time.monotonic() - self._started, 1e-3)
-        self._tell(f"{self._what}: {shown(self.done)} in {seconds:.1f} s ({shown(self.done / seconds)}/s)")
+        self._progress(f"{self._what}: {shown(self.done)} in {seconds:.1f} s ({shown(self.done / seconds)}/s)")
 
     def _line(self, now: float) -> str:
         since, before = self._window

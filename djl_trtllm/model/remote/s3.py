@@ -1,4 +1,4 @@
-"""S3 as this package uses it: addresses, a client, and errors that say what to do."""
+"""S3 addresses, the client, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _POOL = 64
 _EXPIRED = "the credentials have expired: renew them (`aws sso login`, a new session token), or use a role"
 _DENIED = (
     "access is denied: the role or user needs s3:GetObject and s3:ListBucket there, and to write s3:PutObject and "
-    "s3:DeleteObject (a missing object looks the same without s3:ListBucket)"
+    "s3:DeleteObject (without s3:ListBucket a missing object looks the same)"
 )
 _ADVICE = {
-    "NoSuchBucket": "there is no such bucket: look at its name, and at AWS_ENDPOINT_URL if the store is not AWS",
+    "NoSuchBucket": "there is no such bucket: check its name, and AWS_ENDPOINT_URL if the store is not AWS",
     "NoSuchKey": "there is no such object",
     "404": "there is no such object",
     "AccessDenied": _DENIED,
@@ -33,8 +33,8 @@ _ADVICE = {
     "ExpiredTokenException": _EXPIRED,
     "TokenRefreshRequired": _EXPIRED,
     "InvalidToken": "the session token is not valid: AWS_SESSION_TOKEN belongs to AWS_ACCESS_KEY_ID",
-    "InvalidAccessKeyId": "the access key is not known there: look at AWS_ACCESS_KEY_ID",
-    "SignatureDoesNotMatch": "the secret does not belong to the access key: look at AWS_SECRET_ACCESS_KEY",
+    "InvalidAccessKeyId": "the access key is unknown there: check AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "the secret does not belong to the access key: check AWS_SECRET_ACCESS_KEY",
     "RequestTimeTooSkewed": "this machine's clock is wrong by more than 15 minutes: set it (NTP)",
     "RequestExpired": "this machine's clock is wrong: set it (NTP)",
     "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to it",
@@ -46,14 +46,14 @@ _ADVICE = {
 
 
 class S3Address(NamedTuple):
-    """`s3://bucket/key`; `key` has no slash at its ends and is empty for a whole bucket."""
+    """`s3://bucket/key`; `key` has no slash at either end and is empty for a whole bucket."""
 
     bucket: str
     key: str
 
     @classmethod
     def parse(cls, text: str) -> S3Address:
-        """Raises DownloadError for anything that is not an S3 address."""
+        """Raises DownloadError for text that is not an S3 address."""
         bucket, _, key = text.removeprefix(_SCHEME).partition("/")
         if not text.startswith(_SCHEME) or not bucket:
             raise DownloadError(f"{text} is not an S3 address: expected s3://BUCKET/PREFIX")
@@ -68,7 +68,7 @@ class S3Address(NamedTuple):
 
 
 def is_s3(text: str) -> bool:
-    """Whether the text names something in S3."""
+    """Whether the text is an S3 address."""
     return text.startswith(_SCHEME)
 
 
@@ -91,15 +91,15 @@ def _client(environment: tuple[tuple[str, str], ...]) -> Any:
 def client() -> Any:
     """An S3 client with retries and enough connections; one per process and environment.
 
-    Credentials, region and AWS_ENDPOINT_URL as boto3 finds them. Raises DownloadError.
+    Uses boto3's credentials, region and AWS_ENDPOINT_URL. Raises DownloadError.
     """
-    with _creating, told("S3"):
+    with _creating, download_errors("S3"):
         return _client(tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))))
 
 
 @contextmanager
-def told(what: object) -> Iterator[None]:
-    """Turn what botocore raises in the block into a DownloadError about `what`."""
+def download_errors(what: object) -> Iterator[None]:
+    """Turn exceptions of botocore in the block into a DownloadError about `what`."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -111,7 +111,7 @@ def told(what: object) -> Iterator[None]:
 
 
 def status(error: Any) -> int:
-    """HTTP status of a ClientError; 0 where it has none."""
+    """The HTTP status of a ClientError; 0 if it has none."""
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
@@ -135,9 +135,9 @@ def _explain_local(error: Any) -> str:
             f"({error})"
         )
     if isinstance(error, exceptions.CredentialRetrievalError):
-        return f"the AWS credentials could not be had: {error}"
+        return f"cannot get the AWS credentials: {error}"
     if isinstance(error, exceptions.ProfileNotFound):
-        return f"{error}: look at AWS_PROFILE"
+        return f"{error}: check AWS_PROFILE"
     if isinstance(error, (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError)):
-        return f"the store cannot be reached ({error}): look at the network, the region and AWS_ENDPOINT_URL"
+        return f"the store cannot be reached ({error}): check the network, the region and AWS_ENDPOINT_URL"
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""A model in S3, brought to a local directory: concurrent, checked, resumed, and fresh."""
+"""Download a model from S3 to a local directory: concurrent, verified, resumable, and always up to date."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from urllib3.exceptions import HTTPError
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import checksums, s3
 from djl_trtllm.model.remote.parts import PartialFile
-from djl_trtllm.model.remote.progress import Progress, shown
+from djl_trtllm.model.remote.progress import ProgressMeter, shown
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.selection import needed
 
 RECORD = ".djl-trtllm-download.json"
-"""The last file of a complete download: what was fetched from where."""
+"""The last file of a complete download: what was downloaded from where."""
 
 _CONNECTIONS = 64
 _PART_BYTES = 16 << 20
@@ -37,13 +37,13 @@ _FIRST_BACKOFF_SECONDS = 0.2
 _LISTINGS = 3
 _SPARE_BYTES = 256 << 20
 _POLL_SECONDS = 0.5
-_TELL_EVERY_SECONDS = 10.0
+_REPORT_EVERY_SECONDS = 10.0
 _GONE = (404, 412, 416)
 _TRANSIENT = (HTTPClientError, IncompleteReadError, ResponseStreamingError, HTTPError, ConnectionError, TimeoutError)
 
 
 class RemoteObject(msgspec.Struct, frozen=True):
-    """An object: `name` is its path in the directory; `etag` changes whenever its content does."""
+    """An object: `name` is its path in the directory; `etag` changes when its content does."""
 
     name: str
     key: str
@@ -57,24 +57,24 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class _ChangedError(Exception):
-    """An object was replaced while it was fetched."""
+    """An object was replaced during the download."""
 
 
 def download(
     address: S3Address,
     folder: Path,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     *,
     select: Callable[[Iterable[str]], list[str]] = needed,
     cancel: threading.Event | None = None,
 ) -> Path:
-    """The files under an address, or the one object it names, in a directory below `folder`.
+    """Download the files under an address, or the one object it names, to a directory below `folder`.
 
-    The objects are listed each time, so that a changed one is fetched again; those that are here and unchanged are
-    not. An interrupted download goes on where it stopped. The directory is named by address and content, and appears
-    when every file is complete and has the checksum that S3 gives for it. Other processes that want the same wait.
+    Lists the objects each time and downloads those that are new or changed. An interrupted download continues where it
+    stopped. The directory is named after address and content, and appears when every file is complete and has S3's
+    checksum. Other processes that want the same address wait.
 
-    Raises DownloadError: nothing there, no access, no room, objects that stay broken, or `cancel` is set.
+    Raises DownloadError: no such object, no access, no disk space, objects that keep failing, or `cancel` is set.
     """
     home = folder / f"{address.key.rpartition('/')[2] or address.bucket}-{_short(str(address))}"
     for _ in range(_LISTINGS):
@@ -83,22 +83,22 @@ def download(
         if (final / RECORD).is_file():
             return final
         try:
-            with _locked(home, address, tell, cancel):
+            with _locked(home, address, progress, cancel):
                 if not (final / RECORD).is_file():
-                    _Download(address, objects, final, tell, cancel).run()
+                    _Download(address, objects, final, progress, cancel).run()
                 return final
         except _ChangedError as error:
-            tell(f"{address}: {error} was replaced during the download; looking again")
+            progress(f"{address}: {error} was replaced during the download; listing the objects again")
         except OSError as error:
             raise DownloadError(f"cannot download {address} to {home}: {error}") from error
     raise DownloadError(f"{address} changed during each of {_LISTINGS} downloads: wait until its upload is complete")
 
 
 def list_objects(address: S3Address, select: Callable[[Iterable[str]], list[str]] = needed) -> list[RemoteObject]:
-    """What is to be fetched of an address, sorted by name. Raises DownloadError, also where there is nothing."""
+    """The objects of an address, sorted by name. Raises DownloadError, also if there are none."""
     below: dict[str, RemoteObject] = {}
     itself: RemoteObject | None = None
-    with s3.told(address):
+    with s3.download_errors(address):
         pages = s3.client().get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.key)
         for entry in (entry for page in pages for entry in page.get("Contents", ())):
             key, size, etag = entry["Key"], int(entry["Size"]), entry["ETag"]
@@ -123,7 +123,7 @@ def list_objects(address: S3Address, select: Callable[[Iterable[str]], list[str]
 
 
 class _Arrival:
-    """An object and the file it becomes."""
+    """An object and its local file."""
 
     def __init__(self, object_: RemoteObject, folder: Path) -> None:
         self.object = object_
@@ -131,29 +131,29 @@ class _Arrival:
 
 
 class _Download:
-    """One download, under the lock."""
+    """One download, run under the lock."""
 
     def __init__(
         self,
         address: S3Address,
         objects: list[RemoteObject],
         final: Path,
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
         cancel: threading.Event | None,
     ) -> None:
         self._address = address
         self._objects = objects
         self._final = final
         self._partial = final.with_name(f".{final.name}.partial")
-        self._tell = tell
+        self._progress = progress
         self._cancel = cancel
         self._stop = threading.Event()
         self._client = s3.client()
-        self._progress: Progress
+        self._meter: ProgressMeter
         self._unchecked: list[str] = []
 
     def run(self) -> None:
-        """Fetch what is missing, check it, and give the directory its name. Raises DownloadError and OSError."""
+        """Download missing files, verify them, and rename the directory. Raises DownloadError and OSError."""
         self._partial.mkdir(parents=True, exist_ok=True)
         self._take_over_unchanged()
         arrivals = [_Arrival(object_, self._partial) for object_ in self._objects]
@@ -161,12 +161,12 @@ class _Download:
         self._check_room(sum(arrival.file.missing_blocks for arrival in arrivals))
         total = sum(object_.size for object_ in self._objects)
         kept = f", {shown(total - missing)} of them here already" if missing < total else ""
-        self._tell(f"downloading {self._address}: {len(arrivals)} files, {shown(total)}{kept}")
-        self._progress = Progress(f"downloading {self._address}", missing, self._tell)
+        self._progress(f"downloading {self._address}: {len(arrivals)} files, {shown(total)}{kept}")
+        self._meter = ProgressMeter(f"downloading {self._address}", missing, self._progress)
         self._fetch_all(arrivals)
-        self._progress.finish()
+        self._meter.finish()
         if self._unchecked:
-            self._tell(f"{self._address}: S3 has no checksum to compare for {', '.join(self._unchecked[:5])}")
+            self._progress(f"{self._address}: S3 has no checksum to compare for {', '.join(self._unchecked[:5])}")
         record = _Record(str(self._address), self._objects)
         (self._partial / RECORD).write_bytes(msgspec.json.encode(record))
         self._partial.rename(self._final)
@@ -175,7 +175,7 @@ class _Download:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _take_over_unchanged(self) -> None:
-        """Link the files of an earlier version whose objects are still the same."""
+        """Link the files of an earlier version whose objects have not changed."""
         for other in self._final.parent.iterdir():
             if not (other / RECORD).is_file():
                 continue
@@ -184,7 +184,7 @@ class _Download:
                 target = self._partial / object_.name
                 if object_ in earlier and not target.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    # Where links are not to be had it is fetched again.
+                    # If links are not supported, the file is downloaded again.
                     with suppress(OSError):
                         os.link(other / object_.name, target)
 
@@ -193,7 +193,7 @@ class _Download:
         if missing + _SPARE_BYTES > free:
             raise DownloadError(
                 f"{self._address} needs {shown(missing)} more on the disk of {self._partial.parent}, and {shown(free)} "
-                f"are free ({shown(_SPARE_BYTES)} are left alone): make room, or set DJL_CACHE_DIR to a larger disk"
+                f"are free ({shown(_SPARE_BYTES)} stay free): free some space, or set DJL_CACHE_DIR to a larger disk"
             )
 
     def _fetch_all(self, arrivals: list[_Arrival]) -> None:
@@ -201,7 +201,7 @@ class _Download:
         for arrival in sorted(arrivals, key=lambda arrival: arrival.object.size, reverse=True):
             missing = arrival.file.missing()
             tasks += [partial(self._fetch_part, arrival, index) for index in missing]
-            # With parts missing, whoever fetches the last one completes the file.
+            # The thread that downloads the last missing part completes the file.
             if not missing and not arrival.file.complete:
                 tasks.append(partial(self._complete, arrival))
         try:
@@ -211,7 +211,7 @@ class _Download:
                 arrival.file.close()
 
     def _run_all(self, tasks: deque[Callable[[], None]]) -> None:
-        """On threads that the end of the process does not wait for, unlike those of a ThreadPoolExecutor."""
+        """Download on daemon threads, which do not delay the end of the process as a ThreadPoolExecutor's would."""
         failures: list[BaseException] = []
 
         def work() -> None:
@@ -245,14 +245,14 @@ class _Download:
         crc = failures = 0
         while at < end and not self._stop.is_set():
             before = at
-            problem: object = "the object is shorter than it was listed"
+            problem: object = "the object is shorter than in the listing"
             try:
                 body = self._open(arrival.object, at, end)
                 while not self._stop.is_set() and (chunk := body.read(min(_READ_BYTES, end - at))):
                     file.write(at, chunk)
                     crc = checksums.crc64(chunk, crc)
                     at += len(chunk)
-                    self._progress.add(len(chunk))
+                    self._meter.add(len(chunk))
             except _TRANSIENT as error:
                 problem = error
             if at < end and not self._stop.is_set():
@@ -263,7 +263,7 @@ class _Download:
 
     def _open(self, object_: RemoteObject, at: int, end: int) -> Any:
         wanted = f"bytes={at}-{end - 1}"
-        with s3.told(f"s3://{self._address.bucket}/{object_.key}"):
+        with s3.download_errors(f"s3://{self._address.bucket}/{object_.key}"):
             try:
                 answer = self._client.get_object(
                     Bucket=self._address.bucket, Key=object_.key, Range=wanted, IfMatch=object_.etag
@@ -278,14 +278,14 @@ class _Download:
         if failures == _FAILURES:
             raise DownloadError(
                 f"{self._address}: {object_.name} broke off at byte {at:,} of {object_.size:,}, {failures} times in a "
-                f"row ({problem}); what has arrived is kept, and the next start goes on from there"
+                f"row ({problem}); what has arrived is kept, and the next start continues from there"
             )
         self._stop.wait(_FIRST_BACKOFF_SECONDS * 2 ** (failures - 1))
 
     def _complete(self, arrival: _Arrival) -> None:
-        """All parts are here: compare with the checksum that S3 has, and give the file its name."""
+        """Compare the complete file with S3's checksum and give it its name."""
         object_, file = arrival.object, arrival.file
-        with s3.told(f"s3://{self._address.bucket}/{object_.key}"):
+        with s3.download_errors(f"s3://{self._address.bucket}/{object_.key}"):
             head = self._head(object_, ChecksumMode="ENABLED")
             if head["ETag"] != object_.etag:
                 raise _ChangedError(object_.name)
@@ -295,8 +295,8 @@ class _Download:
         elif not self._is_right(file, claim):
             file.discard()
             raise DownloadError(
-                f"{self._address}: {object_.name} arrived with another {claim.algorithm} than S3 has for it "
-                f"({claim.value}); it was removed, and the next start fetches it again"
+                f"{self._address}: {object_.name} arrived with a different {claim.algorithm} than S3 has for it "
+                f"({claim.value}); it was removed, and the next start downloads it again"
             )
         file.finish()
 
@@ -311,13 +311,13 @@ class _Download:
 
 @contextmanager
 def _locked(
-    home: Path, address: S3Address, tell: Callable[[str], None], cancel: threading.Event | None
+    home: Path, address: S3Address, progress: Callable[[str], None], cancel: threading.Event | None
 ) -> Iterator[None]:
-    """One process downloads; the others wait for it and say so."""
+    """Let one process download; the others wait and report that."""
     home.mkdir(parents=True, exist_ok=True)
     lock = FileLock(home / ".lock")
     started = time.monotonic()
-    told = -_TELL_EVERY_SECONDS
+    reported = -_REPORT_EVERY_SECONDS
     while True:
         try:
             with lock.acquire(timeout=_POLL_SECONDS):
@@ -327,9 +327,9 @@ def _locked(
             waited = time.monotonic() - started
             if cancel is not None and cancel.is_set():
                 raise DownloadError(f"cancelled while another process was downloading {address}") from None
-            if waited - told >= _TELL_EVERY_SECONDS:
-                tell(f"another process is downloading {address}, waiting for it ({waited:.0f} s)")
-                told = waited
+            if waited - reported >= _REPORT_EVERY_SECONDS:
+                progress(f"another process is downloading {address}, waiting for it ({waited:.0f} s)")
+                reported = waited
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Which files of a model repository are needed to serve it."""
+"""Choose the files of a model repository that serving needs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _SAFETENSORS = ".safetensors"
 _PICKLED = (".bin", ".pt", ".pth")
 _FOREIGN = (".msgpack", ".h5", ".ot", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".mlmodel", ".pb", ".nemo")
 _MEDIA = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".mp4", ".pdf", ".ipynb")
-# Copies of the weights in other formats, beside the checkpoint itself.
+# Copies of the weights in other formats, beside the checkpoint's own.
 _COPIES = frozenset({"original", "onnx", "openvino", "coreml", "tf", "flax", "gguf", "metal", "runs", "logs"})
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
 def needed(names: Iterable[str]) -> list[str]:
-    """The files to fetch, of the paths of all files of a repository; sorted.
+    """The files to download from a repository, given the paths of all its files; sorted.
 
-    Everything of a compiled engine; of a checkpoint the configuration, the tokenizer, code and one set of weights:
-    safetensors before pickled ones, shards before their consolidated copy. Left out are other libraries' formats,
-    pictures, hidden files and what a training left behind.
+    All files of a compiled engine. Of a checkpoint, configuration, tokenizer, code and one set of weights: safetensors
+    before pickled ones, shards before their consolidated copy. Without other libraries' formats, pictures, hidden files
+    and training leftovers.
     """
     paths = sorted({PurePosixPath(name) for name in names if name and not name.endswith("/")})
     kept = [path for path in paths if not _is_hidden(path)]
@@ -31,7 +31,7 @@ def needed(names: Iterable[str]) -> list[str]:
 
 
 def tokenizer_files(names: Iterable[str]) -> list[str]:
-    """The files to fetch where a repository is wanted for its tokenizer alone: what is needed but for the weights."""
+    """The files to download for the tokenizer alone: the same without the weights."""
     return [name for name in needed(names) if not _is_weights(PurePosixPath(name))]
 
 

@@ -1,4 +1,4 @@
-"""A directory to S3 or to the Hugging Face hub."""
+"""Upload a directory to S3 or to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from pathlib import Path
 
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote.hub import HUB_SCHEME, hub_id
-from djl_trtllm.model.remote.progress import Progress, shown
+from djl_trtllm.model.remote.progress import ProgressMeter, shown
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 
 
 def is_remote_destination(text: str) -> bool:
-    """Whether the text is an `s3://` address or an `hf://owner/name`; anything else is a local path."""
+    """Whether the text is an `s3://` address or `hf://owner/name`; anything else is a local path."""
     return is_s3(text) or text.startswith(HUB_SCHEME)
 
 
-def upload(directory: Path, destination: str, tell: Callable[[str], None], *, last: str | None = None) -> None:
-    """Put all files of a directory there. The file `last` goes up when all others are there.
+def upload(directory: Path, destination: str, progress: Callable[[str], None], *, last: str | None = None) -> None:
+    """Upload all files of a directory. The file `last` is uploaded after all others.
 
-    A repository on the hub is made where it does not exist, and private. Raises DownloadError.
+    A hub repository is created as private if it does not exist. Raises DownloadError.
     """
     if is_s3(destination):
-        _to_s3(directory, S3Address.parse(destination), tell, last)
+        _to_s3(directory, S3Address.parse(destination), progress, last)
     else:
-        _to_hub(directory, hub_id(destination), tell)
+        _to_hub(directory, hub_id(destination), progress)
 
 
-def upload_file(path: Path, address: S3Address, tell: Callable[[str], None]) -> None:
-    """Put one file at exactly this address. Raises DownloadError."""
-    _files_to_s3({path: address.key}, address, tell)
+def upload_file(path: Path, address: S3Address, progress: Callable[[str], None]) -> None:
+    """Upload one file to exactly this address. Raises DownloadError."""
+    _files_to_s3({path: address.key}, address, progress)
 
 
-def _to_s3(directory: Path, address: S3Address, tell: Callable[[str], None], last: str | None) -> None:
+def _to_s3(directory: Path, address: S3Address, progress: Callable[[str], None], last: str | None) -> None:
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     files.sort(key=lambda path: path.name == last)
-    _files_to_s3({path: address.below(path.relative_to(directory).as_posix()) for path in files}, address, tell)
+    _files_to_s3({path: address.below(path.relative_to(directory).as_posix()) for path in files}, address, progress)
 
 
-def _files_to_s3(files: dict[Path, str], address: S3Address, tell: Callable[[str], None]) -> None:
+def _files_to_s3(files: dict[Path, str], address: S3Address, progress: Callable[[str], None]) -> None:
     from boto3.exceptions import S3UploadFailedError
     from boto3.s3.transfer import S3Transfer, TransferConfig, create_transfer_manager
 
@@ -46,29 +46,29 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, tell: Callable[[str
 
     settings = TransferConfig(max_concurrency=16, multipart_chunksize=64 << 20, multipart_threshold=64 << 20)
     total = sum(path.stat().st_size for path in files)
-    tell(f"uploading to {address}: {len(files)} files, {shown(total)}")
-    progress = Progress(f"uploading to {address}", total, tell)
-    with s3.told(address), S3Transfer(manager=create_transfer_manager(s3.client(), settings)) as transfer:
+    progress(f"uploading to {address}: {len(files)} files, {shown(total)}")
+    meter = ProgressMeter(f"uploading to {address}", total, progress)
+    with s3.download_errors(address), S3Transfer(manager=create_transfer_manager(s3.client(), settings)) as transfer:
         for path, key in files.items():
             try:
-                transfer.upload_file(str(path), address.bucket, key, callback=progress.add)
+                transfer.upload_file(str(path), address.bucket, key, callback=meter.add)
             except S3UploadFailedError as error:
-                # boto3 raises this one while it handles the store's answer, which says more.
+                # boto3 raises this one while it handles the store's response, which says more.
                 if error.__context__ is not None:
                     raise error.__context__ from None
                 raise DownloadError(f"{address}: {error}") from error
-    progress.finish()
+    meter.finish()
 
 
-def _to_hub(directory: Path, repository: str, tell: Callable[[str], None]) -> None:
+def _to_hub(directory: Path, repository: str, progress: Callable[[str], None]) -> None:
     from huggingface_hub import HfApi
 
     from djl_trtllm.model.remote.hub import explain
 
-    tell(f"uploading to {repository} on the hub (private, where it is new)")
+    progress(f"uploading to {repository} on the hub (private, where it is new)")
     try:
         api = HfApi()
         api.create_repo(repository, private=True, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=directory)
     except Exception as error:
-        raise DownloadError(f"{directory} cannot be uploaded to {repository}: {explain(error)}") from error
+        raise DownloadError(f"cannot upload {directory} to {repository}: {explain(error)}") from error

@@ -103,7 +103,9 @@ def test_offline_takes_what_is_here_and_says_when_it_is_not(process: HubProcess,
     assert offline.path == first.path
     assert offline.told == ["HF_HUB_OFFLINE is set: taking acme/story from the hub's cache"]
     missing = process.fetch("acme/story", tmp_path / "empty", before=OFFLINE)
-    assert missing.error.startswith("acme/story cannot be had from the Hugging Face hub: it is not whole in the hub's")
+    assert missing.error.startswith(
+        "cannot download acme/story from the Hugging Face hub: it is not complete in the hub's"
+    )
 
 
 def test_a_download_that_breaks_off_is_gone_on_with(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_a_file_that_is_not_what_the_hub_says_is_removed_and_fetched_again(
 ) -> None:
     hub.changed[name] = sent
     error = process.fetch("acme/story", tmp_path).error
-    assert error.startswith(f"acme/story cannot be had from the Hugging Face hub: {name} arrived with another ")
+    assert error.startswith(f"cannot download acme/story from the Hugging Face hub: {name} arrived with a different ")
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == sent]
     hub.changed.clear()
     hub.fetched.clear()
@@ -152,7 +154,7 @@ def test_a_file_is_compared_once(process: HubProcess, tmp_path: Path) -> None:
     assert process.fetch("acme/story", tmp_path).path == path
     # Written anew, by whomever.
     os.utime(file)
-    assert "arrived with another SHA-256" in process.fetch("acme/story", tmp_path).error
+    assert "arrived with a different SHA-256" in process.fetch("acme/story", tmp_path).error
 
 
 def test_bars_and_requests_of_the_hubs_library_stay_out_of_the_log(process: HubProcess, tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_room_is_wanted_for_what_is_missing(process: HubProcess, tmp_path: Path)
     size = sum(len(FILES[name]) for name in NEEDED)
     usage = "import shutil; shutil.disk_usage = lambda path: type('Usage', (), {'free': %d})"
     error = process.fetch("acme/story", tmp_path, before=usage % (size + (256 << 20) - 1)).error
-    assert "1.0 MB of it are still to come, and 269.5 MB are free" in error and "(268.4 MB are left alone)" in error
+    assert "1.0 MB are still missing, and 269.5 MB are free" in error and "(268.4 MB stay free)" in error
     assert "HF_HOME" in error
     fetched(process.fetch("acme/story", tmp_path, before=usage % (size + (256 << 20))))
     fetched(process.fetch("acme/story", tmp_path, before=usage % 0))
@@ -197,28 +199,30 @@ def test_a_private_model_says_that_it_wants_a_token(hub: Hub, process: HubProces
 def test_a_gated_model_says_what_to_do(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
     hub.gated = frozenset({"acme/story"})
     error = process.fetch("acme/story", tmp_path).error
-    assert error.startswith("acme/story cannot be had from the Hugging Face hub: access to it has to be asked for")
+    assert error.startswith(
+        "cannot download acme/story from the Hugging Face hub: it is gated: request access on its page"
+    )
 
 
 def test_an_unknown_model_and_an_unknown_revision_are_told_apart(process: HubProcess, tmp_path: Path) -> None:
     unknown = process.fetch("acme/tale", tmp_path).error
-    assert unknown.startswith("acme/tale cannot be had from the Hugging Face hub: there is no such model, or it is")
+    assert unknown.startswith("cannot download acme/tale from the Hugging Face hub: there is no such model, or it is")
     revision = process.fetch("acme/story", tmp_path, revision="v9").error
-    assert revision.startswith("acme/story at v9 cannot be had from the Hugging Face hub: it has no such branch")
+    assert revision.startswith("cannot download acme/story at v9 from the Hugging Face hub: it has no such branch")
 
 
 def test_a_model_without_files_is_told(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
     hub.repositories["acme/story"] = {".gitattributes": b""}
-    assert process.fetch("acme/story", tmp_path).error.endswith("hub: it has no files that could be served")
+    assert process.fetch("acme/story", tmp_path).error.endswith("hub: it has no files that can be served")
 
 
 def test_a_hub_that_cannot_be_reached_is_told(process: HubProcess, tmp_path: Path) -> None:
     nowhere = "from huggingface_hub import constants; constants.ENDPOINT = 'http://127.0.0.1:9'"
     error = process.fetch("acme/story", tmp_path, before=nowhere).error
     assert error.startswith(
-        "acme/story cannot be had from the Hugging Face hub: no connection to http://127.0.0.1:9 (Conn"
+        "cannot download acme/story from the Hugging Face hub: no connection to http://127.0.0.1:9 (Conn"
     )
-    assert "Connection refused" in error and error.endswith("): look at the network, proxies and HF_ENDPOINT")
+    assert "Connection refused" in error and error.endswith("): check the network, proxies and HF_ENDPOINT")
 
 
 def test_answers_of_the_hub_say_what_to_do() -> None:
@@ -231,7 +235,7 @@ def test_answers_of_the_hub_say_what_to_do() -> None:
         error.response = response
         return error
 
-    assert explain(answered(401)) == "HF_TOKEN is not valid: make a new one under Settings, Access Tokens"
+    assert explain(answered(401)) == "HF_TOKEN is not valid: create a new one under Settings, Access Tokens"
     assert explain(answered(502)) == "the hub answered with status 502 (it)"
     assert explain(DownloadError("no room")) == "no room"
     assert explain(ValueError("a\nb")) == "ValueError: a"

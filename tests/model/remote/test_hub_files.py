@@ -11,7 +11,7 @@ import pytest
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import hub_files
 from djl_trtllm.model.remote.hub_files import HubFile, RepositoryFolder
-from djl_trtllm.model.remote.progress import Progress
+from djl_trtllm.model.remote.progress import ProgressMeter
 
 COMMIT = "0123456789"
 WEIGHTS, CONFIG = b"weights" * 1000, b"{}"
@@ -96,7 +96,7 @@ def test_what_has_arrived_of_a_file_counts_by_the_disks_blocks(folder: Repositor
 
 
 def test_what_arrives_in_the_block_is_noted(folder: RepositoryFolder, tmp_path: Path) -> None:
-    progress = Progress("it", 1000, lambda line: None)
+    progress = ProgressMeter("it", 1000, lambda line: None)
     with folder.watched(progress):
         (tmp_path / "blobs" / "more.incomplete").write_bytes(b"x" * 700)
         (tmp_path / "blobs" / SHA1).unlink()
@@ -111,7 +111,7 @@ def test_it_is_noted_while_it_arrives(
 ) -> None:
     monkeypatch.setattr(hub_files, "_LOOK_EVERY_SECONDS", 0.001)
     arrived = threading.Event()
-    progress = Progress("it", 1000, lambda line: None)
+    progress = ProgressMeter("it", 1000, lambda line: None)
     add = progress.add
 
     def noted(count: int) -> None:
@@ -137,13 +137,13 @@ def test_it_is_looked_every_second(folder: RepositoryFolder, monkeypatch: pytest
             return super().wait(timeout)
 
     monkeypatch.setattr(threading, "Event", Noted)
-    with folder.watched(Progress("it", 1000, lambda line: None)):
+    with folder.watched(ProgressMeter("it", 1000, lambda line: None)):
         pass
     assert 1.0 in waits
 
 
 def test_a_folder_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
-    progress = Progress("it", 1000, lambda line: None)
+    progress = ProgressMeter("it", 1000, lambda line: None)
     with RepositoryFolder(tmp_path / "new").watched(progress):
         (tmp_path / "new" / "blobs").mkdir(parents=True)
         (tmp_path / "new" / "blobs" / "x").write_bytes(b"x" * 50)
@@ -175,15 +175,15 @@ def test_what_was_written_since_is_compared_again_and_nothing_else(folder: Repos
 def test_another_checksum_for_the_same_file_is_compared(folder: RepositoryFolder) -> None:
     checked(folder)
     other = FILES | {"model.safetensors": HubFile(len(WEIGHTS), "SHA-256", "0" * 64)}
-    assert "another SHA-256" in refused(folder, other)
+    assert "a different SHA-256" in refused(folder, other)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("model.safetensors", WEIGHTS[:-1] + b"x", f"another SHA-256 (the hub's SHA-256: {SHA256})"),
+        ("model.safetensors", WEIGHTS[:-1] + b"x", f"a different SHA-256 (the hub's SHA-256: {SHA256})"),
         ("model.safetensors", WEIGHTS[:-1], f"6,999 bytes instead of 7,000 (the hub's SHA-256: {SHA256})"),
-        ("sub/config.json", b"[]", f"another git SHA-1 (the hub's git SHA-1: {SHA1})"),
+        ("sub/config.json", b"[]", f"a different git SHA-1 (the hub's git SHA-1: {SHA1})"),
         ("sub/config.json", b"", f"0 bytes instead of 2 (the hub's git SHA-1: {SHA1})"),
     ],
 )
@@ -193,7 +193,7 @@ def test_what_is_not_what_the_hub_says_is_removed_and_told(
     blob = tmp_path / "blobs" / FILES[name].checksum
     blob.write_bytes(content)
     text = refused(folder)
-    assert text.startswith(f"{name} arrived with {said}; it was removed, and the next start fetches again.")
+    assert text.startswith(f"{name} arrived with {said}; it was removed, and the next start downloads again.")
     assert "HF_ENDPOINT" in text
     assert not blob.exists() and not (tmp_path / "snapshots" / COMMIT / name).is_symlink()
     assert len(record_of(folder)) == 1  # the other one was right
@@ -216,7 +216,7 @@ def test_a_size_that_the_hub_does_not_tell_is_not_compared(folder: RepositoryFol
     files = {"model.safetensors": HubFile(0, "SHA-256", SHA256)}
     assert len(checked(folder, files)) == 1
     (tmp_path / "blobs" / SHA256).write_bytes(b"x")
-    assert refused(folder, files).startswith("model.safetensors arrived with another SHA-256")
+    assert refused(folder, files).startswith("model.safetensors arrived with a different SHA-256")
 
 
 def test_what_has_no_checksum_is_told_and_taken(folder: RepositoryFolder) -> None:

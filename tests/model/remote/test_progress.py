@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from djl_trtllm.model.remote import progress as progress_module
-from djl_trtllm.model.remote.progress import Progress, shown
+from djl_trtllm.model.remote.progress import ProgressMeter, shown
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_it_tells_every_five_seconds_how_far_how_fast_and_how_long_still(clock: SimpleNamespace) -> None:
     lines: list[str] = []
-    progress = Progress("downloading it", 100_000_000, lines.append)
+    progress = ProgressMeter("downloading it", 100_000_000, lines.append)
     for seconds, told in ((4.9, 0), (5.0, 1), (9.9, 1), (10.0, 2), (15.0, 3)):
         clock.now = 1000.0 + seconds
         progress.add(10_000_000)
@@ -30,7 +30,7 @@ def test_it_tells_every_five_seconds_how_far_how_fast_and_how_long_still(clock: 
 
 def test_the_rate_is_that_of_the_last_seconds(clock: SimpleNamespace) -> None:
     lines: list[str] = []
-    progress = Progress("it", 10_000_000, lines.append)
+    progress = ProgressMeter("it", 10_000_000, lines.append)
     for count in (1_000_000, 1_000_000, 1_000_000, 50_000):
         clock.now += 5
         progress.add(count)
@@ -41,7 +41,7 @@ def test_the_rate_is_that_of_the_last_seconds(clock: SimpleNamespace) -> None:
 
 def test_a_window_ends_after_ten_seconds_and_not_before(clock: SimpleNamespace) -> None:
     lines: list[str] = []
-    progress = Progress("it", 10_000_000, lines.append)
+    progress = ProgressMeter("it", 10_000_000, lines.append)
     for count in (1_000_000, 0, 0):
         clock.now += 5
         progress.add(count)
@@ -51,7 +51,7 @@ def test_a_window_ends_after_ten_seconds_and_not_before(clock: SimpleNamespace) 
 
 def test_a_slow_download_is_told_how_long_it_takes(clock: SimpleNamespace) -> None:
     lines: list[str] = []
-    progress = Progress("it", 1000, lines.append)
+    progress = ProgressMeter("it", 1000, lines.append)
     clock.now += 10
     progress.add(5)
     assert lines == ["it: 5 bytes of 1.0 kB, 0 bytes/s, 1990 s left"]
@@ -59,14 +59,14 @@ def test_a_slow_download_is_told_how_long_it_takes(clock: SimpleNamespace) -> No
 
 def test_a_clock_that_stands_still_is_no_matter(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(progress_module, "_TELL_EVERY_SECONDS", 0.0)
-    Progress("it", 2000, lines.append).add(1000)
+    monkeypatch.setattr(progress_module, "_REPORT_EVERY_SECONDS", 0.0)
+    ProgressMeter("it", 2000, lines.append).add(1000)
     assert lines == ["it: 1.0 kB of 2.0 kB, 1.0 MB/s, 0 s left"]
 
 
 def test_where_nothing_arrives_nobody_knows_how_long_it_takes(clock: SimpleNamespace) -> None:
     lines: list[str] = []
-    progress = Progress("it", 1000, lines.append)
+    progress = ProgressMeter("it", 1000, lines.append)
     clock.now += 5
     progress.add(0)
     assert lines == ["it: 0 bytes of 1.0 kB, 0 bytes/s"]
@@ -74,7 +74,7 @@ def test_where_nothing_arrives_nobody_knows_how_long_it_takes(clock: SimpleNames
 
 def test_what_has_to_be_fetched_again_counts_back(clock: SimpleNamespace) -> None:
     lines: list[str] = []
-    progress = Progress("it", 1000, lines.append)
+    progress = ProgressMeter("it", 1000, lines.append)
     progress.add(500)
     progress.add(-200)
     assert (progress.done, lines) == (300, [])
@@ -82,7 +82,7 @@ def test_what_has_to_be_fetched_again_counts_back(clock: SimpleNamespace) -> Non
 
 def test_the_end_is_told_with_the_time_it_took(clock: SimpleNamespace) -> None:
     lines: list[str] = []
-    progress = Progress("it", 1000, lines.append)
+    progress = ProgressMeter("it", 1000, lines.append)
     progress.add(1000)
     progress.finish()
     clock.now += 2

@@ -52,7 +52,7 @@ def test_names_lie_below_an_address() -> None:
 
 
 def said(error: Exception) -> str:
-    with pytest.raises(DownloadError) as caught, s3.told("s3://models/it"):
+    with pytest.raises(DownloadError) as caught, s3.download_errors("s3://models/it"):
         raise error
     assert caught.value.__cause__ is error
     return str(caught.value)
@@ -65,7 +65,7 @@ def answer(code: str, status: int = 400, message: str = "", /, **headers: str) -
 
 DENIED = (
     "access is denied: the role or user needs s3:GetObject and s3:ListBucket there, and to write s3:PutObject and "
-    "s3:DeleteObject (a missing object looks the same without s3:ListBucket)"
+    "s3:DeleteObject (without s3:ListBucket a missing object looks the same)"
 )
 EXPIRED = "the credentials have expired: renew them (`aws sso login`, a new session token), or use a role"
 
@@ -73,7 +73,7 @@ EXPIRED = "the credentials have expired: renew them (`aws sso login`, a new sess
 @pytest.mark.parametrize(
     ("code", "advice"),
     [
-        ("NoSuchBucket", "there is no such bucket: look at its name, and at AWS_ENDPOINT_URL if the store is not AWS"),
+        ("NoSuchBucket", "there is no such bucket: check its name, and AWS_ENDPOINT_URL if the store is not AWS"),
         ("NoSuchKey", "there is no such object"),
         ("404", "there is no such object"),
         ("AccessDenied", DENIED),
@@ -82,8 +82,8 @@ EXPIRED = "the credentials have expired: renew them (`aws sso login`, a new sess
         ("ExpiredTokenException", EXPIRED),
         ("TokenRefreshRequired", EXPIRED),
         ("InvalidToken", "the session token is not valid: AWS_SESSION_TOKEN belongs to AWS_ACCESS_KEY_ID"),
-        ("InvalidAccessKeyId", "the access key is not known there: look at AWS_ACCESS_KEY_ID"),
-        ("SignatureDoesNotMatch", "the secret does not belong to the access key: look at AWS_SECRET_ACCESS_KEY"),
+        ("InvalidAccessKeyId", "the access key is unknown there: check AWS_ACCESS_KEY_ID"),
+        ("SignatureDoesNotMatch", "the secret does not belong to the access key: check AWS_SECRET_ACCESS_KEY"),
         ("RequestTimeTooSkewed", "this machine's clock is wrong by more than 15 minutes: set it (NTP)"),
         ("RequestExpired", "this machine's clock is wrong: set it (NTP)"),
         ("AuthorizationHeaderMalformed", "the bucket is in another region: set AWS_REGION to it"),
@@ -117,8 +117,8 @@ def test_an_answer_that_nobody_knows_is_told_as_it_is() -> None:
             PartialCredentialsError(provider="env", cred_var="x"),
             "there are no AWS credentials: give the machine a role",
         ),
-        (CredentialRetrievalError(provider="sso", error_msg="no"), "the AWS credentials could not be had: "),
-        (ProfileNotFound(profile="dev"), "The config profile (dev) could not be found: look at AWS_PROFILE"),
+        (CredentialRetrievalError(provider="sso", error_msg="no"), "cannot get the AWS credentials: "),
+        (ProfileNotFound(profile="dev"), "The config profile (dev) could not be found: check AWS_PROFILE"),
         (EndpointConnectionError(endpoint_url="http://x"), "the store cannot be reached ("),
         (ConnectTimeoutError(endpoint_url="http://x"), "the store cannot be reached ("),
         (ParamValidationError(report="bad"), "ParamValidationError: "),
@@ -131,11 +131,11 @@ def test_what_fails_on_this_side_says_what_to_do(error: Exception, says: str) ->
 
 def test_the_network_and_the_endpoint_are_named() -> None:
     text = said(EndpointConnectionError(endpoint_url="http://x"))
-    assert text.endswith("): look at the network, the region and AWS_ENDPOINT_URL")
+    assert text.endswith("): check the network, the region and AWS_ENDPOINT_URL")
 
 
 def test_other_errors_are_passed_on() -> None:
-    with pytest.raises(ValueError, match="mine"), s3.told("it"):
+    with pytest.raises(ValueError, match="mine"), s3.download_errors("it"):
         raise ValueError("mine")
 
 
@@ -164,5 +164,5 @@ def test_the_client_is_patient_and_has_connections_enough(store: Store) -> None:
 
 def test_a_client_that_cannot_be_made_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
-    with pytest.raises(DownloadError, match=r"S3: .*no-such-profile.*look at AWS_PROFILE"):
+    with pytest.raises(DownloadError, match=r"S3: .*no-such-profile.*check AWS_PROFILE"):
         s3.client()

@@ -118,7 +118,7 @@ def test_a_connection_that_always_breaks_is_an_error_and_leaves_nothing_whole(st
     store.fault = lambda request: 0 if request.method == "GET" and request.key == broken else None
     with pytest.raises(DownloadError, match="safetensors broke off at byte") as error:
         fetch(tmp_path)
-    assert "goes on from there" in str(error.value)
+    assert "continues from there" in str(error.value)
     assert no_complete_directory(tmp_path)
 
 
@@ -152,7 +152,7 @@ def test_a_wrong_checksum_is_an_error_and_the_file_is_fetched_again(store: Store
     damaged = store.objects["team/story/model-00001-of-00002.safetensors"]
     right = damaged.path.read_bytes()
     damaged.path.write_bytes(right[:-1] + b"\0")
-    with pytest.raises(DownloadError, match="arrived with another CRC64NVME than S3 has"):
+    with pytest.raises(DownloadError, match="arrived with a different CRC64NVME than S3 has"):
         fetch(tmp_path)
     assert no_complete_directory(tmp_path)
     damaged.path.write_bytes(right)
@@ -163,7 +163,7 @@ def test_without_an_s3_checksum_the_etag_is_compared(store: Store, tmp_path: Pat
     store.put("team/story/tokenizer.json", b'{"old": true}', checksum=False)
     damaged = store.objects["team/story/tokenizer.json"]
     damaged.path.write_bytes(b'{"old": fals}')
-    with pytest.raises(DownloadError, match="arrived with another MD5"):
+    with pytest.raises(DownloadError, match="arrived with a different MD5"):
         fetch(tmp_path)
 
 
