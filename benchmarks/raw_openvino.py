@@ -12,7 +12,8 @@ import sys
 import time
 
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor
-from djl_trtllm.executor.protocol import Sampling, Submit
+from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.request import Sampling
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
-"""What is asked of a model and what comes back, the same for every dialect and every backend.
+"""Requests and their output, the same for every dialect and every backend.
 
-A dialect parses bytes into a `GenerationRequest`; the rolling batch answers with a stream of `OutputChunk`s, one per
-iteration in which something happened, each with the new `Token`s of one sequence and, in the last, its
-`SequenceResult`.
-Joining the texts of all tokens of a sequence gives its whole output text.
+A dialect parses bytes into a `GenerationRequest`. The rolling batch answers with a stream of `OutputChunk`s, one per
+iteration that produced something. Each chunk has the new `Token`s of one sequence; the last one has its
+`SequenceResult`. The texts of all tokens of a sequence join to its output text.
+
+Defaults are neutral: they ask for nothing. `batching.features` refuses each field that a request sets and that the
+engine does not honour, so that a new field is never dropped silently.
 """
 
 from __future__ import annotations
@@ -17,18 +19,21 @@ import msgspec
 from djl_trtllm.errors import RequestError
 
 
-class FinishReason(str, enum.Enum):
-    """Why a sequence ended, in the words of the LMI schema."""
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended. Dialects have their own words for these."""
 
-    EOS_TOKEN = "eos_token"  # noqa: S105
-    STOP_SEQUENCE = "stop_sequence"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    ERROR = "error"
+    END_TOKEN = 1
+    """The model's own end token."""
+    STOP = 2
+    """A stop string, or one of the request's stop token ids."""
+    LENGTH = 3
+    """`max_new_tokens` were generated."""
+    CANCELLED = 4
+    ERROR = 5
 
 
 class GuideKind(str, enum.Enum):
-    """What holds output to a form."""
+    """How a guide describes the output."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -37,35 +42,39 @@ class GuideKind(str, enum.Enum):
 
 
 class Guide(msgspec.Struct, frozen=True, array_like=True):
-    """A form that the output is held to: a JSON schema as text, a regular expression or an EBNF grammar."""
+    """Constrains the output to a JSON schema (as text), a regular expression or an EBNF grammar."""
 
     kind: GuideKind
     value: str = ""
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
-    """A LoRA adapter: its name, an id that is unique in the life of the host, and its directory."""
+    """A LoRA adapter: its name, an id that is unique while the engine process lives, and its directory."""
 
     name: str
     id: int
     path: str
 
 
-class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling as the request asks for it; the defaults are the LMI schema's.
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How sequences are sampled. The dialect fills it in, and the engine process receives the same struct.
 
     Greedy if and only if `do_sample` is False. `max_new_tokens` 0 means as many as fit (at most `max_output_len`).
-    `seed` None draws a fresh one per request; sequence i of a request uses `seed` + i.
-    `best_of` None: `n` sequences, in the order of their index, as their tokens come. Otherwise `best_of` sequences are
-    generated, ranked by cumulative log-probability, and the best `n` delivered at the end as 0 to n - 1. With a
-    `beam_width` above 1 it is the best `n` beams, ranked by the engine; the fields after it belong to beam search.
+    `seed` None draws a new seed for each request; sequence i of a request uses `seed` + i.
+    `best_of` None: `n` sequences, in the order of their index, as their tokens arrive. Otherwise `best_of` sequences
+    are generated and ranked by cumulative log-probability; the best `n` are delivered at the end as 0 to n - 1. With a
+    `beam_width` above 1, the best `n` beams are delivered, ranked by the engine; the fields after it belong to beam
+    search.
+
+    The engine gets one sequence, or all beams: there `max_new_tokens` is final, and `seed` is the sequence's own.
     """
 
-    max_new_tokens: int = 30
+    max_new_tokens: int = 0
     min_new_tokens: int = 0
     do_sample: bool = False
     temperature: float = 1.0
     top_k: int = 0
+    """0 means the whole vocabulary."""
     top_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -76,6 +85,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     best_of: int | None = None
     min_p: float = 0.0
     no_repeat_ngram_size: int = 0
+    """0 turns it off."""
     beam_width: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
@@ -91,17 +101,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request, before tokenising.
 
     Exactly one of `prompt`, `prompt_ids` and `messages` (chat, for the tokenizer's chat template) is set.
-    `stop` strings end a sequence and are not part of its text; `logprobs` asks for the chosen token's
-    log-probability with every token where the engine gives it: `asks_logprobs` says that the client did and not only
-    the format of its answer, `needs_logprobs` that the request is no use without. `truncate` keeps the last so many
-    prompt tokens. `bad` strings must not come, `guide` holds the output to a form, `adapter` is the name of a LoRA
-    adapter.
+    `stop` strings end a sequence and are not part of its text. `logprobs`: return the chosen token's log-probability
+    with each token, if the engine has it. `asks_logprobs`: the client asked for it, not only the answer's format.
+    `needs_logprobs`: refuse the request if the engine does not have it. `truncate` keeps the last N prompt tokens.
+    `bad` strings are not generated, `guide` constrains the output, `adapter` is the name of a LoRA adapter.
     """
 
     prompt: str | None = None
     prompt_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
-    sampling: SamplingParameters = SamplingParameters()
+    sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: bool = False
@@ -114,7 +123,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
-    """One generated token. `text` is what it adds to the output: "" for special and not yet printable tokens."""
+    """One generated token. `text` is what it adds to the output: "" for special tokens and unfinished characters."""
 
     id: int
     text: str
@@ -134,7 +143,7 @@ class SequenceResult(NamedTuple):
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):
-    """What is new in one sequence (`index` of 0 to n - 1) since the last update."""
+    """The new output of one sequence (`index` from 0 to n - 1) since the last chunk."""
 
     index: int
     tokens: list[Token]
@@ -142,4 +151,4 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 Consumer = Callable[[OutputChunk], None]
-"""Receives the updates of one request, in order. Called by the rolling batch; must neither block nor raise."""
+"""Receives the chunks of one request, in order. Called by the rolling batch; must neither block nor raise."""

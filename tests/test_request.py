@@ -1,16 +1,16 @@
-"""What a request asks for where it says nothing: the defaults of the LMI schema."""
+"""Defaults of requests are neutral."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from djl_trtllm.batching import FinishReason, GenerationRequest, SamplingParameters
+from djl_trtllm.request import FinishReason, GenerationRequest, Sampling
 
 
-def test_the_defaults_of_sampling_are_those_of_the_lmi_schema() -> None:
-    assert msgspec.structs.asdict(SamplingParameters()) == {
-        "max_new_tokens": 30,
+def test_the_defaults_of_sampling_are_neutral() -> None:
+    assert msgspec.structs.asdict(Sampling()) == {
+        "max_new_tokens": 0,
         "min_new_tokens": 0,
         "do_sample": False,
         "temperature": 1.0,
@@ -34,25 +34,23 @@ def test_the_defaults_of_sampling_are_those_of_the_lmi_schema() -> None:
 
 def test_a_request_asks_for_nothing_by_itself() -> None:
     fields = msgspec.structs.asdict(GenerationRequest())
-    assert fields.pop("sampling") == SamplingParameters()
+    assert fields.pop("sampling") == Sampling()
     assert not any(fields.values())
 
 
 @pytest.mark.parametrize(
     ("sampling", "sequences"),
     [
-        (SamplingParameters(), 1),
-        (SamplingParameters(n=3), 3),
-        (SamplingParameters(n=2, best_of=5), 5),
-        (SamplingParameters(n=1, beam_width=2), 2),
-        (SamplingParameters(n=3, beam_width=4), 4),
+        (Sampling(), 1),
+        (Sampling(n=3), 3),
+        (Sampling(n=2, best_of=5), 5),
+        (Sampling(n=1, beam_width=2), 2),
+        (Sampling(n=3, beam_width=4), 4),
     ],
 )
-def test_as_many_sequences_are_generated_as_are_ranked_or_delivered(
-    sampling: SamplingParameters, sequences: int
-) -> None:
+def test_as_many_sequences_are_generated_as_are_ranked_or_delivered(sampling: Sampling, sequences: int) -> None:
     assert sampling.sequences == sequences
 
 
-def test_finish_reasons_are_the_words_of_the_lmi_schema() -> None:
-    assert [reason.value for reason in FinishReason] == ["eos_token", "stop_sequence", "length", "cancelled", "error"]
+def test_finish_reasons_are_small_numbers_for_the_engine_process() -> None:
+    assert [reason.value for reason in FinishReason] == [1, 2, 3, 4, 5]

@@ -1,25 +1,5 @@
-"""The rolling batch: who waits, who runs, what has come of it, and the one place where a request ends.
+"""The rolling batch: the waiting queue, the running requests, and the one place where a request ends.
 
-A plain state machine without threads or asyncio. The executor's messages pump it; it hands every request's news to
-that request's consumer, once per pump, however many iterations the pump brought.
+A plain state machine without threads or asyncio. Each batch of messages from the executor is one `process` call. It
+gives each request's consumer one chunk per sequence, however many iterations the messages hold.
 """
-
-from djl_trtllm.request import (
-    Consumer,
-    FinishReason,
-    GenerationRequest,
-    OutputChunk,
-    SamplingParameters,
-    SequenceResult,
-    Token,
-)
-
-__all__ = [
-    "Consumer",
-    "FinishReason",
-    "GenerationRequest",
-    "OutputChunk",
-    "SamplingParameters",
-    "SequenceResult",
-    "Token",
-]

@@ -1,79 +1,121 @@
-"""What a request needs of an executor beyond plain sampling."""
+"""Refuses, by name, what a request asks for and the engine does not honour.
+
+An executor names what it honours (`Ready.features`). Everything else must have its neutral default in a request, so
+that a field which an engine does not name is refused, never dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from typing import NamedTuple
+import functools
+from collections.abc import Set
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
 
 from djl_trtllm.errors import UnsupportedParameterError
 from djl_trtllm.executor.protocol import Feature
-from djl_trtllm.request import GenerationRequest, GuideKind
+from djl_trtllm.request import GenerationRequest, GuideKind, Sampling
 
-
-class _Need(NamedTuple):
-    """A feature, the parameter that asks for it, whether a request does, and what else can be done."""
-
-    feature: Feature
-    parameter: str
-    asked: Callable[[GenerationRequest], bool]
-    advice: str
-
-
-def _guided(*kinds: GuideKind) -> Callable[[GenerationRequest], bool]:
-    return lambda request: request.guide is not None and request.guide.kind in kinds
-
-
-_NO_GUIDE = "this engine cannot hold its output to a form; on TensorRT-LLM set option.guided_decoding_backend=xgrammar"
-_NEEDS = (
-    _Need(
-        Feature.BEAM_SEARCH,
-        "'num_beams' ('beam_width')",
-        lambda request: request.sampling.beam_width > 1,
-        "this engine has no beam search; use 'n' and 'best_of' with sampling, or TensorRT-LLM with "
-        "option.max_beam_width",
-    ),
-    _Need(Feature.MIN_P, "'min_p'", lambda request: request.sampling.min_p > 0, "use 'top_p'"),
-    _Need(
-        Feature.NO_REPEAT_NGRAM,
-        "'no_repeat_ngram_size'",
-        lambda request: request.sampling.no_repeat_ngram_size > 0,
-        "use 'repetition_penalty'",
-    ),
-    _Need(
-        Feature.BAD_WORDS,
-        "'bad_words' ('bad_sequences')",
-        lambda request: bool(request.bad),
-        "this engine cannot keep words out",
-    ),
-    _Need(Feature.JSON, "a JSON guide", _guided(GuideKind.JSON_OBJECT, GuideKind.JSON_SCHEMA), _NO_GUIDE),
-    _Need(Feature.REGEX, "a regular expression", _guided(GuideKind.REGEX), _NO_GUIDE),
-    _Need(Feature.GRAMMAR, "a grammar", _guided(GuideKind.GRAMMAR), _NO_GUIDE),
-    _Need(
-        Feature.ADAPTERS,
-        "'adapters'",
-        lambda request: request.adapter is not None,
-        "this model is served without LoRA adapters; on TensorRT-LLM set option.enable_lora=true",
-    ),
-    _Need(
-        Feature.LOGPROBS,
-        "'logprobs' or 'best_of'",
-        lambda request: request.needs_logprobs,
-        "this engine gives no log-probabilities; on a compiled TensorRT engine set "
-        "option.gather_generation_logits=true",
-    ),
+_DONE_ABOVE = frozenset(
+    {"prompt", "prompt_ids", "messages", "sampling", "stop", "truncate", "logprobs", "asks_logprobs", "n", "best_of"}
 )
+"""Fields that the server honours for every engine."""
+
+_FEATURES = {"needs_logprobs": Feature.LOGPROBS, "adapter": Feature.ADAPTERS}
+_GUIDES = {
+    GuideKind.JSON_OBJECT: Feature.JSON,
+    GuideKind.JSON_SCHEMA: Feature.JSON,
+    GuideKind.REGEX: Feature.REGEX,
+    GuideKind.GRAMMAR: Feature.GRAMMAR,
+}
+_PART_OF = {
+    **dict.fromkeys(("temperature", "top_k", "top_p", "seed"), "do_sample"),
+    **dict.fromkeys(("length_penalty", "early_stopping", "beam_search_diversity_rate"), "beam_width"),
+}
+"""Fields that have an effect only where another one is set."""
+
+_NAMES = {
+    "beam_width": "'num_beams' ('beam_width')",
+    "bad": "'bad_words' ('bad_sequences')",
+    "adapter": "'adapters'",
+    "needs_logprobs": "'logprobs' or 'best_of'",
+    Feature.JSON: "a JSON guide",
+    Feature.REGEX: "a regular expression",
+    Feature.GRAMMAR: "a grammar",
+}
+"""What clients call them, where that differs from the field."""
+
+_NO_PENALTIES = "this engine's sampler ignores it; on TensorRT-LLM set option.sampler_type=TRTLLMSampler"
+_NO_GUIDE = "this engine cannot constrain its output; on TensorRT-LLM set option.guided_decoding_backend=xgrammar"
+_ADVICE = {
+    "beam_width": "this engine has no beam search; use 'n' and 'best_of' with sampling, or TensorRT-LLM with "
+    "option.max_beam_width",
+    "min_p": "use 'top_p'",
+    "no_repeat_ngram_size": "use 'repetition_penalty'",
+    "repetition_penalty": _NO_PENALTIES,
+    "presence_penalty": _NO_PENALTIES,
+    "frequency_penalty": _NO_PENALTIES,
+    "bad": "this engine cannot exclude words",
+    "adapter": "this model is served without LoRA adapters; on TensorRT-LLM set option.enable_lora=true",
+    "needs_logprobs": "this engine has no log-probabilities; on a compiled TensorRT engine set "
+    "option.gather_generation_logits=true",
+    Feature.JSON: _NO_GUIDE,
+    Feature.REGEX: _NO_GUIDE,
+    Feature.GRAMMAR: _NO_GUIDE,
+}
 
 
-def gives_logprobs(request: GenerationRequest, features: Set[Feature]) -> bool:
-    """Whether a request that has a place for log-probabilities gets them from an executor with these features."""
+class _Field(NamedTuple):
+    name: str
+    read: attrgetter[Any]
+    neutral: object
+    part_of: attrgetter[Any] | None
+    whole_neutral: object
+
+
+def gives_logprobs(request: GenerationRequest, features: Set[str]) -> bool:
+    """Whether an executor with these features returns log-probabilities for a request that has a place for them."""
     wanted = request.asks_logprobs or request.needs_logprobs or Feature.FREE_LOGPROBS in features
     return Feature.LOGPROBS in features and wanted
 
 
-def require(request: GenerationRequest, features: Set[Feature]) -> None:
-    """Raise UnsupportedParameterError, naming the parameters, for what an executor with these features cannot do."""
-    missing = [
-        f"{need.parameter}: {need.advice}" for need in _NEEDS if need.feature not in features and need.asked(request)
+def require(request: GenerationRequest, features: frozenset[str]) -> None:
+    """Raise UnsupportedParameterError, naming the parameters that an executor with these features does not honour."""
+    missing: list[str] = [
+        field.name
+        for field in _not_honoured(features)
+        if field.read(request) != field.neutral
+        and (field.part_of is None or field.part_of(request) != field.whole_neutral)
     ]
+    if request.guide is not None and _GUIDES[request.guide.kind] not in features:
+        missing.append(_GUIDES[request.guide.kind])
     if missing:
-        raise UnsupportedParameterError(f"not supported by this backend: {'; '.join(missing)}")
+        raise UnsupportedParameterError(f"not supported by this backend: {'; '.join(map(_refusal, missing))}")
+
+
+@functools.lru_cache(maxsize=8)
+def _not_honoured(features: frozenset[str]) -> tuple[_Field, ...]:
+    """The fields that must have their neutral value."""
+    found = []
+    for struct, path in ((Sampling, "sampling."), (GenerationRequest, "")):
+        neutral = msgspec.structs.asdict(struct())
+        for name in neutral:
+            if name in _DONE_ABOVE or name == "guide" or _FEATURES.get(name, name) in features:
+                continue
+            whole = _PART_OF.get(name)
+            found.append(
+                _Field(
+                    name,
+                    attrgetter(path + name),
+                    neutral[name],
+                    None if whole is None else attrgetter(path + whole),
+                    None if whole is None else neutral[whole],
+                )
+            )
+    return tuple(found)
+
+
+def _refusal(name: str) -> str:
+    shown = _NAMES.get(name, f"'{name}'")
+    return f"{shown}: {_ADVICE[name]}" if name in _ADVICE else shown

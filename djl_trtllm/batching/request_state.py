@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djl_trtllm.batching.sequence import OutputSequence
-from djl_trtllm.request import Consumer, FinishReason, OutputChunk, SamplingParameters, Token
+from djl_trtllm.request import Consumer, FinishReason, OutputChunk, Sampling, Token
 
 _CUT_SHORT = (FinishReason.CANCELLED, FinishReason.ERROR)
 
@@ -31,7 +31,7 @@ class RequestState:
 
     def __init__(
         self,
-        sampling: SamplingParameters,
+        sampling: Sampling,
         prompt_tokens: int,
         sequences: list[OutputSequence],
         consumer: Consumer,

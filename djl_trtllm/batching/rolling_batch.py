@@ -21,7 +21,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Delta, Finish, Limits, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, Consumer, FinishReason, GenerationRequest
 
@@ -255,15 +255,12 @@ class RollingBatch:
             self._blocks_in_use -= slot.blocks
 
     def _reason(self, delta: Delta) -> FinishReason:
-        match delta.finish:
-            case Finish.LENGTH:
-                return FinishReason.LENGTH
-            case Finish.CANCELLED:
-                return FinishReason.CANCELLED
-            case Finish.ERROR:
-                return FinishReason.ERROR
-        ended_by = delta.token_ids[-1] if delta.token_ids else None
-        return FinishReason.EOS_TOKEN if ended_by in self._end_ids else FinishReason.STOP_SEQUENCE
+        """An executor does not distinguish the model's end tokens from other stop ids."""
+        assert delta.finish is not None
+        if delta.finish in (FinishReason.STOP, FinishReason.END_TOKEN):
+            ended_by = delta.token_ids[-1] if delta.token_ids else None
+            return FinishReason.END_TOKEN if ended_by in self._end_ids else FinishReason.STOP
+        return delta.finish
 
     def _abort(self, generation: RequestState, reason: FinishReason, error: RequestError | None) -> None:
         for request_id in generation.ids:
@@ -307,7 +304,7 @@ class RollingBatch:
                 statistics.inter_token_latency.observe((now - generation.last_token_at) / tokens, tokens)
             generation.last_token_at = now
         if sequence.finished is not None:
-            statistics.finished[sequence.finished.reason.value] += 1
+            statistics.finished[sequence.finished.reason] += 1
             if generation.done:
                 statistics.request_time.observe(now - generation.arrived)
 

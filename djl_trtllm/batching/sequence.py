@@ -109,7 +109,7 @@ class OutputSequence:
             safe = self._matcher.safe
             if match is not None:
                 self._ready += [replace(held, text=held.text[: max(0, safe - start)]) for start, held in self._held]
-                self._end(FinishReason.STOP_SEQUENCE, match.stop, None)
+                self._end(FinishReason.STOP, match.stop, None)
                 return True
         if not self._detokenizer.pending:
             while self._held and self._held[0][0] + len(self._held[0][1].text) <= safe:

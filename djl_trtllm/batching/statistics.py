@@ -1,4 +1,4 @@
-"""What the rolling batch counts, cheap enough for every token; the server turns it into metrics."""
+"""Counters and histograms of the rolling batch. The server turns them into metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from djl_trtllm.request import FinishReason
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -29,7 +31,7 @@ class Statistics:
     """Totals since the model was loaded. Durations are in seconds."""
 
     requests: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
+    finished: Counter[FinishReason] = field(default_factory=Counter)
     """Sequences by finish reason."""
     prompt_tokens: int = 0
     reused_prompt_tokens: int = 0

@@ -1,16 +1,18 @@
-"""A request as the executor takes it: sequences that turn its tokens into text, and messages of token ids."""
+"""Turns a request into executor messages (token ids) and into the sequences that decode their output."""
 
 from __future__ import annotations
 
 import functools
 import secrets
 
-from djl_trtllm.batching.sequence import OutputSequence
-from djl_trtllm.executor.protocol import Sampling, Submit
-from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, GenerationRequest, SamplingParameters
+from msgspec.structs import replace
 
-_MOST_STOPS_KNOWN = 1024
+from djl_trtllm.batching.sequence import OutputSequence
+from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import Adapter, GenerationRequest
+
+_MAX_CACHED_STOPS = 1024
 
 
 class Translator:
@@ -20,7 +22,7 @@ class Translator:
         self._tokenizer = tokenizer
         # Some models end with a token that their tokenizer does not list as special.
         self._special_ids = tokenizer.special_ids | tokenizer.end_ids
-        self._means_itself = functools.lru_cache(_MOST_STOPS_KNOWN)(self._decodes_to_itself)
+        self._is_exact_in_tokens = functools.lru_cache(_MAX_CACHED_STOPS)(self._survives_tokenising)
 
     def sequences(self, request: GenerationRequest, prompt_ids: list[int]) -> list[OutputSequence]:
         """The sequences of a request, each with its seed."""
@@ -50,50 +52,34 @@ class Translator:
         seed: int | None,
         adapter: Adapter | None,
     ) -> Submit:
-        """What starts one sequence, or all beams, in the executor."""
+        """The message that starts one sequence, or all beams, in the executor."""
+        sampling = replace(
+            request.sampling,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min(request.sampling.min_new_tokens, max_new_tokens),
+            seed=seed,
+        )
         end_ids = () if request.sampling.ignore_eos else self._tokenizer.end_ids
         return Submit(
             request_id,
             prompt_ids,
-            _sampling(request.sampling, max_new_tokens, seed or 0, _wants_logprobs(request)),
+            sampling,
             [*end_ids, *request.stop_token_ids],
-            [text for text in request.stop if self._means_itself(text)],
+            [text for text in request.stop if self._is_exact_in_tokens(text)],
             list(request.bad),
             request.guide,
             adapter,
+            _wants_logprobs(request),
         )
 
-    def _decodes_to_itself(self, text: str) -> bool:
-        """Whether the tokens of a stop string mean exactly it.
+    def _survives_tokenising(self, text: str) -> bool:
+        """Whether a stop string survives tokenising and decoding.
 
-        An engine stops at tokens. Where normalising changed the string, it would stop at something else.
+        An engine stops at tokens. If normalising changes the string, the engine would stop at another text.
         """
         return self._tokenizer.decode(self._tokenizer.encode(text, False), False) == text
 
 
 def _wants_logprobs(request: GenerationRequest) -> bool:
-    # Ranking needs the log-probabilities, asked for or not.
+    # Ranking needs the log-probabilities, whether or not the client asked for them.
     return request.logprobs or request.sampling.best_of is not None
-
-
-def _sampling(sampling: SamplingParameters, max_new_tokens: int, seed: int, logprobs: bool) -> Sampling:
-    return Sampling(
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min(sampling.min_new_tokens, max_new_tokens),
-        do_sample=sampling.do_sample,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=seed,
-        ignore_eos=sampling.ignore_eos,
-        logprobs=logprobs,
-        min_p=sampling.min_p,
-        no_repeat_ngram_size=sampling.no_repeat_ngram_size,
-        beam_width=sampling.beam_width,
-        length_penalty=sampling.length_penalty,
-        early_stopping=sampling.early_stopping,
-        beam_search_diversity_rate=sampling.beam_search_diversity_rate,
-    )

@@ -18,7 +18,6 @@ from djl_trtllm.executor.protocol import (
     Cancel,
     Deframer,
     Failed,
-    Feature,
     Limits,
     Ping,
     Ready,
@@ -67,7 +66,7 @@ class ExecutorClient(asyncio.Protocol):
     ) -> None:
         self.limits: Limits
         self.details: dict[str, Any] = {}
-        self.features: frozenset[Feature] = frozenset()
+        self.features: frozenset[str] = frozenset()
         self._on_steps = on_steps
         self._on_death = on_death
         self._busy = busy
@@ -108,7 +107,7 @@ class ExecutorClient(asyncio.Protocol):
         except BaseException:
             await self.kill()
             raise
-        self.limits, self.details, self.features = ready.limits, ready.details, frozenset(ready.features)
+        self.limits, self.details, self.features = ready.limits, ready.details, ready.features
         if not self._gone.done():
             self._watch()
 

@@ -27,7 +27,6 @@ from djl_trtllm.executor.protocol import (
     Cancel,
     Delta,
     Failed,
-    Feature,
     Limits,
     Ping,
     Pong,
@@ -54,7 +53,7 @@ class AnyExecutor(Protocol):
 
     limits: Limits
     details: dict[str, Any]
-    features: list[Feature]
+    features: frozenset[str]
 
     def submit(self, request: Submit) -> None:
         """Take in a request; what is wrong with it becomes its terminal delta."""

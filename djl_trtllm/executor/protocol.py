@@ -1,16 +1,16 @@
-"""The messages between the server and the executor host process.
+"""The messages between the server and the engine process.
 
-Token ids in, token ids out. Everything that concerns text (stop strings, detokenising, n and best_of) happens
-above. Frames on the socket are a 4-byte little-endian length and a MessagePack body.
+Token ids in, token ids out. The server does everything that concerns text: stop strings, detokenising, `n` and
+`best_of`. A frame on the socket is a 4-byte little-endian length and a MessagePack body.
 
 What an executor promises:
 
-- `Submit` never fails as such; what is wrong with it arrives as the request's terminal `Delta`.
+- `Submit` never fails; an error arrives as the request's terminal `Delta`.
 - Deltas carry new tokens only, in order, one delta per request and iteration.
-- Every request gets exactly one delta with a `finish`; its sequence slot and KV cache blocks are free once that
-  delta was sent, not before. That holds for cancelled requests too: their terminal delta comes late.
-- While a request is unfinished the host sends a `Step` at least every few seconds; `Ping` is answered between two
-  steps. A host that is silent for longer is hung.
+- Every request gets exactly one delta with a `finish`. Its sequence slot and KV cache blocks are free once that
+  delta is sent, not before. This holds for cancelled requests too: their terminal delta comes late.
+- While a request is unfinished the engine process sends a `Step` at least every few seconds; it answers `Ping` between
+  two steps. An engine process that is silent for longer is hung.
 """
 
 from __future__ import annotations
@@ -21,72 +21,28 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from djl_trtllm.request import Adapter, Guide
-
-
-class Finish(enum.IntEnum):
-    """Why an executor ended a request."""
-
-    END = 1
-    """An end token, or one of `Submit.stop_token_ids`; the last token id is the one that ended it."""
-    LENGTH = 2
-    """`max_new_tokens` were generated."""
-    CANCELLED = 3
-    """A `Cancel` took effect."""
-    ERROR = 4
-    """This request failed; `Delta.error` says why."""
+from djl_trtllm.request import Adapter, FinishReason, Guide, Sampling
 
 
 class Feature(str, enum.Enum):
-    """What an executor can do beyond plain sampling; `Ready.features` lists what a started one has.
+    """What a request can need of an engine that is not one field of `Sampling` or `GenerationRequest`.
 
-    A request that needs a feature its executor lacks is refused above it, by name.
+    `Ready.features` lists those of a started executor, beside the names of the fields that it honours.
     """
 
     LOGPROBS = "logprobs"
     FREE_LOGPROBS = "free_logprobs"
-    """Log-probabilities cost next to nothing: they are asked for wherever an answer has a place for them."""
+    """Log-probabilities cost next to nothing: request them wherever an answer has a place for them."""
     JSON = "json"
     """Output that is any JSON object, or one of a JSON schema."""
     REGEX = "regex"
     GRAMMAR = "grammar"
     """EBNF grammars."""
     ADAPTERS = "adapters"
-    BEAM_SEARCH = "beam_search"
-    MIN_P = "min_p"
-    NO_REPEAT_NGRAM = "no_repeat_ngram"
-    BAD_WORDS = "bad_words"
-
-
-class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence is sampled. Greedy if and only if `do_sample` is False and `beam_width` is 1."""
-
-    max_new_tokens: int
-    min_new_tokens: int = 0
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    """0 means the whole vocabulary."""
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = 0
-    ignore_eos: bool = False
-    logprobs: bool = False
-    """Whether to return the chosen token's log-probability with each token."""
-    min_p: float = 0.0
-    no_repeat_ngram_size: int = 0
-    """0 means no such rule."""
-    beam_width: int = 1
-    """More than 1 is beam search: see `Submit`."""
-    length_penalty: float = 1.0
-    early_stopping: bool = False
-    beam_search_diversity_rate: float = 0.0
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
-    """First message to a host: which executor to run (`module:Class`), and its own `options`."""
+    """First message to an engine process: which executor to run (`module:Class`), and the executor's `options`."""
 
     executor: str
     options: dict[str, Any]
@@ -105,22 +61,24 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     stop_token_ids: list[int] = []
     """Ids that end the sequence, end-of-sequence ids included."""
     stop: list[str] = []
-    """Stop strings at which the executor may end by itself, its output including the string. Those it does not find
-    are found above it, which cancels then."""
+    """Stop strings at which the executor may end the sequence itself; its output includes the string. The server finds
+    all others and cancels the request."""
     bad: list[str] = []
-    """Strings whose tokens must not come in sequence."""
+    """Strings whose tokens are not generated in sequence."""
     guide: Guide | None = None
     adapter: Adapter | None = None
+    logprobs: bool = False
+    """Whether to return the chosen token's log-probability with each token."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Stop generating for a request. Unknown and finished ids are fine: the message may cross the last delta."""
+    """Stop generating for a request. Unknown and finished ids are ignored: the message may cross the last delta."""
 
     request_id: int
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Asks an idle host for a sign of life."""
+    """Checks that an idle engine process is alive."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
@@ -131,8 +89,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     """What a started executor can hold.
 
     `max_sequences`: running at once. `kv_blocks` and `block_size` (tokens): the paged KV cache; `kv_blocks` is 0
-    where the executor admits by itself. `max_seq_len`: prompt plus output of one sequence, in tokens.
-    `lookahead`: how many more than `max_sequences` the executor wants queued inside itself.
+    where the executor admits requests itself. `max_seq_len`: prompt plus output of one sequence, in tokens.
+    `lookahead`: how many sequences beyond `max_sequences` the executor queues itself.
     """
 
     max_sequences: int
@@ -148,20 +106,21 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     limits: Limits
     details: dict[str, Any] = {}
     """For the log: device, precision, versions, KV cache size."""
-    features: list[Feature] = []
+    features: frozenset[str] = frozenset()
+    """The fields of `Sampling` and `GenerationRequest` that the executor honours, and each `Feature` that it has."""
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one request in one iteration.
 
-    `cached_tokens` is told once, with the first delta: how many prompt tokens came out of the prefix cache.
+    `cached_tokens` is set once, in the first delta: how many prompt tokens came from the prefix cache.
     """
 
     request_id: int
     token_ids: list[int]
     logprobs: list[float] | None = None
-    finish: int = 0
-    """0 while running, else a `Finish`."""
+    finish: FinishReason | None = None
+    """None while it runs. STOP for any of `Submit.stop_token_ids`; the last token id is the one that ended it."""
     error: str | None = None
     cached_tokens: int = 0
 
@@ -169,9 +128,9 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
 class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The engine's state after an iteration. `kv_usage` is the used share of the KV cache, 0 to 1.
 
-    What an engine does not tell is 0: `queued` requests wait inside it, `paused` ones gave their KV cache up for
-    others, `iterations` were run, the last in `iteration_seconds`; `kv_hit_rate` is the share of KV cache blocks that
-    were reused, 0 to 1.
+    Figures that an engine does not report are 0. `queued` requests wait inside it, `paused` ones gave up their KV cache
+    for others. It has run `iterations`, the last in `iteration_seconds`. `kv_hit_rate` is the share of KV cache blocks
+    that were reused, 0 to 1.
     """
 
     running: int = 0
@@ -186,7 +145,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):
-    """One iteration: everything that is new since the last."""
+    """One iteration: everything new since the last one."""
 
     deltas: list[Delta]
     stats: Stats
@@ -197,7 +156,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The engine cannot go on; the process ends after this. At start-up: it could not be loaded."""
+    """The engine cannot continue, or could not be loaded; the process ends after this message."""
 
     message: str
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.offline.result import OfflineResult, OfflineSequence
 from djl_trtllm.request import FinishReason, GenerationRequest
 
-_REASONS = {FinishReason.EOS_TOKEN: "stop", FinishReason.STOP_SEQUENCE: "stop"}
+_FINISH_REASONS = {**FINISH_REASONS, FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop"}
+"""TensorRT-LLM's names."""
 
 
 class Logprob(NamedTuple):
@@ -42,7 +44,7 @@ class CompletionOutput:
         finished, ids = sequence.finished, sequence.token_ids
         reason = FinishReason.ERROR if finished is None else finished.reason
         stop_reason: str | int | None = None
-        if finished is not None and reason is FinishReason.STOP_SEQUENCE:
+        if finished is not None and reason is FinishReason.STOP:
             stop_reason = finished.stop_sequence or ids[-1]
         pairs = zip(ids, sequence.logprobs, strict=True) if logprobs else ()
         return cls(
@@ -51,7 +53,7 @@ class CompletionOutput:
             ids,
             finished.cumulative_logprob if finished is not None and logprobs else None,
             [{id_: Logprob(value)} for id_, value in pairs if value is not None],
-            _REASONS.get(reason, reason.value),
+            _FINISH_REASONS[reason],
             stop_reason,
         )
 

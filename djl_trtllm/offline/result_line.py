@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.api.lmi.presentation import dump_line
 from djl_trtllm.offline.prompt_file import Entry
 from djl_trtllm.offline.result import OfflineResult, OfflineSequence
@@ -29,6 +30,6 @@ def _shown(sequence: OfflineSequence) -> dict[str, Any]:
     finished = sequence.finished
     return {
         "generated_text": sequence.text,
-        "finish_reason": (FinishReason.ERROR if finished is None else finished.reason).value,
+        "finish_reason": FINISH_REASONS[FinishReason.ERROR if finished is None else finished.reason],
         "tokens": 0 if finished is None else finished.generated_tokens,
     }

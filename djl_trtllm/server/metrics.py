@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from djl_trtllm.api import Reply
+from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.service import Registry, ServedModel, State
 
@@ -105,7 +106,7 @@ def _counters(models: list[ServedModel]) -> Iterator[Metric]:
     finished = CounterMetricFamily(_PREFIX + "finished", "Sequences by finish reason.", labels=["model", "reason"])
     for name, figures in statistics.items():
         for reason, count in figures.finished.items():
-            finished.add_metric([name, reason], count)
+            finished.add_metric([name, FINISH_REASONS[reason]], count)
     yield finished
 
 

@@ -36,14 +36,14 @@ EOS = [
     OutputChunk(0, TOKENS[:1], None),
     OutputChunk(0, TOKENS[1:3], None),
     OutputChunk(0, TOKENS[3:], None),
-    OutputChunk(0, [END], SequenceResult(FinishReason.EOS_TOKEN, 5, -1.8464, 7)),
+    OutputChunk(0, [END], SequenceResult(FinishReason.END_TOKEN, 5, -1.8464, 7)),
 ]
 """Ends with its end token, two tokens merged on the way."""
 
 STOP = [
     OutputChunk(0, TOKENS[:1], None),
     OutputChunk(0, TOKENS[1:], None),
-    OutputChunk(0, [], SequenceResult(FinishReason.STOP_SEQUENCE, 5, -1.8464, 7, stop_sequence="###")),
+    OutputChunk(0, [], SequenceResult(FinishReason.STOP, 5, -1.8464, 7, stop_sequence="###")),
 ]
 """Ends without a token: the stop string took the text."""
 

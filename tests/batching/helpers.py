@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from djl_trtllm.batching import GenerationRequest, OutputChunk, SamplingParameters, SequenceResult
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, Guide
+from djl_trtllm.request import Adapter, GenerationRequest, Guide, OutputChunk, Sampling, SequenceResult
 
 
 class FakeExecutor:
@@ -96,7 +95,7 @@ class Bench:
     ) -> tuple[RequestState, Recorder]:
         """Admit and submit."""
         consumer = consumer or Recorder()
-        parameters = SamplingParameters(**sampling)  # type: ignore[arg-type]
+        parameters = Sampling(**{"max_new_tokens": 30, **sampling})  # type: ignore[arg-type]
         request = GenerationRequest(
             prompt_ids=list(prompt),
             sampling=parameters,

@@ -1,79 +1,124 @@
-"""What an executor cannot do is refused by name; what it can is handed on."""
+"""What an engine does not honour is refused by name."""
 
 from __future__ import annotations
 
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
-from djl_trtllm.batching import GenerationRequest, SamplingParameters
-from djl_trtllm.batching.features import gives_logprobs, require
+from djl_trtllm.batching.features import _not_honoured, gives_logprobs, require
 from djl_trtllm.errors import UnsupportedParameterError
 from djl_trtllm.executor.protocol import Feature
-from djl_trtllm.request import Guide, GuideKind
+from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 
-ON_TENSORRT_LLM = (
-    "this engine cannot hold its output to a form; on TensorRT-LLM set option.guided_decoding_backend=xgrammar"
-)
-
-
-def asking(prompt: str = "a", **sampling: object) -> GenerationRequest:
-    return GenerationRequest(prompt=prompt, sampling=SamplingParameters(**sampling))  # type: ignore[arg-type]
+GUIDES = "this engine cannot constrain its output; on TensorRT-LLM set option.guided_decoding_backend=xgrammar"
+PENALTIES = "this engine's sampler ignores it; on TensorRT-LLM set option.sampler_type=TRTLLMSampler"
+EVERYTHING = frozenset({*Sampling.__struct_fields__, *GenerationRequest.__struct_fields__, *Feature})
 
 
-ASKING = {
-    Feature.BEAM_SEARCH: [asking(beam_width=2)],
-    Feature.MIN_P: [asking(min_p=0.1)],
-    Feature.NO_REPEAT_NGRAM: [asking(no_repeat_ngram_size=1)],
-    Feature.BAD_WORDS: [GenerationRequest(prompt="a", bad=("x",))],
-    Feature.JSON: [
-        GenerationRequest(prompt="a", guide=Guide(GuideKind.JSON_OBJECT)),
-        GenerationRequest(prompt="a", guide=Guide(GuideKind.JSON_SCHEMA, "{}")),
-    ],
-    Feature.REGEX: [GenerationRequest(prompt="a", guide=Guide(GuideKind.REGEX, "a+"))],
-    Feature.GRAMMAR: [GenerationRequest(prompt="a", guide=Guide(GuideKind.GRAMMAR, "root"))],
-    Feature.ADAPTERS: [GenerationRequest(prompt="a", adapter="french")],
-    Feature.LOGPROBS: [GenerationRequest(prompt="a", logprobs=True, needs_logprobs=True)],
+def asking(**sampling: object) -> GenerationRequest:
+    return GenerationRequest(prompt="a", sampling=Sampling(**sampling))  # type: ignore[arg-type]
+
+
+def guided(kind: GuideKind) -> GenerationRequest:
+    return GenerationRequest(prompt="a", guide=Guide(kind, "a"))
+
+
+CASES: dict[str, tuple[list[GenerationRequest], str]] = {
+    "max_new_tokens": ([asking(max_new_tokens=4)], "'max_new_tokens'"),
+    "min_new_tokens": ([asking(min_new_tokens=4)], "'min_new_tokens'"),
+    "do_sample": ([asking(do_sample=True)], "'do_sample'"),
+    "temperature": ([asking(do_sample=True, temperature=0.5)], "'temperature'"),
+    "top_k": ([asking(do_sample=True, top_k=4)], "'top_k'"),
+    "top_p": ([asking(do_sample=True, top_p=0.5)], "'top_p'"),
+    "repetition_penalty": ([asking(repetition_penalty=1.5)], f"'repetition_penalty': {PENALTIES}"),
+    "presence_penalty": ([asking(presence_penalty=0.5)], f"'presence_penalty': {PENALTIES}"),
+    "frequency_penalty": ([asking(frequency_penalty=0.5)], f"'frequency_penalty': {PENALTIES}"),
+    "seed": ([asking(do_sample=True, seed=0)], "'seed'"),
+    "ignore_eos": ([asking(ignore_eos=True)], "'ignore_eos'"),
+    "min_p": ([asking(min_p=0.1)], "'min_p': use 'top_p'"),
+    "no_repeat_ngram_size": ([asking(no_repeat_ngram_size=1)], "'no_repeat_ngram_size': use 'repetition_penalty'"),
+    "beam_width": (
+        [asking(beam_width=2)],
+        "'num_beams' ('beam_width'): this engine has no beam search; use 'n' and 'best_of' with sampling, or "
+        "TensorRT-LLM with option.max_beam_width",
+    ),
+    "length_penalty": ([asking(beam_width=2, length_penalty=0.5)], "'length_penalty'"),
+    "early_stopping": ([asking(beam_width=2, early_stopping=True)], "'early_stopping'"),
+    "beam_search_diversity_rate": (
+        [asking(beam_width=2, beam_search_diversity_rate=0.5)],
+        "'beam_search_diversity_rate'",
+    ),
+    "stop_token_ids": ([GenerationRequest(prompt="a", stop_token_ids=(3,))], "'stop_token_ids'"),
+    "bad": (
+        [GenerationRequest(prompt="a", bad=("x",))],
+        "'bad_words' ('bad_sequences'): this engine cannot exclude words",
+    ),
+    Feature.JSON: ([guided(GuideKind.JSON_OBJECT), guided(GuideKind.JSON_SCHEMA)], f"a JSON guide: {GUIDES}"),
+    Feature.REGEX: ([guided(GuideKind.REGEX)], f"a regular expression: {GUIDES}"),
+    Feature.GRAMMAR: ([guided(GuideKind.GRAMMAR)], f"a grammar: {GUIDES}"),
+    Feature.ADAPTERS: (
+        [GenerationRequest(prompt="a", adapter="french")],
+        "'adapters': this model is served without LoRA adapters; on TensorRT-LLM set option.enable_lora=true",
+    ),
+    Feature.LOGPROBS: (
+        [GenerationRequest(prompt="a", logprobs=True, needs_logprobs=True)],
+        "'logprobs' or 'best_of': this engine has no log-probabilities; on a compiled TensorRT engine set "
+        "option.gather_generation_logits=true",
+    ),
 }
-REFUSALS = {
-    Feature.BEAM_SEARCH: "'num_beams' ('beam_width'): this engine has no beam search; use 'n' and 'best_of' with "
-    "sampling, or TensorRT-LLM with option.max_beam_width",
-    Feature.MIN_P: "'min_p': use 'top_p'",
-    Feature.NO_REPEAT_NGRAM: "'no_repeat_ngram_size': use 'repetition_penalty'",
-    Feature.BAD_WORDS: "'bad_words' ('bad_sequences'): this engine cannot keep words out",
-    Feature.JSON: f"a JSON guide: {ON_TENSORRT_LLM}",
-    Feature.REGEX: f"a regular expression: {ON_TENSORRT_LLM}",
-    Feature.GRAMMAR: f"a grammar: {ON_TENSORRT_LLM}",
-    Feature.ADAPTERS: "'adapters': this model is served without LoRA adapters; on TensorRT-LLM set "
-    "option.enable_lora=true",
-    Feature.LOGPROBS: "'logprobs' or 'best_of': this engine gives no log-probabilities; on a compiled TensorRT engine "
-    "set option.gather_generation_logits=true",
-}
+DONE_ABOVE = {"n": 2, "best_of": 2, "stop": ("x",), "truncate": 4, "logprobs": True, "asks_logprobs": True}
+"""Fields that need nothing of an engine."""
+
+NAMED_BY_A_FEATURE = {"prompt", "prompt_ids", "messages", "sampling", "guide", "adapter", "needs_logprobs"}
 
 
-def test_every_feature_can_be_asked_for() -> None:
-    assert set(ASKING) == set(REFUSALS) == set(Feature) - {Feature.FREE_LOGPROBS}
+def test_every_field_of_a_request_and_every_feature_has_a_case() -> None:
+    fields = {*Sampling.__struct_fields__, *GenerationRequest.__struct_fields__}
+    assert set(CASES) == (fields - set(DONE_ABOVE) - NAMED_BY_A_FEATURE) | (set(Feature) - {Feature.FREE_LOGPROBS})
 
 
-@pytest.mark.parametrize("feature", ASKING)
-def test_a_request_needs_the_features_it_asks_for_and_no_other(feature: Feature) -> None:
-    for request in ASKING[feature]:
-        require(request, {feature})
+@pytest.mark.parametrize("name", CASES)
+def test_what_an_engine_does_not_honour_is_refused_by_name(name: str) -> None:
+    requests, refusal = CASES[name]
+    for request in requests:
+        require(request, EVERYTHING)
         with pytest.raises(UnsupportedParameterError) as caught:
-            require(request, set(Feature) - {feature})
-        assert str(caught.value) == f"not supported by this backend: {REFUSALS[feature]}"
+            require(request, EVERYTHING - {name})
+        assert str(caught.value) == f"not supported by this backend: {refusal}"
 
 
-def test_all_that_is_missing_is_in_one_message() -> None:
-    request = GenerationRequest(prompt="a", bad=("x",), sampling=SamplingParameters(min_p=0.1))
+def test_everything_that_is_missing_is_in_one_message() -> None:
+    sampling = Sampling(min_p=0.1)
+    request = GenerationRequest(prompt="a", bad=("x",), sampling=sampling, guide=Guide(GuideKind.REGEX, "a"))
     with pytest.raises(UnsupportedParameterError) as caught:
-        require(request, set())
-    missing = f"{REFUSALS[Feature.MIN_P]}; {REFUSALS[Feature.BAD_WORDS]}"
+        require(request, frozenset())
+    missing = "; ".join(CASES[name][1] for name in ("min_p", "bad", Feature.REGEX))
     assert str(caught.value) == f"not supported by this backend: {missing}"
 
 
-def test_a_plain_request_needs_nothing() -> None:
-    require(GenerationRequest(prompt="a", logprobs=True, stop=("x",)), set())
+@pytest.mark.parametrize(("name", "value"), DONE_ABOVE.items())
+def test_what_the_server_does_itself_needs_nothing_of_the_engine(name: str, value: object) -> None:
+    request = GenerationRequest(prompt="a")
+    if name in Sampling.__struct_fields__:
+        request = replace(request, sampling=replace(Sampling(), **{name: value}))
+    else:
+        request = replace(request, **{name: value})
+    require(request, frozenset())
+
+
+def test_fields_that_belong_to_sampling_or_beam_search_are_ignored_without_it() -> None:
+    greedy = asking(temperature=0.5, top_k=4, top_p=0.5, seed=3, length_penalty=0.5, early_stopping=True)
+    require(greedy, frozenset())
+    require(asking(beam_search_diversity_rate=0.5), frozenset())
+
+
+def test_what_an_engine_does_not_honour_is_derived_once() -> None:
+    before = _not_honoured.cache_info().hits
+    for _ in range(2):
+        require(GenerationRequest(prompt="a"), frozenset({"temperature", "derived once"}))
+    assert _not_honoured.cache_info().hits == before + 1
 
 
 @pytest.mark.parametrize(("asks", "needs", "free"), list(product((False, True), repeat=3)))

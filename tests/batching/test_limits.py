@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.batching import GenerationRequest, SamplingParameters
 from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError
 from djl_trtllm.executor.protocol import Limits
+from djl_trtllm.request import GenerationRequest, Sampling
 
 BATCH = BatchLimits(max_batch_size=4, max_queue_size=4, max_input_len=50, max_output_len=20, max_seq_len=60)
 
@@ -17,7 +17,7 @@ def limits(max_seq_len: int = 100, kv_blocks: int = 0, block_size: int = 10) -> 
 
 
 def asking(max_new_tokens: int, truncate: int | None = None) -> GenerationRequest:
-    sampling = SamplingParameters(max_new_tokens=max_new_tokens)
+    sampling = Sampling(max_new_tokens=max_new_tokens)
     return GenerationRequest(prompt_ids=[5], sampling=sampling, truncate=truncate)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.batching import FinishReason, SamplingParameters
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason, Sampling
 from tests.batching.helpers import Recorder
 
 LENGTH, CANCELLED, ERROR = FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.ERROR
@@ -17,7 +17,7 @@ class Script:
     """A request whose sequences are played by hand."""
 
     def __init__(self, tokenizer: Tokenizer, **sampling: object) -> None:
-        parameters = SamplingParameters(**sampling)  # type: ignore[arg-type]
+        parameters = Sampling(**sampling)  # type: ignore[arg-type]
         self.consumer = Recorder()
         self.sequences = [
             OutputSequence(

@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.batching import FinishReason
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
     OverloadedError,
     PromptTooLongError,
 )
-from djl_trtllm.executor.protocol import Delta, Finish, Stats, Step
+from djl_trtllm.executor.protocol import Delta, Stats, Step
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter
+from djl_trtllm.request import Adapter, FinishReason
 from tests.batching.helpers import Bench
 
-LENGTH, END, CANCELLED, ERROR = Finish.LENGTH, Finish.END, Finish.CANCELLED, Finish.ERROR
+LENGTH, END, CANCELLED, ERROR = FinishReason.LENGTH, FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR
 
 
 @pytest.fixture
@@ -178,10 +177,10 @@ def test_merged_iterations_are_one_update_per_sequence(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("delta", "reason"),
     [
-        (Delta(0, [2], finish=END), FinishReason.EOS_TOKEN),
-        (Delta(0, [5, 9, 2], finish=END), FinishReason.EOS_TOKEN),
-        (Delta(0, [9], finish=END), FinishReason.STOP_SEQUENCE),
-        (Delta(0, [], finish=END), FinishReason.STOP_SEQUENCE),
+        (Delta(0, [2], finish=END), FinishReason.END_TOKEN),
+        (Delta(0, [5, 9, 2], finish=END), FinishReason.END_TOKEN),
+        (Delta(0, [9], finish=END), FinishReason.STOP),
+        (Delta(0, [], finish=END), FinishReason.STOP),
         (Delta(0, [5], finish=LENGTH), FinishReason.LENGTH),
         (Delta(0, [], finish=CANCELLED), FinishReason.CANCELLED),
         (Delta(0, [], finish=ERROR, error="bad"), FinishReason.ERROR),
@@ -206,19 +205,19 @@ def test_a_stop_string_ends_the_sequence_and_what_comes_after_is_thrown_away(ben
     for token in bench.encode("the big wolf ran away"):
         bench.step(Delta(0, [token]))
     assert consumer.text() == "the big "
-    assert (consumer.finished().reason, consumer.finished().stop_sequence) == (FinishReason.STOP_SEQUENCE, "wolf")
+    assert (consumer.finished().reason, consumer.finished().stop_sequence) == (FinishReason.STOP, "wolf")
     assert bench.executor.cancelled == [0]
     assert generation.done
     assert bench.batch.running == 1
     bench.step(Delta(0, [], finish=CANCELLED))
     assert bench.batch.idle
-    assert bench.statistics.finished == {"stop_sequence": 1}
+    assert bench.statistics.finished == {FinishReason.STOP: 1}
 
 
 def test_a_stop_string_in_the_last_iteration_needs_no_cancel(bench: Bench) -> None:
     _, consumer = bench.submit(stop=("wolf",))
     bench.step(Delta(0, bench.encode("the wolf ran"), finish=LENGTH))
-    assert consumer.finished().reason is FinishReason.STOP_SEQUENCE
+    assert consumer.finished().reason is FinishReason.STOP
     assert (consumer.text(), bench.executor.cancelled, bench.batch.idle) == ("the ", [], True)
 
 
@@ -249,7 +248,7 @@ def test_n_sequences_have_their_own_indices_and_ends(bench: Bench) -> None:
     done.append(generation.done)
     assert done == [False, True]
     assert [consumer.ids(index) for index in range(3)] == [[5], [6], [7]]
-    assert consumer.finished(0).reason is FinishReason.STOP_SEQUENCE
+    assert consumer.finished(0).reason is FinishReason.STOP
 
 
 def test_best_of_delivers_the_best_in_order_at_the_end(bench: Bench) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.batching import FinishReason
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError
-from djl_trtllm.executor.protocol import Delta, Finish
+from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason
 from tests.batching.helpers import Bench
 
 
-def ended(request_id: int, *token_ids: int, finish: int = Finish.LENGTH) -> Delta:
+def ended(request_id: int, *token_ids: int, finish: FinishReason = FinishReason.LENGTH) -> Delta:
     return Delta(request_id, list(token_ids), finish=finish)
 
 
@@ -87,7 +87,7 @@ def test_cancelling_ends_all_beams(tokenizer: Tokenizer) -> None:
     assert recorder.finished().reason is FinishReason.CANCELLED
     assert 0 in bench.executor.cancelled
     assert bench.batch.running == 2
-    bench.step(ended(0, finish=Finish.CANCELLED), ended(1, finish=Finish.CANCELLED))
+    bench.step(ended(0, finish=FinishReason.CANCELLED), ended(1, finish=FinishReason.CANCELLED))
     assert bench.batch.idle
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.batching import FinishReason, OutputChunk
 from djl_trtllm.errors import GenerationError, RequestTimeoutError
-from djl_trtllm.executor.protocol import Delta, Finish
+from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason, OutputChunk
 from tests.batching.helpers import Bench, Recorder
 
-LENGTH, CANCELLED = Finish.LENGTH, Finish.CANCELLED
+LENGTH, CANCELLED = FinishReason.LENGTH, FinishReason.CANCELLED
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_cancelling_twice_and_after_the_end_does_nothing(bench: Bench) -> None:
     assert bench.executor.cancelled == [0]
     assert consumer.finished().reason is FinishReason.CANCELLED
     assert consumer.ids() == [5]
-    assert bench.statistics.finished == {"cancelled": 1}
+    assert bench.statistics.finished == {FinishReason.CANCELLED: 1}
     assert bench.batch.idle
 
 
@@ -140,8 +140,8 @@ class Broken(Recorder):
         raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("finish", [0, LENGTH])
-def test_a_consumer_that_raises_is_cancelled_and_disturbs_nobody(bench: Bench, finish: int) -> None:
+@pytest.mark.parametrize("finish", [None, LENGTH])
+def test_a_consumer_that_raises_is_cancelled_and_disturbs_nobody(bench: Bench, finish: FinishReason | None) -> None:
     generation, broken = bench.submit(n=2, do_sample=True, consumer=Broken())
     _, other = bench.submit()
     bench.step(Delta(0, [5], finish=finish), Delta(1, [6]), Delta(2, [7]))

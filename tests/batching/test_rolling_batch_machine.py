@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
-from djl_trtllm.executor.protocol import Delta, Finish, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Stats, Step, Submit
 from djl_trtllm.model import load_tokenizer
+from djl_trtllm.request import FinishReason
 from tests.batching.helpers import Bench, Recorder
 
 TOKENIZER = load_tokenizer(Path(__file__).parents[2] / "serving" / "models" / "tiny-stories")
@@ -144,14 +145,14 @@ class RollingBatchMachine(RuleBasedStateMachine):
         if request.request_id in self.bench.executor.cancelled and data.draw(
             st.booleans(), label="cancel takes effect"
         ):
-            return Delta(sequence_id, [], finish=Finish.CANCELLED)
+            return Delta(sequence_id, [], finish=FinishReason.CANCELLED)
         token = data.draw(st.sampled_from(WORDS), label="token")
         self.emitted[sequence_id] = self.emitted.get(sequence_id, 0) + 1
-        finish = 0
+        finish = None
         if token == 2:
-            finish = Finish.END
+            finish = FinishReason.STOP
         elif self.emitted[sequence_id] == request.sampling.max_new_tokens:
-            finish = Finish.LENGTH
+            finish = FinishReason.LENGTH
         return Delta(sequence_id, [token], [-0.5], finish)
 
     @rule(data=st.data())
@@ -229,7 +230,7 @@ class RollingBatchMachine(RuleBasedStateMachine):
         for case in self.all:
             self.bench.batch.cancel(case.generation)
         self.sync()
-        self.bench.step(*(Delta(sequence_id, [], finish=Finish.CANCELLED) for sequence_id in self.live))
+        self.bench.step(*(Delta(sequence_id, [], finish=FinishReason.CANCELLED) for sequence_id in self.live))
         assert self.bench.batch.idle
         assert (self.bench.batch.waiting, self.bench.batch.running) == (0, 0)
         self.live.clear()

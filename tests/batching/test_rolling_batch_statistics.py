@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from djl_trtllm.executor.protocol import Delta, Finish
+from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason
 from tests.batching.helpers import Bench
 
-LENGTH = Finish.LENGTH
+LENGTH = FinishReason.LENGTH
 
 
 def test_times_are_measured_on_the_clock(tokenizer: Tokenizer) -> None:
@@ -39,7 +40,7 @@ def test_a_request_of_several_sequences_is_one_in_all_times(tokenizer: Tokenizer
     assert (statistics.time_to_first_token.sum, sum(statistics.time_to_first_token.counts)) == (1, 1)
     assert (statistics.inter_token_latency.sum, sum(statistics.inter_token_latency.counts)) == (3, 2)
     assert (statistics.request_time.sum, sum(statistics.request_time.counts)) == (4, 1)
-    assert statistics.finished == {"length": 2}
+    assert statistics.finished == {FinishReason.LENGTH: 2}
 
 
 def test_iterations_without_tokens_are_no_latency(tokenizer: Tokenizer) -> None:

@@ -48,7 +48,7 @@ def test_tokens_are_there_as_soon_as_they_are_taken(tokenizer: Tokenizer) -> Non
 def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
     one = sequence(tokenizer)
     one.take([*tokenizer.encode("the", False), 2], None)
-    one.finish(FinishReason.EOS_TOKEN)
+    one.finish(FinishReason.END_TOKEN)
     update = one.drain()
     assert (texts(update)[-1], update.tokens[-1].special) == ("", True)
     assert update.finished is not None
@@ -82,7 +82,7 @@ def test_an_unfinished_character_is_let_go_with_the_last_token_that_has_text(tok
     one = sequence(tokenizer)
     ids = [*tokenizer.encode("the", False), *tokenizer.encode("😀", False)[:2], 2]
     one.take(ids, None)
-    one.finish(FinishReason.EOS_TOKEN)
+    one.finish(FinishReason.END_TOKEN)
     update = one.drain()
     assert [token.id for token in update.tokens] == ids
     assert texts(update)[-3:] == ["", "�", ""]
@@ -116,7 +116,7 @@ def test_a_stop_cuts_the_text_and_keeps_the_tokens(tokenizer: Tokenizer) -> None
     assert "".join(texts(update)) == "the w"
     assert [token.id for token in update.tokens] == ids[:upto]
     assert update.finished is not None
-    assert (update.finished.reason, update.finished.stop_sequence) == (FinishReason.STOP_SEQUENCE, "olf")
+    assert (update.finished.reason, update.finished.stop_sequence) == (FinishReason.STOP, "olf")
     assert update.finished.generated_tokens == upto
 
 

@@ -9,12 +9,11 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from djl_trtllm.batching import FinishReason, GenerationRequest, SamplingParameters
 from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.batching.translation import Translator
-from djl_trtllm.executor.protocol import Sampling, Submit
+from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, Guide, GuideKind
+from djl_trtllm.request import Adapter, FinishReason, GenerationRequest, Guide, GuideKind, Sampling
 
 END = 2
 
@@ -32,9 +31,9 @@ def lower_case() -> Tokenizer:
 
 
 def asking(**fields: object) -> GenerationRequest:
-    """`fields` are those of SamplingParameters and of GenerationRequest."""
-    sampling = {name: fields.pop(name) for name in SamplingParameters.__struct_fields__ if name in fields}
-    parameters = SamplingParameters(**sampling)  # type: ignore[arg-type]
+    """`fields` are those of Sampling and of GenerationRequest."""
+    sampling = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
+    parameters = Sampling(**sampling)  # type: ignore[arg-type]
     return GenerationRequest(prompt_ids=[3], sampling=parameters, **fields)  # type: ignore[arg-type]
 
 
@@ -80,7 +79,7 @@ def test_every_sampling_parameter_reaches_the_executor(lower_case: Tokenizer) ->
         "beam_search_diversity_rate": 0.6,
     }
     sampling = msgspec.structs.asdict(message(lower_case, asking(**values), seed=11).sampling)
-    assert sampling == {**values, "max_new_tokens": 9, "seed": 11, "logprobs": False}
+    assert sampling == {**values, "max_new_tokens": 9, "seed": 11, "n": 1, "best_of": None}
     assert set(sampling) == set(Sampling.__struct_fields__)
 
 
@@ -106,7 +105,7 @@ def test_no_more_tokens_are_demanded_than_are_allowed(lower_case: Tokenizer) -> 
 )
 def test_ranking_asks_for_log_probabilities_too(lower_case: Tokenizer, fields: dict[str, object], asked: bool) -> None:
     request = asking(**fields)
-    assert message(lower_case, request).sampling.logprobs is asked
+    assert message(lower_case, request).logprobs is asked
     sequence = Translator(lower_case).sequences(request, [3])[0]
     sequence.take([3], [-0.5])
     sequence.finish(FinishReason.LENGTH)
@@ -169,7 +168,7 @@ def test_a_seed_of_its_own_is_drawn_for_each_request(lower_case: Tokenizer, monk
 def test_greedy_sequences_have_no_seed(lower_case: Tokenizer) -> None:
     (sequence,) = Translator(lower_case).sequences(asking(seed=7), [3])
     assert sequence.seed is None
-    assert message(lower_case, asking(), seed=None).sampling.seed == 0
+    assert message(lower_case, asking(), seed=None).sampling.seed is None
 
 
 def test_end_ids_have_no_text_even_where_the_tokenizer_does_not_list_them_as_special(lower_case: Tokenizer) -> None:

@@ -18,7 +18,7 @@ class BlockedExecutor:
     def __init__(self) -> None:
         self.limits = Limits(1, 0, 32, 100)
         self.details: dict[str, Any] = {}
-        self.features: list[Any] = []
+        self.features: frozenset[str] = frozenset()
         self._lost = False
 
     async def run(self, step_buffer: StepBuffer) -> None:

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from djl_trtllm.executor.protocol import (
-    Deframer,
-    Delta,
-    FromEngine,
-    Sampling,
-    Step,
-    Submit,
-    ToEngine,
-    decode_from_engine,
-    frame,
-)
+from djl_trtllm.executor.protocol import Deframer, Delta, FromEngine, Step, Submit, ToEngine, decode_from_engine, frame
+from djl_trtllm.request import Sampling
 
 
 class Server:

@@ -14,7 +14,7 @@ from tests.executor.host_loop import HostLoop
 from tests.executor.probe import Probe
 
 PID = 4242
-READY = Ready(Limits(7, 0, 32, 100), {"engine": "played"}, [])
+READY = Ready(Limits(7, 0, 32, 100), {"engine": "played"}, frozenset())
 
 
 async def settled() -> None:

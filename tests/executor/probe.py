@@ -13,7 +13,8 @@ import uvloop
 
 from djl_trtllm.errors import ExecutorDiedError
 from djl_trtllm.executor.client import ExecutorClient
-from djl_trtllm.executor.protocol import Delta, Finish, Sampling, Start, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Start, Stats, Step, Submit
+from djl_trtllm.request import FinishReason, Sampling
 from tests.support import executors
 
 
@@ -61,10 +62,10 @@ class Probe:
         """What a request generated."""
         return [token for delta in self.of(request_id) for token in delta.token_ids]
 
-    def finish(self, request_id: int) -> Finish | None:
+    def finish(self, request_id: int) -> FinishReason | None:
         """Why a request ended, exactly once and with nothing after; None while it runs."""
         own = self.of(request_id)
-        ends = [Finish(delta.finish) for delta in own if delta.finish]
+        ends = [FinishReason(delta.finish) for delta in own if delta.finish]
         assert len(ends) <= 1
         assert not ends or own[-1].finish
         return ends[0] if ends else None
@@ -77,7 +78,7 @@ class Probe:
 
         await asyncio.wait_for(wait(), timeout)
 
-    async def end_of(self, *request_ids: int, timeout: float = 60.0) -> list[Finish | None]:
+    async def end_of(self, *request_ids: int, timeout: float = 60.0) -> list[FinishReason | None]:
         """Wait until the requests have ended."""
         await self.until(lambda: all(self.finish(request_id) for request_id in request_ids), timeout)
         return [self.finish(request_id) for request_id in request_ids]

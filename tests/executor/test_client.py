@@ -11,20 +11,8 @@ import msgspec
 import pytest
 
 from djl_trtllm.errors import ExecutorStartError
-from djl_trtllm.executor.protocol import (
-    Cancel,
-    Delta,
-    Feature,
-    Finish,
-    Limits,
-    Ready,
-    Sampling,
-    Shutdown,
-    Start,
-    Stats,
-    Step,
-    Submit,
-)
+from djl_trtllm.executor.protocol import Cancel, Delta, Feature, Limits, Ready, Shutdown, Start, Stats, Step, Submit
+from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.conftest import Play
 from tests.executor.played_host import PID, PlayedHost, settled
 from tests.support import executors
@@ -32,7 +20,7 @@ from tests.support import executors
 BUFFER = 64 * 1024
 
 
-def step(*token_ids: int, finish: int = 0) -> Step:
+def step(*token_ids: int, finish: FinishReason | None = None) -> Step:
     return Step([Delta(1, list(token_ids), finish=finish)], Stats(running=1))
 
 
@@ -46,7 +34,7 @@ def test_the_first_message_says_what_to_run_and_the_answer_what_there_is(play: P
         await asyncio.sleep(1)
         assert not starting.done()
         assert host.process.heard() == [Start(executors.SCRIPTED, {"max_sequences": 7})]
-        host.process.say(Ready(Limits(7, 9, 32, 100), {"engine": "played"}, [Feature.JSON, Feature.JSON]))
+        host.process.say(Ready(Limits(7, 9, 32, 100), {"engine": "played"}, frozenset({Feature.JSON})))
         await starting
         assert host.client.limits == Limits(7, 9, 32, 100)
         assert host.client.details == {"engine": "played"}
@@ -239,9 +227,9 @@ def test_iterations_that_arrive_together_are_handed_on_together(play: Play) -> N
         await host.start()
         host.process.say(step(5), step(6))
         await settled()
-        host.process.say(step(7, finish=Finish.LENGTH))
+        host.process.say(step(7, finish=FinishReason.LENGTH))
         await settled()
-        assert handed == [[step(5), step(6)], [step(7, finish=Finish.LENGTH)]]
+        assert handed == [[step(5), step(6)], [step(7, finish=FinishReason.LENGTH)]]
         await host.client.kill()
 
     play(body)

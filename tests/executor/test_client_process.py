@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.errors import ExecutorStartError
-from djl_trtllm.executor.protocol import Finish, Start
+from djl_trtllm.executor.protocol import Start
+from djl_trtllm.request import FinishReason
 from tests.executor.probe import Probe, run_checked
 
 FOR_EVER = 1 << 30
@@ -38,7 +39,7 @@ def test_a_request_comes_back_as_steps_and_close_leaves_nothing(run_async: Runne
         await probe.start(max_sequences=7)
         assert probe.client.limits.max_sequences == 7
         probe.submit(1, 4)
-        assert await probe.end_of(1) == [Finish.LENGTH]
+        assert await probe.end_of(1) == [FinishReason.LENGTH]
         assert probe.tokens(1) == [5, 6, 7, 5]
         probe.submit(2, FOR_EVER)
         await probe.until(lambda: bool(probe.tokens(2)))
@@ -161,7 +162,7 @@ def test_a_host_outlives_signals_to_its_process_group_but_not_its_server(run_asy
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(probe.client.pid, number)
         probe.submit(1, 2)
-        assert await probe.end_of(1) == [Finish.LENGTH]
+        assert await probe.end_of(1) == [FinishReason.LENGTH]
         probe.client._transport.abort()
         assert "exited with status 0" in await probe.death()
         await probe.client.close()

@@ -18,7 +18,6 @@ from djl_trtllm.executor.process import create, run, run_async
 from djl_trtllm.executor.protocol import (
     Cancel,
     Delta,
-    Finish,
     FromEngine,
     Ping,
     Pong,
@@ -31,6 +30,7 @@ from djl_trtllm.executor.protocol import (
     frame,
 )
 from djl_trtllm.executor.step_buffer import StepBuffer
+from djl_trtllm.request import FinishReason
 from tests.executor.host_server import Server, request
 from tests.support import executors
 
@@ -144,7 +144,7 @@ def test_a_cancel_ends_a_request_late_and_the_others_go_on(begin: Begin, executo
     assert isinstance(host_.server.receive(), Step)
     host_.server.send(Cancel(1))
     ends = {delta.request_id: delta.finish for delta in host_.server.deltas(ends=2) if delta.finish}
-    assert ends == {1: Finish.CANCELLED, 2: Finish.LENGTH}
+    assert ends == {1: FinishReason.CANCELLED, 2: FinishReason.LENGTH}
 
 
 def test_cancels_of_unknown_and_finished_requests_do_nothing(begin: Begin, executor: type[ScriptedExecutor]) -> None:
@@ -244,10 +244,10 @@ def test_an_idle_host_waits_for_messages_and_a_busy_one_does_not() -> None:
 def test_iterations_are_sent_with_the_state_after_them() -> None:
     script = Script([request(1, tokens=1), request(2, tokens=2)], [])
     follow(script, ScriptedExecutor(max_sequences=4))
-    first = [Delta(1, [5], None, Finish.LENGTH), Delta(2, [5])]
+    first = [Delta(1, [5], None, FinishReason.LENGTH), Delta(2, [5])]
     assert script.sent == [
         Step(first, Stats(running=1, kv_usage=0.25)),
-        Step([Delta(2, [6], None, Finish.LENGTH)], Stats()),
+        Step([Delta(2, [6], None, FinishReason.LENGTH)], Stats()),
     ]
 
 

@@ -15,21 +15,11 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
+from djl_trtllm.backends.scripted.executor import FEATURES
 from djl_trtllm.executor import process as host
 from djl_trtllm.executor.channel import Channel
-from djl_trtllm.executor.protocol import (
-    Failed,
-    Feature,
-    Finish,
-    FromEngine,
-    Ping,
-    Pong,
-    Ready,
-    Shutdown,
-    Start,
-    Step,
-    ToEngine,
-)
+from djl_trtllm.executor.protocol import Failed, FromEngine, Ping, Pong, Ready, Shutdown, Start, Step, ToEngine
+from djl_trtllm.request import FinishReason
 from tests.executor.host_server import Server, request
 from tests.support import executors
 
@@ -91,7 +81,7 @@ def test_a_host_says_what_it_holds_and_runs_until_it_is_told_to_end(system: Syst
     ready, pong = system.main(SCRIPTED, Ping(), Shutdown())
     assert isinstance(ready, Ready)
     assert ready.limits.max_sequences == 3
-    assert (ready.details, ready.features) == ({}, [Feature.LOGPROBS, Feature.FREE_LOGPROBS])
+    assert (ready.details, ready.features) == ({}, FEATURES)
     assert pong == Pong()
     assert system.asked[-1] == ("exit", 0)
 
@@ -143,10 +133,10 @@ def test_an_engine_that_is_lost_is_told_after_what_it_brought(system: System) ->
     _, *steps, failed = system.main(lost, request(1, tokens=2), request(2, tokens=9), stays=True)
     deltas = [delta for step in steps if isinstance(step, Step) for delta in step.deltas]
     assert [(delta.request_id, delta.token_ids, delta.finish) for delta in deltas] == [
-        (1, [5], 0),
-        (2, [5], 0),
-        (1, [6], Finish.LENGTH),
-        (2, [6], 0),
+        (1, [5], None),
+        (2, [5], None),
+        (1, [6], FinishReason.LENGTH),
+        (2, [6], None),
     ]
     assert failed == Failed("RuntimeError: scripted engine failure")
     assert system.asked[-1] == ("exit", 1)

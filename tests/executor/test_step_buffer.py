@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from djl_trtllm.executor.protocol import Delta, Finish, Stats, Step
+from djl_trtllm.executor.protocol import Delta, Stats, Step
 from djl_trtllm.executor.step_buffer import StepBuffer
+from djl_trtllm.request import FinishReason
 
 
 def sent_by(body: Callable[[StepBuffer], None]) -> list[list[Delta]]:
@@ -35,9 +36,9 @@ def test_a_backlog_of_one_request_is_one_delta() -> None:
     def body(step_buffer: StepBuffer) -> None:
         step_buffer.extend(7, [1], [-0.1]).cached_tokens = 4
         step_buffer.extend(7, [2, 3], [-0.2, -0.3])
-        step_buffer.extend(7, (), None).finish = Finish.LENGTH
+        step_buffer.extend(7, (), None).finish = FinishReason.LENGTH
 
-    assert sent_by(body) == [[Delta(7, [1, 2, 3], [-0.1, -0.2, -0.3], Finish.LENGTH, None, 4)]]
+    assert sent_by(body) == [[Delta(7, [1, 2, 3], [-0.1, -0.2, -0.3], FinishReason.LENGTH, None, 4)]]
 
 
 def test_the_callers_list_is_not_kept() -> None:

@@ -39,9 +39,9 @@ def test_log_probabilities_are_there_where_they_were_asked_for_and_known() -> No
 @pytest.mark.parametrize(
     ("finished", "reason", "stop"),
     [
-        (ended(FinishReason.EOS_TOKEN), "stop", None),
-        (ended(FinishReason.STOP_SEQUENCE, "wolf"), "stop", "wolf"),
-        (ended(FinishReason.STOP_SEQUENCE), "stop", 6),
+        (ended(FinishReason.END_TOKEN), "stop", None),
+        (ended(FinishReason.STOP, "wolf"), "stop", "wolf"),
+        (ended(FinishReason.STOP), "stop", 6),
         (ended(FinishReason.LENGTH), "length", None),
         (ended(FinishReason.CANCELLED), "cancelled", None),
         (ended(FinishReason.ERROR), "error", None),

@@ -5,18 +5,11 @@ from __future__ import annotations
 from djl_trtllm.api import Prompt
 from djl_trtllm.errors import GenerationError, InvalidRequestError
 from djl_trtllm.offline.result import OfflineResult
-from djl_trtllm.request import (
-    FinishReason,
-    GenerationRequest,
-    OutputChunk,
-    SamplingParameters,
-    SequenceResult,
-    Token,
-)
+from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 
 
 def answer(n: int = 1) -> OfflineResult:
-    return OfflineResult(3, GenerationRequest(sampling=SamplingParameters(n=n)), wants_prompt_tokens=True)
+    return OfflineResult(3, GenerationRequest(sampling=Sampling(n=n)), wants_prompt_tokens=True)
 
 
 def update(index: int, *texts: str, finished: SequenceResult | None = None) -> OutputChunk:

@@ -9,15 +9,15 @@ from djl_trtllm.errors import GenerationError, InvalidRequestError
 from djl_trtllm.offline.prompt_file import Entry
 from djl_trtllm.offline.result import OfflineResult
 from djl_trtllm.offline.result_line import answer_line
-from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, SamplingParameters, SequenceResult, Token
+from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 
 
 def entry(n: int = 1) -> tuple[Entry, OfflineResult]:
-    request = GenerationRequest(prompt="as given", sampling=SamplingParameters(n=n))
+    request = GenerationRequest(prompt="as given", sampling=Sampling(n=n))
     return Entry("x", request), OfflineResult(0, request, wants_prompt_tokens=False)
 
 
-END = SequenceResult(FinishReason.EOS_TOKEN, 2, None, None)
+END = SequenceResult(FinishReason.END_TOKEN, 2, None, None)
 
 
 def ended(text: str, index: int = 0, end: SequenceResult = END) -> OutputChunk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from djl_trtllm.api.lmi.errors import StatusCodes
-from djl_trtllm.batching import OutputChunk
+from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.exchange import Exchange, HttpSettings
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.response_writer import ResponseWriter

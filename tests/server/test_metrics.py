@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from djl_trtllm.batching.statistics import Histogram, Statistics
 from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.service import ModelService, Registry, ServedModel, State
 from tests.support.in_process import Hosts, ask, played_model
@@ -29,7 +30,7 @@ def statistics() -> Statistics:
     """A count of its own for each."""
     return Statistics(
         requests=11,
-        finished=Counter(eos_token=12, length=13),
+        finished=Counter({FinishReason.END_TOKEN: 12, FinishReason.LENGTH: 13}),
         prompt_tokens=14,
         reused_prompt_tokens=15,
         generated_tokens=16,

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from djl_trtllm.batching import OutputChunk
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
+from djl_trtllm.request import OutputChunk
 from tests.server.answered import Answered
 from tests.support.virtual_time import in_virtual_time
 from tests.support.word_encoder import WordEncoder, update

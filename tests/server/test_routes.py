@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.executor.protocol import Delta, Finish
+from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.service import Model, ServedModel, State
 from tests.server.application import application, body
@@ -80,10 +81,10 @@ async def test_an_answer_is_complete_with_all_its_sequences(hosts: Hosts, tokeni
     async with application(tokenizer) as served:
         answer = served.client.begin("POST", "/invocations", body(2, n=2, do_sample=True, details=True))
         await until(lambda: len(hosts.last.submitted) == 2)
-        hosts.last.send(Delta(0, [5, 6], None, Finish.LENGTH))
+        hosts.last.send(Delta(0, [5, 6], None, FinishReason.LENGTH))
         await asyncio.sleep(0)
         assert not answer.done()
-        hosts.last.send(Delta(1, [5, 6], None, Finish.LENGTH))
+        hosts.last.send(Delta(1, [5, 6], None, FinishReason.LENGTH))
         await answer.end()
         assert len(answer.json["details"]["best_of_sequences"]) == 1
 

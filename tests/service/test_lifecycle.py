@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
-from djl_trtllm.batching import FinishReason
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, NotReadyError
 from djl_trtllm.executor.protocol import Feature, Start
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason
 from djl_trtllm.service import ModelService, State
 from djl_trtllm.service.adapters import Adapters
 from tests.support import executors

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from djl_trtllm.batching import FinishReason
 from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, GenerationError
+from djl_trtllm.request import FinishReason
 from djl_trtllm.service import Model, ModelService, State, open_source, prepare
 from tests.support.in_process import Asked, ask, state_of
 from tests.support.models import scripted_model

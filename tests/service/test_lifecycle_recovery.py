@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.batching import FinishReason
 from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, GenerationError, NotReadyError
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason
 from djl_trtllm.service import ModelService, State
 from tests.support.in_process import Hosts, ask, played_model, state_of
 from tests.support.virtual_time import in_virtual_time

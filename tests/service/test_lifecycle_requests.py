@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from djl_trtllm.api import Call, Prompt
-from djl_trtllm.batching import FinishReason, GenerationRequest, OutputChunk
 from djl_trtllm.errors import (
     ExecutorStartError,
     InvalidRequestError,
@@ -23,6 +22,7 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk
 from djl_trtllm.service import Model, ModelService, State
 from djl_trtllm.service.adapters import Adapters
 from tests.support.in_process import PROMPT, Asked, Hosts, ask, played_model, state_of
@@ -305,7 +305,7 @@ async def test_log_probabilities_are_asked_of_the_engine_where_they_are_to_be_ha
     service = await loaded(tokenizer)
     request = GenerationRequest(prompt="a wolf", logprobs=place, asks_logprobs=asks)
     await service.generate(Call(request, NotingFramer()), Asked())
-    assert hosts.last.submitted[-1].sampling.logprobs is given
+    assert hosts.last.submitted[-1].logprobs is given
     await service.close()
 
 

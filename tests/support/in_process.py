@@ -21,12 +21,12 @@ from unittest import mock
 import orjson
 
 from djl_trtllm.api import Defaults
-from djl_trtllm.backends.scripted.executor import ScriptedExecutor
+from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.config import Config, Options
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
-from djl_trtllm.executor.protocol import Delta, Feature, Limits, Start, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Limits, Start, Step, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
 from djl_trtllm.service import Model, ModelService, ServedModel, State
@@ -200,7 +200,7 @@ class Hosts:
     def __init__(self) -> None:
         self.made: list[PlayedHost] = []
         self.failures: list[DjlTrtllmError | None] = []
-        self.features: frozenset[Feature] = frozenset({Feature.LOGPROBS, Feature.FREE_LOGPROBS})
+        self.features = FEATURES
         self.alone = False
         self.load_seconds = 0.0
         self.script: dict[str, Any] | None = None

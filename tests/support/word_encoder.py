@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from djl_trtllm.api import Prompt
-from djl_trtllm.batching import FinishReason, OutputChunk, SequenceResult, Token
 from djl_trtllm.errors import RequestError
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
 
 def update(text: str = "", *, ends: bool = False, error: RequestError | None = None, index: int = 0) -> OutputChunk:

@@ -11,6 +11,7 @@ import orjson
 
 from djl_trtllm.api import Prompt, ResponseEncoder
 from djl_trtllm.api.custom import djl_python_shim
+from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.errors import GenerationError, RequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
@@ -130,7 +131,7 @@ class TokenEncoder:
         if not self._broken and self.stream:
             token = self._make_token(-1, "", -1.0, True, str(error))
             self._output.finished = True
-            self._output.set_next_token(token, 0, is_last_token=True, finish_reason=FinishReason.ERROR.value)
+            self._output.set_next_token(token, 0, is_last_token=True, finish_reason=FINISH_REASONS[FinishReason.ERROR])
             try:
                 return str(self._formatter(self._output)).encode(errors="replace")
             except Exception:
@@ -148,7 +149,7 @@ class TokenEncoder:
             self._make_token(token.id, token.text, token.logprob, token.special or None),
             index,
             is_last_token=finished is not None,
-            finish_reason=None if finished is None else finished.reason.value,
+            finish_reason=None if finished is None else FINISH_REASONS[finished.reason],
         )
         self._broken = True
         formatted = _guarded(self._formatter, self._output)

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api import Prompt
+from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.api.lmi.presentation import Presentation, WholeResponseEncoder, dump_line
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import OutputChunk
@@ -33,7 +34,7 @@ class BedrockEncoder(WholeResponseEncoder):
                     "generation": text,
                     "prompt_token_count": presentation.prompt_length,
                     "generation_token_count": finished.generated_tokens,
-                    "stop_reason": finished.reason.value,
+                    "stop_reason": FINISH_REASONS[finished.reason],
                 },
                 "metering": {
                     "inputTokenCount": presentation.prompt_length,
@@ -70,9 +71,9 @@ class BedrockStreamEncoder:
             return b"".join([self._line(text, None) for text in texts]) + self.error(finished.error)
         lines = [self._line(text, None) for text in texts[:-1]]
         if texts:
-            lines.append(self._line(texts[-1], finished.reason.value))
+            lines.append(self._line(texts[-1], FINISH_REASONS[finished.reason]))
         else:
-            lines.append(self._line("", finished.reason.value, counted=False))
+            lines.append(self._line("", FINISH_REASONS[finished.reason], counted=False))
         return b"".join(lines)
 
     def error(self, error: RequestError) -> bytes:

@@ -18,11 +18,12 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api import Prompt
+from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.api.lmi.presentation import Presentation, WholeResponseEncoder, dump_line
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
-_FINISH = {FinishReason.EOS_TOKEN: "stop", FinishReason.STOP_SEQUENCE: "stop"}
+_FINISH = {FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop"}
 
 
 class ChatEncoder(WholeResponseEncoder):
@@ -161,4 +162,4 @@ def _usage(presentation: Presentation, generated: int) -> dict[str, int]:
 
 
 def _reason(finished: SequenceResult) -> str:
-    return _FINISH.get(finished.reason, finished.reason.value)
+    return _FINISH.get(finished.reason) or FINISH_REASONS[finished.reason]

@@ -23,6 +23,7 @@ import orjson
 
 from djl_trtllm.api import Prompt
 from djl_trtllm.api.lmi.errors import tgi_error_type
+from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.api.lmi.presentation import (
     GeneratedSequence,
     Presentation,
@@ -145,7 +146,7 @@ class JsonLinesEncoder:
                 details["prefill"] = [self._token(token) for token in presentation.prompt_tokens]
             line["details"] = details
         elif finished.error is not None:
-            line["details"] = {"finish_reason": finished.reason.value}
+            line["details"] = {"finish_reason": FINISH_REASONS[finished.reason]}
         if finished.error is not None and presentation.tgi_compat:
             line["error"] = str(finished.error)
             line["error_type"] = tgi_error_type(finished.error)
@@ -193,7 +194,7 @@ class PlainTextEncoder:
 
 def _end_details(presentation: Presentation, finished: SequenceResult) -> dict[str, Any]:
     details: dict[str, Any] = {
-        "finish_reason": finished.reason.value,
+        "finish_reason": FINISH_REASONS[finished.reason],
         "generated_tokens": finished.generated_tokens,
         "inputs": presentation.inputs,
     }

@@ -1,6 +1,6 @@
 """The LMI schema's parameters, as tables: DJL's documented ones, TGI's and vLLM's where clients send them.
 
-Targets are the field names of `SamplingParameters`, `GenerationRequest` and `Presentation`. Ranges are DJL's where
+Targets are the field names of `Sampling`, `GenerationRequest` and `Presentation`. Ranges are DJL's where
 it documents any, otherwise TGI's; `top_k` -1 is vLLM's way to say 0.
 """
 

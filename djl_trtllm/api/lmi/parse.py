@@ -34,20 +34,21 @@ from djl_trtllm.api.lmi.presentation import Presentation
 from djl_trtllm.api.messages import read_messages
 from djl_trtllm.api.parameters import Problems, show
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.request import GenerationRequest, SamplingParameters
+from djl_trtllm.request import GenerationRequest, Sampling
 
 _logger = logging.getLogger(__name__)
 
 PREFIX = "Input Parsing failed. Ensure that the request payload is valid. "
 ACCEPTED = "application/json or text/plain"
 AS_MUCH_AS_FITS = 0
-"""`SamplingParameters.max_new_tokens`: up to the model's limit. Not a value that a client can send."""
+"""`Sampling.max_new_tokens`: up to the model's limit. Not a value that a client can send."""
 
+_DEFAULT_NEW_TOKENS = 30
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What boto3 and others send when the caller named no type."""
 
-_SAMPLING_FIELDS = frozenset(SamplingParameters.__struct_fields__)
+_SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
 
 
 def parse(
@@ -166,6 +167,7 @@ def _parse_inputs(payload: dict[str, Any], defaults: Defaults, problems: Problem
     fields = INPUTS_FIELDS.read(payload, problems, "field")
     stream: bool = fields.pop("stream", False)
     values = fields | INPUTS_PARAMETERS.read(parameters, problems, "parameter")
+    values.setdefault("max_new_tokens", _DEFAULT_NEW_TOKENS)
     if defaults.tgi_compat and "n" not in values and "best_of" in values:
         values["n"] = values["best_of"]
     sampling = _read_sampling(values, defaults, problems, ranked=True)
@@ -256,9 +258,7 @@ def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:
     return ""
 
 
-def _read_sampling(
-    values: dict[str, Any], defaults: Defaults, problems: Problems, *, ranked: bool = False
-) -> SamplingParameters:
+def _read_sampling(values: dict[str, Any], defaults: Defaults, problems: Problems, *, ranked: bool = False) -> Sampling:
     chosen = {name: value for name, value in values.items() if name in _SAMPLING_FIELDS}
     if "do_sample" not in chosen:
         chosen["do_sample"] = (
@@ -283,7 +283,7 @@ def _read_sampling(
         n = best_of = beams = chosen["n"] = chosen["beam_width"] = 1  # nothing is laid out for what is refused
     # Ranked only where a rank can be seen: LMI shows the best apart, chat shows all in the order they have.
     chosen["best_of"] = best_of if beams == 1 and (best_of > n or (ranked and n > 1)) else None
-    sampling = SamplingParameters(**chosen)
+    sampling = Sampling(**chosen)
     if 0 < sampling.max_new_tokens < sampling.min_new_tokens:
         problems.invalid.append(
             f"the least number of new tokens is {sampling.min_new_tokens}: expected at most 'max_new_tokens', "
@@ -294,7 +294,7 @@ def _read_sampling(
 
 def _request(
     values: dict[str, Any],
-    sampling: SamplingParameters,
+    sampling: Sampling,
     logprobs: bool,
     *,
     prompt: str | None = None,

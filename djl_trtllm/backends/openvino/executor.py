@@ -1,8 +1,8 @@
 """OpenVINO GenAI's `ContinuousBatchingPipeline` as an executor: in-flight batching with a paged KV cache on the CPU.
 
-What it asks of its caller, beyond the protocol: never more requests at once than their KV cache blocks to the end
-(prompt and output, plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule nothing loses
-every live request (`IGNORED`); the rolling batch's admission prevents that.
+Beyond the protocol, the caller must never submit more requests than their KV cache blocks (prompt and whole output,
+plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule nothing loses every live request
+(`IGNORED`); the rolling batch's admission prevents that.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
-from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig
+from openvino_genai import GenerationFinishReason, GenerationStatus, SchedulerConfig
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
 from djl_trtllm.backends.openvino.prefix import PrefixCacheMirror
-from djl_trtllm.executor.protocol import Delta, Feature, Finish, Limits, Sampling, Stats, Submit
+from djl_trtllm.backends.openvino.sampling import FEATURES, generation_config
+from djl_trtllm.executor.protocol import Delta, Limits, Stats, Submit
+from djl_trtllm.request import FinishReason
 
 BLOCK_SIZE = 32
 """Tokens per KV cache block; fixed in OpenVINO's CPU plugin."""
@@ -31,7 +33,7 @@ class _Sequence:
 
     def __init__(self, handle: GenerationHandle, request: Submit, cached_tokens: int) -> None:
         self.handle = handle
-        self.logprobs = request.sampling.logprobs
+        self.logprobs = request.logprobs
         self.cached_tokens = cached_tokens
         self.token_ids = list(request.prompt_ids)
         self.cancelled = False
@@ -76,7 +78,7 @@ class OpenVinoExecutor:
         self.limits = Limits(
             max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_SIZE, max_seq_len=max_seq_len
         )
-        self.features = [Feature.LOGPROBS, Feature.FREE_LOGPROBS]
+        self.features = FEATURES
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,
@@ -92,10 +94,9 @@ class OpenVinoExecutor:
         prompt = np.array([request.prompt_ids], dtype=np.int64)
         cached = self._prefixes.reused_tokens(request.prompt_ids) if self._prefixes else 0
         try:
-            config = _generation_config(request.sampling, request.stop_token_ids)
-            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), config)
+            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), generation_config(request))
         except (RuntimeError, TypeError, ValueError) as error:
-            self._rejected.append(Delta(request.request_id, [], finish=Finish.ERROR, error=str(error)))
+            self._rejected.append(Delta(request.request_id, [], finish=FinishReason.ERROR, error=str(error)))
             return
         self._sequences[request.request_id] = _Sequence(handle, request, cached)
 
@@ -125,13 +126,13 @@ class OpenVinoExecutor:
 
     def _collect(self, request_id: int, sequence: _Sequence) -> Delta | None:
         if sequence.cancelled:
-            return self._end(sequence, Delta(request_id, [], finish=Finish.CANCELLED))
+            return self._end(sequence, Delta(request_id, [], finish=FinishReason.CANCELLED))
         handle = sequence.handle
         # read() with nothing queued blocks for ever, with the GIL held.
         if not handle.can_read():
             if handle.get_status() == GenerationStatus.IGNORED:
                 error = "the engine dropped the request: its KV cache is over-committed"
-                return self._end(sequence, Delta(request_id, [], finish=Finish.ERROR, error=error))
+                return self._end(sequence, Delta(request_id, [], finish=FinishReason.ERROR, error=error))
             return None
         (output,) = handle.read().values()
         delta = Delta(request_id, output.generated_ids, output.generated_log_probs if sequence.logprobs else None)
@@ -141,7 +142,7 @@ class OpenVinoExecutor:
             sequence.token_ids += delta.token_ids
         reason = output.finish_reason
         if reason != GenerationFinishReason.NONE:
-            delta.finish = Finish.LENGTH if reason == _LENGTH else Finish.END
+            delta.finish = FinishReason.LENGTH if reason == _LENGTH else FinishReason.STOP
             self._end(sequence, delta)
         return delta
 
@@ -150,27 +151,3 @@ class OpenVinoExecutor:
             # The KV cache of the last token is never computed.
             self._prefixes.remember(sequence.token_ids[:-1])
         return delta
-
-
-def _generation_config(sampling: Sampling, stop_token_ids: list[int]) -> GenerationConfig:
-    config = GenerationConfig()
-    config.max_new_tokens = sampling.max_new_tokens
-    config.min_new_tokens = sampling.min_new_tokens
-    config.repetition_penalty = sampling.repetition_penalty
-    config.presence_penalty = sampling.presence_penalty
-    config.frequency_penalty = sampling.frequency_penalty
-    # ignore_eos would disable stop_token_ids as well; without end ids among them it is not needed.
-    config.ignore_eos = sampling.ignore_eos and not stop_token_ids
-    config.logprobs = 1 if sampling.logprobs else 0
-    if stop_token_ids:
-        config.set_eos_token_id(stop_token_ids[0])
-        config.stop_token_ids = set(stop_token_ids)
-    if sampling.do_sample:
-        config.do_sample = True
-        config.temperature = sampling.temperature
-        config.top_p = sampling.top_p
-        config.top_k = sampling.top_k
-        config.rng_seed = sampling.seed
-    else:
-        config.do_sample = False
-    return config

@@ -1,7 +1,7 @@
-"""An executor without a model: it repeats the prompt, at a given pace, and fails where the script says so.
+"""An executor without a model: it repeats the prompt at a given speed, and fails where the script says so.
 
-It serves tests (faults at a chosen token) and benchmarks (an engine of known speed). Every request's k-th token is the
-prompt's token k modulo its length, so that a test knows the text that must come out.
+It is for tests (faults at a chosen token) and benchmarks (an engine of known speed). Every request's k-th token is the
+prompt's token k modulo its length, so that a test knows the expected text.
 """
 
 from __future__ import annotations
@@ -13,15 +13,25 @@ from typing import Any, Literal
 
 import msgspec
 
-from djl_trtllm.executor.protocol import Delta, Feature, Finish, Limits, Stats, Submit
+from djl_trtllm.executor.protocol import Delta, Feature, Limits, Stats, Submit
+from djl_trtllm.request import FinishReason
+
+FEATURES: frozenset[str] = frozenset(
+    {
+        *("max_new_tokens", "min_new_tokens", "ignore_eos", "stop_token_ids", "do_sample", "temperature", "top_k"),
+        *("top_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *(Feature.LOGPROBS, Feature.FREE_LOGPROBS),
+    }
+)
+"""What it accepts, see `Ready.features`. Its script decides the tokens, so sampling has no effect on them."""
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What goes wrong when a request is about to emit token number `at_token` (the first is 0).
+    """A failure that happens when a request is about to emit token number `at_token` (the first is 0).
 
-    `max_new_tokens`, if given, picks the requests that it concerns.
+    `max_new_tokens`, if given, selects the requests that fail.
     `raise`: the engine raises; `die`: SIGKILL; `exit`: the process ends with status 3; `hang`: it sleeps for ever;
-    `stop`: SIGSTOP; `error`: this request alone fails.
+    `stop`: SIGSTOP; `error`: only this request fails.
     """
 
     action: Literal["raise", "die", "exit", "hang", "stop", "error"]
@@ -34,7 +44,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     `steps_per_second`: iterations, each with one token for every request (0: as fast as the reader reads).
     `prefill_seconds`: of the first iteration of a request. `end_after`: tokens after which the first of the request's
-    stop ids is emitted. `start_seconds` and `start_error`: loading. `kv_blocks` 0: it admits all by itself.
+    stop ids is emitted. `start_seconds` and `start_error`: loading. `kv_blocks` 0: it admits all requests.
     """
 
     max_sequences: int = 256
@@ -75,7 +85,7 @@ class ScriptedExecutor:
             max_seq_len=script.max_seq_len,
         )
         self.details: dict[str, Any] = {}
-        self.features = [Feature.LOGPROBS, Feature.FREE_LOGPROBS]
+        self.features = FEATURES
 
     @property
     def busy(self) -> bool:
@@ -108,29 +118,29 @@ class ScriptedExecutor:
         if self._script.prefill_seconds and any(not sequence.emitted for sequence in self._sequences.values()):
             time.sleep(self._script.prefill_seconds)
         if self._script.steps_per_second:
-            # Held up, it catches up, so that the rate holds on a busy machine.
+            # It catches up after a delay, so that the rate is right on a busy machine.
             self._next_step += 1 / self._script.steps_per_second
             time.sleep(max(0.0, self._next_step - time.monotonic()))
 
     def _advance(self, request_id: int, sequence: _Sequence) -> Delta:
         if sequence.cancelled:
-            return Delta(request_id, [], finish=Finish.CANCELLED)
+            return Delta(request_id, [], finish=FinishReason.CANCELLED)
         request = sequence.request
         for fault in self._script.faults:
             if fault.at_token == sequence.emitted and fault.max_new_tokens in (None, request.sampling.max_new_tokens):
                 if fault.action == "error":
-                    return Delta(request_id, [], finish=Finish.ERROR, error="scripted error")
+                    return Delta(request_id, [], finish=FinishReason.ERROR, error="scripted error")
                 _fail(fault)
         token_id = request.prompt_ids[sequence.emitted % len(request.prompt_ids)]
-        finish = 0
+        finish: FinishReason | None = None
         if sequence.emitted == self._script.end_after and request.stop_token_ids:
             token_id = request.stop_token_ids[0]
         if token_id in request.stop_token_ids and not request.sampling.ignore_eos:
-            finish = Finish.END
+            finish = FinishReason.STOP
         sequence.emitted += 1
-        if not finish and sequence.emitted >= request.sampling.max_new_tokens:
-            finish = Finish.LENGTH
-        logprobs = [-0.5] if request.sampling.logprobs else None
+        if finish is None and sequence.emitted >= request.sampling.max_new_tokens:
+            finish = FinishReason.LENGTH
+        logprobs = [-0.5] if request.logprobs else None
         return Delta(request_id, [token_id], logprobs, finish)
 
 

@@ -17,11 +17,11 @@ from djl_trtllm.backends.tensorrt_llm.iteration_statistics import IterationStati
 from djl_trtllm.backends.tensorrt_llm.names import module_of
 from djl_trtllm.backends.tensorrt_llm.objects import build_arguments
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
-from djl_trtllm.backends.tensorrt_llm.sampling import Sampler, guide_arguments, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, honoured_fields, sampling_arguments
 from djl_trtllm.backends.tensorrt_llm.workers import Workers
-from djl_trtllm.executor.protocol import Feature, Finish, Limits, Stats, Submit
+from djl_trtllm.executor.protocol import Feature, Limits, Stats, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
-from djl_trtllm.request import Adapter
+from djl_trtllm.request import Adapter, FinishReason
 
 _LONGEST_TICK_SECONDS = 0.5
 _STATISTICS_SECONDS = 1.0
@@ -72,7 +72,6 @@ class TensorRtLlmExecutor:
         self._guided_params = _class_of("GuidedDecodingParams", version)
         self._lora_request = _class_of("LoRARequest", version)
         self._request_error: type[Exception] = _class_of("RequestError", version)
-        self._sampler = Sampler.of(version, backend, arguments)
         self._end_id: int | None = getattr(self._llm.tokenizer, "eos_token_id", None)
         # Aborting a stream with log-probabilities can crash the engine backend (TensorRT-LLM #10810).
         self._abortable_with_logprobs = backend != "tensorrt"
@@ -91,11 +90,10 @@ class TensorRtLlmExecutor:
             max_seq_len=max_seq_len,
             lookahead=lookahead,
         )
-        self.features = self._sampler.features
-        self.features += [Feature.LOGPROBS] if logprobs else []
-        self.features += [Feature.JSON, Feature.REGEX, Feature.GRAMMAR] if guided else []
-        self.features += [Feature.ADAPTERS] if lora else []
-        self.features += [Feature.BEAM_SEARCH] if max_beam_width > 1 else []
+        self.features = honoured_fields(version, backend, arguments, max_beam_width)
+        self.features |= {Feature.LOGPROBS} if logprobs else set()
+        self.features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if guided else set()
+        self.features |= {Feature.ADAPTERS} if lora else set()
         self.details = {
             "TensorRT-LLM": version,
             "backend": backend,
@@ -161,7 +159,6 @@ class TensorRtLlmExecutor:
         """Take in a request; what is wrong with it becomes its terminal delta."""
         request = RunningRequest(message, None, self._step_buffer, self._heartbeat, self._end_id)
         try:
-            self._sampler.check(message.sampling)
             sampling = sampling_arguments(message)
             if message.guide is not None:
                 sampling["guided_decoding"] = self._guided_params(**guide_arguments(message.guide))
@@ -208,9 +205,9 @@ class TensorRtLlmExecutor:
         del self._requests[request.message.request_id]
 
     def _abort(self, request: RunningRequest) -> None:
-        sampling = request.message.sampling
-        if sampling.logprobs and sampling.beam_width == 1 and not self._abortable_with_logprobs:
-            return  # it runs to its end, unheard
+        message = request.message
+        if message.logprobs and message.sampling.beam_width == 1 and not self._abortable_with_logprobs:
+            return  # let it finish; its output is discarded
         request.aborted_for = 0.0
         try:
             request.result.abort()
@@ -221,7 +218,7 @@ class TensorRtLlmExecutor:
         if _BROKEN.search(str(error)):
             self._lose(EngineLostError(f"TensorRT-LLM cannot go on: {error}"))
         else:
-            request.end(Finish.ERROR, str(error))
+            request.end(FinishReason.ERROR, str(error))
 
     def _lose(self, error: Exception) -> None:
         if not self._lost.done():
@@ -236,7 +233,7 @@ class TensorRtLlmExecutor:
                 # The PyTorch backend drops a request that waits without a word; the engine backend ends it when its
                 # turn comes. If it is being computed after all, the next one waits inside the engine.
                 request.task.cancel()
-                request.end(Finish.CANCELLED)
+                request.end(FinishReason.CANCELLED)
                 del self._requests[request.message.request_id]
             elif request.aborted_for > self._hang_timeout:
                 raise EngineLostError(

@@ -13,10 +13,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from djl_trtllm.executor.protocol import Finish, Submit
+from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
+from djl_trtllm.request import FinishReason
 
-_FINISH = {"stop": Finish.END, "length": Finish.LENGTH, "cancelled": Finish.CANCELLED}
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "cancelled": FinishReason.CANCELLED}
 
 
 class Heartbeat:
@@ -69,13 +70,13 @@ class RunningRequest:
         else:
             await self._follow_beams()
 
-    def end(self, finish: Finish, error: str | None = None) -> None:
+    def end(self, finish: FinishReason, error: str | None = None) -> None:
         """The terminal deltas of all its sequences."""
         for request_id in sequence_ids(self.message):
             self._end(request_id, finish, error)
 
     async def _follow_tokens(self) -> None:
-        request_id, wants_logprobs = self.message.request_id, self.message.sampling.logprobs
+        request_id, wants_logprobs = self.message.request_id, self.message.logprobs
         result, heartbeat, extend = self.result, self._heartbeat, self._step_buffer.extend
         seen = 0
         async for _ in result:
@@ -98,17 +99,17 @@ class RunningRequest:
         for request_id, output in zip(sequence_ids(self.message), self.result.outputs, strict=True):
             if not self.muted:
                 # Not every version gives a beam's log-probabilities.
-                wants_logprobs = self.message.sampling.logprobs and output.logprobs
+                wants_logprobs = self.message.logprobs and output.logprobs
                 logprobs = _chosen(output.logprobs, output.token_ids) if wants_logprobs else None
                 self._step_buffer.extend(request_id, output.token_ids, logprobs)
             self._finish(request_id, output)
 
     def _finish(self, request_id: int, output: Any) -> None:
-        finish = Finish.CANCELLED if self.muted else _FINISH.get(output.finish_reason)
+        finish = FinishReason.CANCELLED if self.muted else _FINISH.get(output.finish_reason)
         if finish is None:
-            self._end(request_id, Finish.ERROR, f"TensorRT-LLM ended the request with {output.finish_reason!r}")
+            self._end(request_id, FinishReason.ERROR, f"TensorRT-LLM ended the request with {output.finish_reason!r}")
             return
-        if finish is Finish.END:
+        if finish is FinishReason.STOP:
             self._restore_end(request_id, output)
         self._end(request_id, finish)
 
@@ -117,10 +118,10 @@ class RunningRequest:
         ended_by = self._end_id if output.stop_reason is None else output.stop_reason
         ends = {*self.message.stop_token_ids, self._end_id}
         if isinstance(ended_by, int) and not (output.token_ids and output.token_ids[-1] in ends):
-            logprobs = [0.0] if self.message.sampling.logprobs else None
+            logprobs = [0.0] if self.message.logprobs else None
             self._step_buffer.extend(request_id, [ended_by], logprobs)
 
-    def _end(self, request_id: int, finish: Finish, error: str | None = None) -> None:
+    def _end(self, request_id: int, finish: FinishReason, error: str | None = None) -> None:
         delta = self._step_buffer.extend(request_id, (), None)
         delta.finish, delta.error = finish, error
 

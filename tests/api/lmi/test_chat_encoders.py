@@ -101,8 +101,8 @@ def test_only_the_first_chunk_of_a_choice_has_the_role() -> None:
 @pytest.mark.parametrize(
     ("reason", "word"),
     [
-        (FinishReason.EOS_TOKEN, "stop"),
-        (FinishReason.STOP_SEQUENCE, "stop"),
+        (FinishReason.END_TOKEN, "stop"),
+        (FinishReason.STOP, "stop"),
         (FinishReason.LENGTH, "length"),
         (FinishReason.CANCELLED, "cancelled"),
     ],

@@ -11,7 +11,7 @@ from djl_trtllm.api import Call, Defaults
 from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.api.lmi.presentation import Presentation
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.request import GenerationRequest, Guide, GuideKind, SamplingParameters
+from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 from tests.api.scripts import EOS, FAILURE, PROMPT, TEXT, answer, several
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -38,7 +38,7 @@ GIVEN: dict[str, Any] = {
     "guided_regex": "c+",
     "adapters": "french",
 }
-SAMPLING = SamplingParameters(**SAMPLED, min_new_tokens=2, ignore_eos=True, do_sample=True)
+SAMPLING = Sampling(**SAMPLED, min_new_tokens=2, ignore_eos=True, do_sample=True)
 OTHERS: dict[str, Any] = {
     "stop": ("a",),
     "stop_token_ids": (3,),
@@ -47,7 +47,7 @@ OTHERS: dict[str, Any] = {
     "guide": Guide(GuideKind.REGEX, "c+"),
     "adapter": "french",
 }
-GREEDY = SamplingParameters()
+GREEDY = Sampling(max_new_tokens=30)
 
 
 def inputs(stream: bool = False, defaults: Defaults = Defaults(), **parameters: Any) -> Call:  # noqa: B008
@@ -86,7 +86,7 @@ def test_beams_reach_the_request() -> None:
     beams: dict[str, Any] = {"length_penalty": 0.5, "early_stopping": True, "beam_search_diversity_rate": 0.25}
     assert inputs(num_beams=3, temperature=0.5, n=2, **beams).request == GenerationRequest(
         prompt="The wolf",
-        sampling=SamplingParameters(beam_width=3, n=2, temperature=0.5, **beams),
+        sampling=Sampling(max_new_tokens=30, beam_width=3, n=2, temperature=0.5, **beams),
         logprobs=True,
     )
 
@@ -210,7 +210,7 @@ def test_several_sequences_are_no_stream() -> None:
 
 
 def test_a_chat_that_asks_for_nothing_samples_as_long_as_fits() -> None:
-    sampling = SamplingParameters(max_new_tokens=lmi.AS_MUCH_AS_FITS, do_sample=True)
+    sampling = Sampling(max_new_tokens=lmi.AS_MUCH_AS_FITS, do_sample=True)
     assert chat().request == GenerationRequest(messages=MESSAGES, sampling=sampling)
 
 
@@ -261,9 +261,9 @@ def test_several_choices_of_a_chat_have_a_place_in_every_form() -> None:
 
 
 def test_a_bedrock_request_is_sampled_unless_its_temperature_is_zero() -> None:
-    sampling = SamplingParameters(max_new_tokens=512, temperature=0.5, top_p=0.9, do_sample=True)
+    sampling = Sampling(max_new_tokens=512, temperature=0.5, top_p=0.9, do_sample=True)
     assert bedrock().request == GenerationRequest(prompt="The wolf", sampling=sampling)
-    given = SamplingParameters(max_new_tokens=7, temperature=1.0, top_p=1.0, do_sample=True)
+    given = Sampling(max_new_tokens=7, temperature=1.0, top_p=1.0, do_sample=True)
     assert bedrock(max_gen_len=7, temperature=1, top_p=1).request.sampling == given
     assert not bedrock(temperature=0).request.sampling.do_sample
 
@@ -282,7 +282,7 @@ def test_a_bedrock_stream_is_asked_for_by_the_invocation() -> None:
 def test_the_adapter_header_names_the_adapter_unless_the_body_does() -> None:
     header = {"x-amzn-sagemaker-adapter-identifier": "french"}
     assert lmi.parse(b'{"inputs": "a"}', None, Defaults(), header).request == GenerationRequest(
-        prompt="a", adapter="french"
+        prompt="a", sampling=GREEDY, adapter="french"
     )
     assert lmi.parse(b'{"inputs": "a", "adapters": "dutch"}', None, Defaults(), header).request.adapter == "dutch"
     for name in ("", "french"):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor
-from djl_trtllm.executor.protocol import Delta, Finish, Sampling, Submit
+from djl_trtllm.executor.protocol import Delta, Submit
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason, Sampling
 
 PROMPT = "Once upon a time there was a little wolf who lived in the dark wood."
 END_ID = 2
@@ -93,10 +94,15 @@ def finish(
 
 
 def generate(
-    executor: OpenVinoExecutor, prompt: list[int], tokens: int = 16, stop: tuple[int, ...] = (), **s: Any
+    executor: OpenVinoExecutor,
+    prompt: list[int],
+    tokens: int = 16,
+    stop: tuple[int, ...] = (),
+    logprobs: bool = False,
+    **s: Any,
 ) -> Output:
     """One request, alone."""
-    executor.submit(Submit(1, prompt, Sampling(tokens, **s), list(stop)))
+    executor.submit(Submit(1, prompt, Sampling(tokens, **s), list(stop), logprobs=logprobs))
     return finish(executor)[1]
 
 
@@ -107,13 +113,13 @@ def test_greedy_output_is_the_same_alone_and_among_others(executor: OpenVinoExec
         executor.submit(Submit(number, prompt, Sampling(16)))
     together = finish(executor)
     assert [together[number].ids for number in range(6)] == alone
-    assert all(output.end.finish == Finish.LENGTH for output in together.values())
+    assert all(output.end.finish == FinishReason.LENGTH for output in together.values())
 
 
 def test_a_prompt_longer_than_an_iteration_is_taken_in_parts(executor: OpenVinoExecutor, prompt: list[int]) -> None:
     long = (prompt * 40)[:600]
     output = generate(executor, long, 4)
-    assert (len(output.ids), output.end.finish) == (4, Finish.LENGTH)
+    assert (len(output.ids), output.end.finish) == (4, FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +140,16 @@ def test_a_value_out_of_range_ends_its_request_with_an_error_and_no_other(
     executor.step()
     executor.submit(Submit(2, prompt, sampling))
     outputs = finish(executor)
-    assert outputs[2].end.finish == Finish.ERROR
+    assert outputs[2].end.finish == FinishReason.ERROR
     assert outputs[2].end.error
-    assert outputs[1].end.finish == Finish.LENGTH
-    assert generate(executor, prompt, 3).end.finish == Finish.LENGTH
+    assert outputs[1].end.finish == FinishReason.LENGTH
+    assert generate(executor, prompt, 3).end.finish == FinishReason.LENGTH
 
 
 def test_an_empty_prompt_is_a_terminal_error(executor: OpenVinoExecutor) -> None:
     executor.submit(Submit(1, [], Sampling(4)))
     assert executor.busy
-    assert finish(executor)[1].end.finish == Finish.ERROR
+    assert finish(executor)[1].end.finish == FinishReason.ERROR
 
 
 def test_a_finished_id_may_be_used_again(executor: OpenVinoExecutor, prompt: list[int]) -> None:
@@ -166,8 +172,8 @@ def test_a_cancelled_request_ends_late_and_gives_its_cache_back(executor: OpenVi
         finish(executor, outputs)
         assert not executor.busy
         assert executor.stats().kv_usage == 0
-    assert [output.end.finish for output in outputs.values()] == [Finish.CANCELLED] * 12
-    assert generate(executor, (prompt * 60)[:900], 20).end.finish == Finish.LENGTH
+    assert [output.end.finish for output in outputs.values()] == [FinishReason.CANCELLED] * 12
+    assert generate(executor, (prompt * 60)[:900], 20).end.finish == FinishReason.LENGTH
 
 
 def test_cancelling_one_does_not_disturb_another(executor: OpenVinoExecutor, prompt: list[int]) -> None:
@@ -178,14 +184,14 @@ def test_cancelling_one_does_not_disturb_another(executor: OpenVinoExecutor, pro
     executor.cancel(2)
     finish(executor, outputs)
     assert [outputs[number].ids for number in (1, 3)] == [alone, alone]
-    assert outputs[2].end.finish == Finish.CANCELLED
+    assert outputs[2].end.finish == FinishReason.CANCELLED
 
 
 def test_a_cancel_before_the_first_step_and_of_unknown_ids(executor: OpenVinoExecutor, prompt: list[int]) -> None:
     executor.submit(Submit(1, prompt, Sampling(20)))
     executor.cancel(1)
     executor.cancel(77)
-    assert finish(executor)[1].end == Delta(1, [], finish=Finish.CANCELLED)
+    assert finish(executor)[1].end == Delta(1, [], finish=FinishReason.CANCELLED)
 
 
 def test_nothing_is_read_of_a_request_that_has_nothing(executor: OpenVinoExecutor, prompt: list[int]) -> None:
@@ -202,29 +208,29 @@ def test_nothing_is_read_of_a_request_that_has_nothing(executor: OpenVinoExecuto
 def test_the_end_id_ends_a_sequence_and_is_its_last_token(executor: OpenVinoExecutor, prompt: list[int]) -> None:
     third = generate(executor, prompt, 8).ids[2]
     output = generate(executor, prompt, 8, stop=(third,))
-    assert (output.ids[-1], output.end.finish) == (third, Finish.END)
+    assert (output.ids[-1], output.end.finish) == (third, FinishReason.STOP)
     assert output.ids.count(third) == 1
 
 
 def test_every_stop_id_counts_and_not_only_the_first(executor: OpenVinoExecutor, prompt: list[int]) -> None:
     third = generate(executor, prompt, 8).ids[2]
     output = generate(executor, prompt, 8, stop=(END_ID, third))
-    assert (output.ids[-1], output.end.finish) == (third, Finish.END)
+    assert (output.ids[-1], output.end.finish) == (third, FinishReason.STOP)
 
 
 def test_ignoring_the_end_leaves_stop_ids_in_force(executor: OpenVinoExecutor, prompt: list[int]) -> None:
     """OpenVINO's ignore_eos switches stop ids off as well."""
     third = generate(executor, prompt, 8).ids[2]
     output = generate(executor, prompt, 8, stop=(third,), ignore_eos=True)
-    assert (output.ids[-1], output.end.finish) == (third, Finish.END)
+    assert (output.ids[-1], output.end.finish) == (third, FinishReason.STOP)
 
 
 def test_ignoring_the_end_goes_on_to_the_length(executor: OpenVinoExecutor, prompt: list[int]) -> None:
     tokens = 300
     ended = generate(executor, prompt, tokens, stop=(END_ID,))
     ignored = generate(executor, prompt, tokens, ignore_eos=True)
-    assert (len(ignored.ids), ignored.end.finish) == (tokens, Finish.LENGTH)
-    if ended.end.finish == Finish.END:
+    assert (len(ignored.ids), ignored.end.finish) == (tokens, FinishReason.LENGTH)
+    if ended.end.finish == FinishReason.STOP:
         assert ended.ids[-1] == END_ID
         assert ignored.ids[: len(ended.ids)] == ended.ids
 
@@ -284,10 +290,10 @@ def test_a_request_that_the_engine_dropped_ends_with_an_error(load: Load, prompt
     outputs = finish(executor)
     assert len(outputs) == 6
     for output in outputs.values():
-        assert output.end.finish in (Finish.LENGTH, Finish.ERROR)
-        if output.end.finish == Finish.ERROR:
+        assert output.end.finish in (FinishReason.LENGTH, FinishReason.ERROR)
+        if output.end.finish == FinishReason.ERROR:
             assert "over-committed" in (output.end.error or "")
-    assert generate(executor, prompt, 4).end.finish == Finish.LENGTH
+    assert generate(executor, prompt, 4).end.finish == FinishReason.LENGTH
 
 
 def test_what_fits_to_its_end_is_never_dropped(load: Load, prompt: list[int]) -> None:
@@ -298,7 +304,7 @@ def test_what_fits_to_its_end_is_never_dropped(load: Load, prompt: list[int]) ->
     outputs = finish(executor, steps=8)
     executor.cancel(0)
     finish(executor, outputs)
-    assert [outputs[number].end.finish for number in range(1, 6)] == [Finish.LENGTH] * 5
+    assert [outputs[number].end.finish for number in range(1, 6)] == [FinishReason.LENGTH] * 5
 
 
 def test_reused_prefixes_are_told_once_and_change_nothing(

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from djl_trtllm.backends.scripted import executor as scripted
-from djl_trtllm.backends.scripted.executor import ScriptedExecutor
-from djl_trtllm.executor.protocol import Delta, Feature, Finish, Limits, Sampling, Stats, Submit
+from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor
+from djl_trtllm.executor.protocol import Delta, Limits, Stats, Submit
+from djl_trtllm.request import FinishReason, Sampling
 
 
 class Clock:
@@ -45,8 +46,9 @@ def run(executor: ScriptedExecutor) -> list[Delta]:
 
 
 def submit(executor: ScriptedExecutor, request_id: int, tokens: int, *prompt: int, **more: object) -> None:
-    stop = more.pop("stop", [])
-    executor.submit(Submit(request_id, list(prompt or (5, 6, 7)), Sampling(tokens, **more), stop))  # type: ignore[arg-type]
+    stop, logprobs = more.pop("stop", []), bool(more.pop("logprobs", False))
+    sampling = Sampling(tokens, **more)  # type: ignore[arg-type]
+    executor.submit(Submit(request_id, list(prompt or (5, 6, 7)), sampling, stop, logprobs=logprobs))  # type: ignore[arg-type]
 
 
 def test_it_repeats_the_prompt_and_ends_at_the_length() -> None:
@@ -54,23 +56,27 @@ def test_it_repeats_the_prompt_and_ends_at_the_length() -> None:
     submit(executor, 1, 5)
     deltas = run(executor)
     assert [token for delta in deltas for token in delta.token_ids] == [5, 6, 7, 5, 6]
-    assert [delta.finish for delta in deltas] == [0, 0, 0, 0, Finish.LENGTH]
+    assert [delta.finish for delta in deltas] == [None, None, None, None, FinishReason.LENGTH]
 
 
 def test_a_stop_id_in_the_prompt_ends_the_sequence_unless_it_is_ignored() -> None:
     executor = ScriptedExecutor()
     submit(executor, 1, 5, stop=[6])
     submit(executor, 2, 3, stop=[6], ignore_eos=True)
-    by_id: dict[int, list[tuple[int, int]]] = {1: [], 2: []}
+    by_id: dict[int, list[tuple[int, FinishReason | None]]] = {1: [], 2: []}
     for delta in run(executor):
         by_id[delta.request_id].append((delta.token_ids[0], delta.finish))
-    assert by_id == {1: [(5, 0), (6, Finish.END)], 2: [(5, 0), (6, 0), (7, Finish.LENGTH)]}
+    assert by_id == {1: [(5, None), (6, FinishReason.STOP)], 2: [(5, None), (6, None), (7, FinishReason.LENGTH)]}
 
 
 def test_end_after_emits_the_first_stop_id() -> None:
     executor = ScriptedExecutor(end_after=2)
     submit(executor, 1, 9, stop=[2, 3])
-    assert [(delta.token_ids, delta.finish) for delta in run(executor)] == [([5], 0), ([6], 0), ([2], Finish.END)]
+    assert [(delta.token_ids, delta.finish) for delta in run(executor)] == [
+        ([5], None),
+        ([6], None),
+        ([2], FinishReason.STOP),
+    ]
 
 
 def test_a_cancelled_request_gets_its_terminal_delta_with_the_next_step() -> None:
@@ -79,7 +85,7 @@ def test_a_cancelled_request_gets_its_terminal_delta_with_the_next_step() -> Non
     executor.step()
     executor.cancel(1)
     executor.cancel(99)
-    assert executor.step() == [Delta(1, [], finish=Finish.CANCELLED)]
+    assert executor.step() == [Delta(1, [], finish=FinishReason.CANCELLED)]
     assert not executor.busy
 
 
@@ -95,8 +101,8 @@ def test_an_error_ends_only_the_request_it_is_meant_for() -> None:
     submit(executor, 1, 3)
     submit(executor, 2, 2)
     ends = {delta.request_id: delta for delta in run(executor) if delta.finish}
-    assert ends[1] == Delta(1, [], finish=Finish.ERROR, error="scripted error")
-    assert ends[2].finish == Finish.LENGTH
+    assert ends[1] == Delta(1, [], finish=FinishReason.ERROR, error="scripted error")
+    assert ends[2].finish == FinishReason.LENGTH
 
 
 def test_raise_comes_out_of_step() -> None:
@@ -197,7 +203,7 @@ def test_limits_and_statistics_are_those_of_the_script() -> None:
 def test_it_holds_much_where_the_script_says_nothing() -> None:
     executor = ScriptedExecutor()
     assert executor.limits == Limits(max_sequences=256, kv_blocks=0, block_size=32, max_seq_len=1 << 20)
-    assert (executor.details, executor.features) == ({}, [Feature.LOGPROBS, Feature.FREE_LOGPROBS])
+    assert (executor.details, executor.features) == ({}, FEATURES)
     assert executor.busy is False
 
 

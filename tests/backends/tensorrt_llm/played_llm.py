@@ -12,8 +12,9 @@ import pytest
 
 from djl_trtllm.backends.tensorrt_llm import executor as tensorrt_llm
 from djl_trtllm.backends.tensorrt_llm.executor import TensorRtLlmExecutor
-from djl_trtllm.executor.protocol import Delta, Sampling, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Step, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
+from djl_trtllm.request import Sampling
 
 END = 2
 

@@ -8,20 +8,21 @@ import os
 import pytest
 
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
-from djl_trtllm.executor.protocol import Delta, Feature, Finish, Stats
-from djl_trtllm.request import Adapter, Guide, GuideKind
+from djl_trtllm.backends.tensorrt_llm.sampling import honoured_fields
+from djl_trtllm.executor.protocol import Delta, Feature, Stats
+from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind
 from tests.backends.tensorrt_llm.played_llm import MakeEngine, RequestError
 from tests.support.virtual_time import in_virtual_time
 
 # -- what there is -----------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_executor_has_its_limits_and_no_features(make: MakeEngine) -> None:
+def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: MakeEngine) -> None:
     engine = make(arguments={"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, lookahead=3)
     limits = engine.executor.limits
     assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
     assert (limits.max_seq_len, limits.lookahead) == (100, 3)
-    assert engine.executor.features == []
+    assert engine.executor.features == honoured_fields("1.2.1", "pytorch", {}, 1)
     assert engine.executor.details == {
         "TensorRT-LLM": "1.2.1",
         "backend": "pytorch",
@@ -38,14 +39,16 @@ def test_a_plain_executor_has_its_limits_and_no_features(make: MakeEngine) -> No
         ({"logprobs": True}, {Feature.LOGPROBS}),
         ({"guided": True}, {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}),
         ({"lora": True}, {Feature.ADAPTERS}),
-        ({"max_beam_width": 2}, {Feature.BEAM_SEARCH}),
-        ({"backend": "tensorrt"}, {Feature.MIN_P, Feature.NO_REPEAT_NGRAM, Feature.BAD_WORDS}),
+        ({"max_beam_width": 2}, set()),
+        ({"backend": "tensorrt"}, set()),
     ],
 )
 def test_features_are_those_that_were_asked_for(
     make: MakeEngine, options: dict[str, object], features: set[Feature]
 ) -> None:
-    assert set(make(**options).executor.features) == features
+    backend, beams = str(options.get("backend", "pytorch")), 2 if "max_beam_width" in options else 1
+    fields = honoured_fields("1.2.1", backend, {}, beams)
+    assert make(**options).executor.features == fields | features
 
 
 def test_the_environment_is_there_before_the_engine(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +74,7 @@ def test_a_request_is_handed_over_and_its_tokens_come_back(make: MakeEngine) -> 
         assert engine.executor.stats() == Stats(running=1)
         result.say(8, end="length")
         await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [7]), Delta(1, [8], None, Finish.LENGTH)]
+        assert engine.deltas == [Delta(1, [7]), Delta(1, [8], None, FinishReason.LENGTH)]
         assert engine.executor.stats() == Stats()
         await engine.ended()
 
@@ -103,22 +106,8 @@ def test_what_is_refused_is_the_requests_own_error(make: MakeEngine, error: Exce
         engine.llm.refusal = error
         engine.submit(1)
         await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [], None, Finish.ERROR, "bad")]
+        assert engine.deltas == [Delta(1, [], None, FinishReason.ERROR, "bad")]
         assert not engine.running.done()
-        await engine.ended()
-
-    body()
-
-
-def test_what_the_sampler_would_ignore_is_refused(make: MakeEngine) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make()
-        await engine.begin()
-        engine.submit(1, repetition_penalty=1.5)
-        await asyncio.sleep(0.1)
-        assert "ignores repetition_penalty" in str(engine.deltas[0].error)
-        assert engine.llm.calls == []
         await engine.ended()
 
     body()
@@ -155,7 +144,10 @@ def test_an_error_of_a_response_ends_its_request_alone(make: MakeEngine, error: 
         first.fail(error)
         second.say(7, end="length")
         await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [], None, Finish.ERROR, str(error)), Delta(2, [7], None, Finish.LENGTH)]
+        assert engine.deltas == [
+            Delta(1, [], None, FinishReason.ERROR, str(error)),
+            Delta(2, [7], None, FinishReason.LENGTH),
+        ]
         # The engine does not know of an error that was found here.
         assert first.aborts == isinstance(error, ValueError)
         await engine.ended()
@@ -199,7 +191,7 @@ def test_a_cancelled_request_is_aborted_once_and_ends_with_the_engines_last_resp
         assert engine.executor.stats().running == 1  # its place is not free yet
         result.say(end="cancelled")
         await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [7]), Delta(1, [], None, Finish.CANCELLED)]
+        assert engine.deltas == [Delta(1, [7]), Delta(1, [], None, FinishReason.CANCELLED)]
         assert engine.executor.stats().running == 0
         await engine.ended()
 
@@ -216,7 +208,7 @@ def test_a_request_that_the_engine_drops_without_a_word_is_ended_after_a_second(
         await asyncio.sleep(0.95)
         assert engine.executor.stats().running == 1
         await asyncio.sleep(0.6)
-        assert engine.deltas == [Delta(1, [], None, Finish.CANCELLED)]
+        assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
         assert engine.executor.stats().running == 0
         await engine.ended()
 
@@ -239,7 +231,7 @@ def test_log_probabilities_on_the_engine_backend_are_drained_unaborted(
         result.say(7)
         result.say(8, end="length")
         await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [], None, Finish.CANCELLED)]
+        assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
         await engine.ended()
 
     body()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, sampling_arguments
-from djl_trtllm.executor.protocol import Feature, Finish, Sampling, Submit
+from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, honoured_fields, sampling_arguments
+from djl_trtllm.executor.protocol import Feature, Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, Guide, GuideKind
+from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.tensorrt_llm.machine import BACKENDS, LONG, PROMPT, Machine, run
 from tests.executor.probe import Probe
 
@@ -39,7 +39,7 @@ def test_a_request_reaches_tensorrt_llm_as_it_was_translated(machine: Machine, b
         arguments = {"sampler_type": "TRTLLMSampler"} if backend == "pytorch" else {}
         probe = await machine.start(backend, arguments=arguments)
         probe.client.submit(whole)
-        assert await probe.end_of(1) == [Finish.LENGTH]
+        assert await probe.end_of(1) == [FinishReason.LENGTH]
         return probe
 
     run(body)
@@ -68,18 +68,18 @@ def test_guides_adapters_and_beams_reach_the_engine(machine: Machine, tmp_path: 
             lora=True,
             max_beam_width=3,
         )
-        features = {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.ADAPTERS, Feature.BEAM_SEARCH}
+        features = {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.ADAPTERS, "beam_width"}
         assert features <= probe.client.features
         probe.submit(1, 9, guide=guide, stop_token_ids=list(tokenizer.end_ids))
         probe.submit(2, 3, PROMPT, adapter=Adapter("fables", 2, str(adapter)))
         probe.submit(3, 3, PROMPT, beam_width=3)
-        assert await probe.end_of(1, 2, 3, 4, 5) == [Finish.END] + 4 * [Finish.LENGTH]
+        assert await probe.end_of(1, 2, 3, 4, 5) == [FinishReason.STOP] + 4 * [FinishReason.LENGTH]
         assert probe.tokens(1) == guided
         assert probe.tokens(2) == [7, 8, 5]  # the fake's adapter 2 begins two places later
         assert [probe.tokens(beam) for beam in (3, 4, 5)] == [[5, 6, 7], [6, 7, 8], [7, 8, 5]]
         # An adapter that is not there is that request's own error.
         probe.submit(6, 3, adapter=Adapter("none", 3, str(tmp_path / "none")))
-        assert await probe.end_of(6) == [Finish.ERROR]
+        assert await probe.end_of(6) == [FinishReason.ERROR]
         assert "does not exist" in str(probe.of(6)[-1].error)
         return probe
 
@@ -111,7 +111,7 @@ def test_the_token_that_ended_a_sequence_is_its_last(machine: Machine, backend: 
         probe.submit(3, 99, PROMPT, stop_token_ids=[end_id, 7])
         probe.submit(4, 99, (5, *wolf, 9), stop=[tokenizer.decode(wolf, False)])
         probe.submit(5, 4, (5, end_id), ignore_eos=True)
-        assert await probe.end_of(1, 2, 3, 4, 5) == [Finish.LENGTH, *3 * [Finish.END], Finish.LENGTH]
+        assert await probe.end_of(1, 2, 3, 4, 5) == [FinishReason.LENGTH, *3 * [FinishReason.STOP], FinishReason.LENGTH]
         assert [probe.tokens(number) for number in range(1, 6)] == [
             [5, 6, 7],
             [5, 6, end_id],
@@ -159,7 +159,7 @@ def test_many_requests_at_once_come_in_few_messages(machine: Machine) -> None:
         probe = await machine.start(script={"steps_per_second": 50})
         for number in range(64):
             probe.submit(number, 25, PROMPT)
-        assert await probe.end_of(*range(64)) == [Finish.LENGTH] * 64
+        assert await probe.end_of(*range(64)) == [FinishReason.LENGTH] * 64
         assert all(probe.tokens(number) == [*PROMPT * 6, 5] for number in range(64))
         # Sixty-four times as many, if each token came alone.
         assert len(probe.stats) < 64 * 25 / 4
@@ -175,7 +175,7 @@ def test_limits_features_and_iteration_statistics_are_told(machine: Machine) -> 
         )
         limits = probe.client.limits
         assert (limits.max_sequences, limits.lookahead, limits.kv_blocks) == (2, 3, 0)
-        assert probe.client.features == frozenset()
+        assert probe.client.features == honoured_fields("1.2.1", "pytorch", {}, 1)
         assert probe.client.details["TensorRT-LLM"] == "1.2.1"
         assert probe.client.details["GPUs"] == 1
         for number in range(4):
@@ -199,7 +199,7 @@ def test_signals_to_the_process_group_are_the_servers_business(machine: Machine)
         await probe.until(lambda: bool(probe.tokens(1)))
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(probe.client.pid, number)
-        assert await probe.end_of(1) == [Finish.LENGTH]
+        assert await probe.end_of(1) == [FinishReason.LENGTH]
         return probe
 
     run(body)
@@ -216,7 +216,7 @@ def test_an_error_of_one_of_many_is_its_own(machine: Machine, backend: str) -> N
         for number in range(32):
             probe.submit(number, 77 if number == 11 else 20, PROMPT)
         ends = await probe.end_of(*range(32))
-        assert ends == [Finish.ERROR if number == 11 else Finish.LENGTH for number in range(32)]
+        assert ends == [FinishReason.ERROR if number == 11 else FinishReason.LENGTH for number in range(32)]
         assert probe.of(11)[-1].error == "no room for it"
         assert probe.tokens(11) == [5, 6, 7]
         return probe
@@ -236,12 +236,8 @@ def test_what_is_refused_at_once_is_an_error_of_the_request(
         probe = await machine.start(backend, version=version, arguments=arguments, build={"max_seq_len": 16})
         probe.submit(1, 5, tuple(range(5, 35)))
         probe.submit(2, 5, ())
-        probe.submit(3, 5, repetition_penalty=1.5)
-        probe.submit(4, 5)
-        ends = await probe.end_of(1, 2, 3, 4)
-        # The engine backend has the penalty, PyTorch's sampler would ignore it.
-        third = Finish.LENGTH if backend == "tensorrt" else Finish.ERROR
-        assert ends == [Finish.ERROR, Finish.ERROR, third, Finish.LENGTH]
+        probe.submit(3, 5)
+        assert await probe.end_of(1, 2, 3) == [FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]
         assert message in str(probe.of(1)[-1].error)
         return probe
 
@@ -269,7 +265,7 @@ def test_a_request_is_cancelled_wherever_it_is(machine: Machine, backend: str) -
         async def cancelled(number: int) -> None:
             probe.client.cancel(number)
             probe.client.cancel(number)
-            assert await probe.end_of(number) == [Finish.CANCELLED]
+            assert await probe.end_of(number) == [FinishReason.CANCELLED]
             probe.client.cancel(number)
 
         # In the engine's queue, behind one that goes on.
@@ -293,7 +289,9 @@ def test_a_request_is_cancelled_wherever_it_is(machine: Machine, backend: str) -
             await heard(number, seen)
             probe.client.cancel(number)
             (end,) = await probe.end_of(number)
-            assert end in ((Finish.CANCELLED,) if tokens == LONG else (Finish.CANCELLED, Finish.LENGTH))
+            assert end in (
+                (FinishReason.CANCELLED,) if tokens == LONG else (FinishReason.CANCELLED, FinishReason.LENGTH)
+            )
         # After the end, and what never was.
         probe.submit(6, 2, PROMPT)
         await probe.end_of(6)
@@ -301,7 +299,7 @@ def test_a_request_is_cancelled_wherever_it_is(machine: Machine, backend: str) -
         probe.client.cancel(77)
         # The only place is free.
         probe.submit(7, 4, PROMPT)
-        assert await probe.end_of(7) == [Finish.LENGTH]
+        assert await probe.end_of(7) == [FinishReason.LENGTH]
         assert probe.tokens(7) == list(PROMPT)
         assert probe.deaths == []
         return probe
@@ -316,7 +314,7 @@ def test_the_place_is_given_back_with_the_late_end_and_nothing_before(machine: M
         probe.submit(1, LONG, PROMPT)
         await probe.until(lambda: len(probe.tokens(1)) >= 3)
         probe.client.cancel(1)
-        assert await probe.end_of(1) == [Finish.CANCELLED]
+        assert await probe.end_of(1) == [FinishReason.CANCELLED]
         assert probe.stats[-1].running == 0
         return probe
 
@@ -332,10 +330,10 @@ def test_log_probabilities_on_the_engine_backend_are_drained_unaborted(machine: 
         probe.submit(1, 200, PROMPT, logprobs=True)
         await probe.until(lambda: bool(probe.tokens(1)))
         probe.client.cancel(1)
-        assert await probe.end_of(1) == [Finish.CANCELLED]
+        assert await probe.end_of(1) == [FinishReason.CANCELLED]
         assert len(probe.tokens(1)) < 200
         probe.submit(2, 3, PROMPT)
-        assert await probe.end_of(2) == [Finish.LENGTH]
+        assert await probe.end_of(2) == [FinishReason.LENGTH]
         return probe
 
     run(body)

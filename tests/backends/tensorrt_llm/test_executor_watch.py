@@ -12,7 +12,8 @@ import pytest
 
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
 from djl_trtllm.backends.tensorrt_llm.workers import Workers
-from djl_trtllm.executor.protocol import Delta, Finish
+from djl_trtllm.executor.protocol import Delta
+from djl_trtllm.request import FinishReason
 from tests.backends.tensorrt_llm.played_llm import MakeEngine
 from tests.support.virtual_time import in_virtual_time
 
@@ -111,7 +112,7 @@ def test_statistics_that_cannot_be_read_are_gone_without(make: MakeEngine, capsy
         await asyncio.sleep(3)
         result.say(7, end="length")
         await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [7], None, Finish.LENGTH)]
+        assert engine.deltas == [Delta(1, [7], None, FinishReason.LENGTH)]
         await engine.ended()
 
     body()

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
-from djl_trtllm.executor.protocol import Delta, Finish, Sampling, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Stats, Step, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
+from djl_trtllm.request import FinishReason, Sampling
 
 END = 2
 
@@ -94,17 +95,19 @@ def followed(result: Result, *, muted: bool = False, **fields: Any) -> list[list
 
 def test_deltas_carry_what_is_new_and_the_last_one_the_end() -> None:
     result = Result(say(5), None, say(6, 7), None, say(8, end="length"))
-    assert followed(result) == [[Delta(1, [5])], [Delta(1, [6, 7])], [Delta(1, [8], None, Finish.LENGTH)]]
+    assert followed(result) == [[Delta(1, [5])], [Delta(1, [6, 7])], [Delta(1, [8], None, FinishReason.LENGTH)]]
 
 
 def test_a_backlog_of_responses_is_one_delta() -> None:
     assert followed(Result(*[say(token) for token in range(4)], say(4, end="length"))) == [
-        [Delta(1, [0, 1, 2, 3, 4], None, Finish.LENGTH)]
+        [Delta(1, [0, 1, 2, 3, 4], None, FinishReason.LENGTH)]
     ]
 
 
 def test_responses_without_tokens_are_no_deltas() -> None:
-    assert followed(Result(say(), None, say(), None, say(5, end="length"))) == [[Delta(1, [5], None, Finish.LENGTH)]]
+    assert followed(Result(say(), None, say(), None, say(5, end="length"))) == [
+        [Delta(1, [5], None, FinishReason.LENGTH)]
+    ]
 
 
 def test_cached_tokens_come_with_the_first_delta_only() -> None:
@@ -125,24 +128,24 @@ def test_cached_tokens_come_with_the_first_delta_only() -> None:
 )
 def test_the_id_that_ended_it_is_the_last(last: Any, tokens: list[int]) -> None:
     (deltas,) = followed(Result(say(5), last), stop_token_ids=[END, 40])
-    assert deltas == [Delta(1, tokens, None, Finish.END)]
+    assert deltas == [Delta(1, tokens, None, FinishReason.STOP)]
 
 
 def test_an_end_that_was_left_out_has_a_log_probability() -> None:
     (deltas,) = followed(Result(say(5, end="stop", logprobs=[-1.0])), logprobs=True)
-    assert deltas == [Delta(1, [5, END], [-1.0, 0.0], Finish.END)]
+    assert deltas == [Delta(1, [5, END], [-1.0, 0.0], FinishReason.STOP)]
 
 
 @pytest.mark.parametrize(
     ("reason", "finish", "error"),
     [
-        ("length", Finish.LENGTH, None),
-        ("cancelled", Finish.CANCELLED, None),
-        ("timeout", Finish.ERROR, "TensorRT-LLM ended the request with 'timeout'"),
-        (None, Finish.ERROR, "TensorRT-LLM ended the request with None"),
+        ("length", FinishReason.LENGTH, None),
+        ("cancelled", FinishReason.CANCELLED, None),
+        ("timeout", FinishReason.ERROR, "TensorRT-LLM ended the request with 'timeout'"),
+        (None, FinishReason.ERROR, "TensorRT-LLM ended the request with None"),
     ],
 )
-def test_every_finish_reason_is_an_end(reason: str | None, finish: Finish, error: str | None) -> None:
+def test_every_finish_reason_is_an_end(reason: str | None, finish: FinishReason, error: str | None) -> None:
     assert followed(Result(say(5, end=reason))) == [[Delta(1, [5], None, finish, error)]]
 
 
@@ -158,7 +161,7 @@ def test_log_probabilities_are_those_of_the_chosen_tokens() -> None:
     )
     assert followed(result, logprobs=True) == [
         [Delta(1, [5], [-0.5])],
-        [Delta(1, [6, 7], [-0.6, -0.7], Finish.LENGTH)],
+        [Delta(1, [6, 7], [-0.6, -0.7], FinishReason.LENGTH)],
     ]
 
 
@@ -178,13 +181,13 @@ def test_too_few_log_probabilities_are_an_error_with_the_numbers() -> None:
 
 
 def test_unasked_log_probabilities_are_not_sent() -> None:
-    assert followed(Result(say(5, end="length", logprobs=[-0.5]))) == [[Delta(1, [5], None, Finish.LENGTH)]]
+    assert followed(Result(say(5, end="length", logprobs=[-0.5]))) == [[Delta(1, [5], None, FinishReason.LENGTH)]]
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "length", "stop"])
 def test_a_muted_request_sends_its_end_and_nothing_else(reason: str) -> None:
     result = Result(say(5), None, say(6), None, say(7, end=reason))
-    assert followed(result, muted=True) == [[Delta(1, [], None, Finish.CANCELLED)]]
+    assert followed(result, muted=True) == [[Delta(1, [], None, FinishReason.CANCELLED)]]
 
 
 def test_beams_are_sequences_of_their_own_delivered_at_the_end() -> None:
@@ -197,7 +200,7 @@ def test_beams_are_sequences_of_their_own_delivered_at_the_end() -> None:
 
     result = Result(grow([5], [6]), None, grow([5, 7], [6, 8, 9], end="length"), beams=2)
     assert followed(result, beam_width=2) == [
-        [Delta(1, [5, 7], None, Finish.LENGTH), Delta(2, [6, 8, 9], None, Finish.LENGTH)]
+        [Delta(1, [5, 7], None, FinishReason.LENGTH), Delta(2, [6, 8, 9], None, FinishReason.LENGTH)]
     ]
 
 
@@ -235,10 +238,10 @@ def test_every_response_is_a_sign_of_life(beams: int) -> None:
 def test_a_request_may_be_ended_from_outside(beams: int) -> None:
     async def end(request: RunningRequest) -> None:
         assert request.aborted_for is None
-        request.end(Finish.ERROR, "no room")
+        request.end(FinishReason.ERROR, "no room")
 
     (deltas,) = played(end, None, beam_width=beams)
-    assert deltas == [Delta(1 + number, [], None, Finish.ERROR, "no room") for number in range(beams)]
+    assert deltas == [Delta(1 + number, [], None, FinishReason.ERROR, "no room") for number in range(beams)]
 
 
 def test_beams_have_log_probabilities_where_they_are_asked_for_and_given() -> None:
@@ -263,7 +266,7 @@ def test_muted_beams_send_their_ends_and_nothing_else() -> None:
             output.token_ids, output.finish_reason = [5], "stop"
 
     (deltas,) = followed(Result(finish, beams=2), beam_width=2, muted=True)
-    assert deltas == [Delta(1, [], None, Finish.CANCELLED), Delta(2, [], None, Finish.CANCELLED)]
+    assert deltas == [Delta(1, [], None, FinishReason.CANCELLED), Delta(2, [], None, FinishReason.CANCELLED)]
 
 
 def test_a_beam_that_is_missing_is_an_error() -> None:

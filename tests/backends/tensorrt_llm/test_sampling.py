@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.sampling import Sampler, guide_arguments, sampling_arguments
-from djl_trtllm.executor.protocol import Feature, Sampling, Submit
-from djl_trtllm.request import Guide, GuideKind
+from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, honoured_fields, sampling_arguments
+from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.request import Guide, GuideKind, Sampling
 
 PLAIN = {"max_tokens": 9, "detokenize": False}
-CHOICE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+CHOICE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": None}
 BEAMS = {"use_beam_search": True, "n": 3, "best_of": 3, "length_penalty": 1.0, "early_stopping": 0}
 KEPT = {"include_stop_str_in_output": True}
 
@@ -54,7 +54,7 @@ def test_every_parameter_is_an_argument_and_neutral_ones_are_none(
 def test_every_field_of_a_request_is_covered_above() -> None:
     cases = test_every_parameter_is_an_argument_and_neutral_ones_are_none.pytestmark[0].args[1]
     tried = {name for fields, _ in cases for name in fields} | {"max_new_tokens"}
-    assert tried >= set(Sampling.__struct_fields__)
+    assert tried >= set(Sampling.__struct_fields__) - {"n", "best_of"}
     assert tried >= set(Submit.__struct_fields__) - {"request_id", "prompt_ids", "sampling", "guide", "adapter"}
 
 
@@ -95,15 +95,15 @@ def test_arguments_are_fresh_for_each_request() -> None:
         ("1.4.0", "autodeploy", {}, True),
     ],
 )
-def test_what_a_sampler_would_ignore_is_refused(
+def test_what_a_sampler_would_ignore_is_not_honoured(
     version: str, backend: str, arguments: dict[str, Any], whole: bool
 ) -> None:
-    sampler = Sampler.of(version, backend, arguments)
-    assert sampler.features == ([Feature.MIN_P, Feature.NO_REPEAT_NGRAM, Feature.BAD_WORDS] if whole else [])
-    sampler.check(Sampling(9, do_sample=True, temperature=0.5, top_k=3, top_p=0.4, seed=4))
-    penalised = Sampling(9, repetition_penalty=1.1, frequency_penalty=0.2)
-    if whole:
-        sampler.check(penalised)
-        return
-    with pytest.raises(ValueError, match=r"ignores repetition_penalty and frequency_penalty: .*option\.sampler_type"):
-        sampler.check(penalised)
+    fields = honoured_fields(version, backend, arguments, 1)
+    lacking = {"min_p", "no_repeat_ngram_size", "bad", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+    always = {"max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "seed", "ignore_eos"}
+    assert fields == always | {"stop_token_ids"} | (lacking if whole else set())
+
+
+def test_beam_search_is_honoured_where_the_engine_has_beams() -> None:
+    fields = honoured_fields("1.2.1", "tensorrt", {}, 2) - honoured_fields("1.2.1", "tensorrt", {}, 1)
+    assert fields == {"beam_width", "length_penalty", "early_stopping", "beam_search_diversity_rate"}

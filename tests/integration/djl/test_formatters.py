@@ -19,6 +19,7 @@ import pytest
 
 from djl_trtllm.api import Defaults
 from djl_trtllm.api.lmi import parse as lmi
+from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from tests.api.scripts import EOS, FAILED, FAILURE, PROMPT, STOP, answer, several
 from tests.integration.djl.jars import djl_python
@@ -82,7 +83,7 @@ class Case:
                 shown.append([steps[-1][1][0], "", 0.0, True, None])
             steps += [(index, token, None) for token in shown]
             if finished is not None:
-                steps[-1] = (index, shown[-1], finished.reason.value)
+                steps[-1] = (index, shown[-1], FINISH_REASONS[finished.reason])
         return {
             "payload": self.payload,
             "configs": {

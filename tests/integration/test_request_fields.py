@@ -1,0 +1,239 @@
+"""Every field of a request, from the HTTP body to the engine's own arguments: it arrives, or is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
+import pytest
+
+from djl_trtllm.api.lmi import parse as lmi
+from djl_trtllm.backends.openvino.sampling import FEATURES as OPENVINO_FEATURES
+from djl_trtllm.backends.openvino.sampling import generation_config
+from djl_trtllm.backends.scripted.executor import ScriptedExecutor
+from djl_trtllm.backends.tensorrt_llm.names import members
+from djl_trtllm.backends.tensorrt_llm.sampling import honoured_fields
+from djl_trtllm.batching.features import gives_logprobs, require
+from djl_trtllm.batching.limits import BatchLimits
+from djl_trtllm.batching.rolling_batch import RollingBatch
+from djl_trtllm.batching.statistics import Statistics
+from djl_trtllm.errors import UnsupportedParameterError
+from djl_trtllm.executor.protocol import Deframer, Feature, Limits, Submit, decode_to_engine, frame
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import Adapter, GenerationRequest, Sampling
+from tests.backends.tensorrt_llm.played_llm import patched
+
+PROMPT = "the little red riding hood"
+ENGINES = ("openvino", "scripted", "tensorrt", "pytorch")
+VERSION = "1.2.1"
+
+
+class Case(NamedTuple):
+    """A request body's parameters, and the arguments that each engine gets for them; None: it refuses them."""
+
+    parameters: dict[str, Any]
+    openvino: dict[str, Any] | None
+    scripted: dict[str, Any] | None
+    tensorrt: dict[str, Any] | None
+    pytorch: dict[str, Any] | None
+
+
+def same(parameters: dict[str, Any], name: str, value: object) -> Case:
+    """The argument has one name everywhere."""
+    return Case(parameters, *(4 * [{name: value}]))
+
+
+def tensorrt_only(parameters: dict[str, Any], name: str, value: object) -> Case:
+    """An engine backend's, which PyTorch's sampler of this version lacks."""
+    return Case(parameters, None, None, {name: value}, None)
+
+
+def everywhere(parameters: dict[str, Any], ours: str, openvino: str, tensorrt: str, value: object) -> Case:
+    return Case(parameters, {openvino: value}, {ours: value}, {tensorrt: value}, {tensorrt: value})
+
+
+def sampled(name: str, value: object) -> dict[str, Any]:
+    return {"do_sample": True, name: value}
+
+
+def penalty(name: str, value: float) -> Case:
+    return same({name: value}, name, value)._replace(pytorch=None)
+
+
+def beams(name: str, value: object) -> dict[str, Any]:
+    return {"num_beams": 3, name: value}
+
+
+CASES = {
+    "max_new_tokens": everywhere({"max_new_tokens": 7}, "max_new_tokens", "max_new_tokens", "max_tokens", 7),
+    "min_new_tokens": everywhere({"min_new_tokens": 3}, "min_new_tokens", "min_new_tokens", "min_tokens", 3),
+    # TensorRT-LLM samples where it gets a temperature.
+    "do_sample": everywhere({"do_sample": True}, "do_sample", "do_sample", "do_sample", True)._replace(
+        tensorrt={"temperature": 1.0}, pytorch={"temperature": 1.0}
+    ),
+    "temperature": same(sampled("temperature", 0.75), "temperature", 0.75),
+    "top_k": same(sampled("top_k", 9), "top_k", 9),
+    "top_p": same(sampled("top_p", 0.75), "top_p", 0.75),
+    "seed": everywhere(sampled("seed", 11), "seed", "rng_seed", "seed", 11),
+    "repetition_penalty": penalty("repetition_penalty", 1.25),
+    "presence_penalty": penalty("presence_penalty", 0.25),
+    "frequency_penalty": penalty("frequency_penalty", 0.5),
+    "ignore_eos": same({"ignore_eos_token": True}, "ignore_eos", True),
+    "min_p": tensorrt_only({"do_sample": True, "min_p": 0.25}, "min_p", 0.25),
+    "no_repeat_ngram_size": tensorrt_only({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size", 3),
+    "beam_width": tensorrt_only({"num_beams": 3}, "n", 3),
+    "length_penalty": tensorrt_only(beams("length_penalty", 0.5), "length_penalty", 0.5),
+    "early_stopping": tensorrt_only(beams("early_stopping", True), "early_stopping", 1),
+    "beam_search_diversity_rate": tensorrt_only(
+        beams("beam_search_diversity_rate", 0.5), "beam_search_diversity_rate", 0.5
+    ),
+    "stop_token_ids": Case(
+        {"stop_token_ids": [7], "ignore_eos_token": True},
+        {"stop_token_ids": {7}},
+        {"stop_token_ids": [7]},
+        {"stop_token_ids": [7]},
+        {"stop_token_ids": [7]},
+    ),
+    "bad": tensorrt_only({"bad_words": ["wolf"]}, "bad", ["wolf"]),
+    "logprobs": everywhere({"details": True}, "logprobs", "logprobs", "logprobs", 1),
+    "guide": Case(
+        {"guided_regex": "a+"}, None, None, {"guided_decoding": {"regex": "a+"}}, {"guided_decoding": {"regex": "a+"}}
+    ),
+    "adapter": Case({"adapters": "french"}, None, None, {"lora_request": 3}, {"lora_request": 3}),
+}
+DONE_BY_THE_SERVER: dict[str, dict[str, Any]] = {
+    "n": {"n": 3, "do_sample": True},
+    "best_of": {"best_of": 3, "do_sample": True},
+    "truncate": {"truncate": 2},
+    "stop": {"stop_sequences": ["little"]},
+}
+NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "sampling"}
+PART_OF_LOGPROBS = {"asks_logprobs", "needs_logprobs"}
+
+
+class Recorder:
+    """An executor that keeps what it gets, as the socket brings it."""
+
+    limits = Limits(8, 0, 32, 1000)
+
+    def __init__(self) -> None:
+        self.submitted: list[Submit] = []
+
+    def submit(self, request: Submit) -> None:
+        (body,) = Deframer().feed(frame(request))
+        message = decode_to_engine(body)
+        assert isinstance(message, Submit)
+        self.submitted.append(message)
+
+    def cancel(self, request_id: int) -> None: ...
+
+
+def submitted(tokenizer: Tokenizer, features: frozenset[str], parameters: dict[str, Any]) -> list[Submit]:
+    """What an engine process gets for a request body. Raises UnsupportedParameterError."""
+    body = json.dumps({"inputs": PROMPT, "parameters": parameters}).encode()
+    request = lmi.parse(body, "application/json").request
+    require(request, features)
+    if not gives_logprobs(request, features):
+        request = msgspec.structs.replace(request, logprobs=False)
+    recorder = Recorder()
+    batch = RollingBatch(recorder, tokenizer, BatchLimits(8, 8, 500, 500, 1000), Statistics())
+    batch.admit(request.sampling.sequences)
+    adapter = None if request.adapter is None else Adapter(request.adapter, 3, "adapters/french")
+    batch.submit(request, tokenizer.encode(PROMPT), lambda chunk: None, adapter)
+    return recorder.submitted
+
+
+class Engine(NamedTuple):
+    features: frozenset[str]
+    arguments: Callable[[Submit], dict[str, Any]]
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
+    """Each engine's features, and what it makes of a message."""
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
+    make = patched(monkeypatch)
+
+    def openvino(message: Submit) -> dict[str, Any]:
+        config = generation_config(message)
+        return {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
+
+    def scripted(message: Submit) -> dict[str, Any]:
+        return msgspec.structs.asdict(message) | msgspec.structs.asdict(message.sampling)
+
+    def tensorrt_llm(backend: str, max_beam_width: int) -> Engine:
+        options: dict[str, Any] = {"backend": backend, "max_beam_width": max_beam_width}
+        options |= {"logprobs": True, "guided": True, "lora": True}
+        features = make(VERSION, **options).executor.features
+        assert features >= honoured_fields(VERSION, backend, {}, max_beam_width)
+
+        def arguments(message: Submit) -> dict[str, Any]:
+            async def body() -> dict[str, Any]:
+                engine = make(VERSION, **options)
+                await engine.begin()
+                engine.executor.submit(message)
+                engine.running.cancel()
+                call = engine.llm.calls[-1]
+                given: dict[str, Any] = vars(call["sampling_params"])
+                assert given.keys() <= members("SamplingParams", VERSION).keys()
+                if "guided_decoding" in given:
+                    given["guided_decoding"] = vars(given["guided_decoding"])
+                lora = {"lora_request": getattr(call["lora_request"], "number", None)}
+                return lora | given
+
+            return asyncio.run(body())
+
+        return Engine(features, arguments)
+
+    return {
+        "openvino": Engine(OPENVINO_FEATURES, openvino),
+        "scripted": Engine(ScriptedExecutor().features, scripted),
+        "tensorrt": tensorrt_llm("tensorrt", 4),
+        "pytorch": tensorrt_llm("pytorch", 1),
+    }
+
+
+def test_every_field_has_a_case() -> None:
+    fields = {*Sampling.__struct_fields__, *GenerationRequest.__struct_fields__}
+    assert {*CASES, *DONE_BY_THE_SERVER} == fields - NOT_PARAMETERS - PART_OF_LOGPROBS
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("field", CASES)
+def test_a_field_arrives_or_is_refused_by_name(
+    tokenizer: Tokenizer, engines: dict[str, Engine], field: str, engine: str
+) -> None:
+    case = CASES[field]
+    expected: dict[str, Any] | None = getattr(case, engine)
+    if expected is None:
+        with pytest.raises(UnsupportedParameterError) as refused:
+            submitted(tokenizer, engines[engine].features, case.parameters)
+        named = {"guide": "a regular expression", "beam_width": "num_beams"}
+        shown = str(refused.value)
+        assert any(name in shown for name in (*case.parameters, named.get(field, field))), shown
+        return
+    (message,) = submitted(tokenizer, engines[engine].features, case.parameters)
+    arguments = engines[engine].arguments(message)
+    assert {name: arguments.get(name) for name in expected} == expected
+    # A value that is the engine's own default proves nothing.
+    plain = engines[engine].arguments(submitted(tokenizer, engines[engine].features, {})[0])
+    assert {name: plain.get(name) for name in expected} != expected
+
+
+def test_what_the_server_does_itself_is_refused_by_no_engine(tokenizer: Tokenizer, engines: dict[str, Engine]) -> None:
+    for engine in engines.values():
+        got = {name: submitted(tokenizer, engine.features, given) for name, given in DONE_BY_THE_SERVER.items()}
+        assert {name: len(messages) for name, messages in got.items()} == {
+            "n": 3,
+            "best_of": 3,
+            "truncate": 1,
+            "stop": 1,
+        }
+        assert len({message.sampling.seed for message in got["n"]}) == 3
+        assert all(message.logprobs for message in got["best_of"])
+        assert got["truncate"][0].prompt_ids == tokenizer.encode(PROMPT)[-2:]
+        assert Feature.LOGPROBS in engine.features
