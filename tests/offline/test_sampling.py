@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.offline import GuidedDecodingParams, SamplingParams
+from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,11 @@ def test_n_sequences_are_not_ranked_unless_more_are_generated() -> None:
         ({"best_of": 2}, "greedy decoding gives the same"),
         ({"n": 3, "best_of": 2, "temperature": 1}, "'best_of' is 2"),
         ({"stop": ""}, "'stop' is"),
+        ({"n": 1025, "temperature": 1}, "1025 sequences: .* up to 1024"),
+        ({"best_of": 1025, "temperature": 1}, "1025 sequences: .* up to 1024"),
+        ({"min_tokens": 4, "max_tokens": 3}, "'min_tokens' is 4: expected at most 'max_tokens', which is 3"),
+        ({"n": 0}, "'n' is 0"),
+        ({"bad": 3.5}, "'bad' is 3.5"),
     ],
 )
 def test_wrong_parameters_are_refused_when_they_are_made(fields: dict[str, object], message: str) -> None:
@@ -79,7 +87,7 @@ def test_wrong_parameters_are_refused_when_they_are_made(fields: dict[str, objec
 
 
 def test_more_log_probabilities_than_there_are_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedParameterError, match="'top_logprobs' is 5"):
+    with pytest.raises(UnsupportedParameterError, match="'logprobs' is 5"):
         SamplingParams(logprobs=5)
 
 
@@ -89,19 +97,55 @@ def test_what_it_does_not_have_is_no_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "parameters"),
+    ("fields", "guide"),
     [
-        ({"json": {"type": "object"}}, {"guided_json": {"type": "object"}}),
-        ({"regex": "a+"}, {"guided_regex": "a+"}),
-        ({"grammar": "root ::= x"}, {"guided_grammar": "root ::= x"}),
-        ({"json_object": True}, {"response_format": {"type": "json_object"}}),
+        ({"json": {"type": "object"}}, Guide(GuideKind.JSON_SCHEMA, '{"type":"object"}')),
+        ({"regex": "a+"}, Guide(GuideKind.REGEX, "a+")),
+        ({"grammar": "root ::= x"}, Guide(GuideKind.GRAMMAR, "root ::= x")),
+        ({"json_object": True}, Guide(GuideKind.JSON_OBJECT)),
     ],
 )
-def test_a_guide_is_one_of_the_lmi_schemas(fields: dict[str, object], parameters: dict[str, object]) -> None:
-    assert GuidedDecodingParams(**fields).parameters() == parameters  # type: ignore[arg-type]
+def test_a_guide_is_that_of_the_request(fields: dict[str, Any], guide: Guide) -> None:
+    assert SamplingParams(guided_decoding=GuidedDecodingParams(**fields)).template().guide == guide
 
 
-def test_there_is_one_guide() -> None:
-    for guide in (GuidedDecodingParams(), GuidedDecodingParams(regex="a", json_object=True)):
-        with pytest.raises(InvalidRequestError, match="exactly one"):
-            guide.parameters()
+@pytest.mark.parametrize("fields", [{}, {"regex": "a", "json_object": True}])
+def test_there_is_one_guide(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="exactly one"):
+        GuidedDecodingParams(**fields)
+
+
+BEAMS: dict[str, Any] = {"length_penalty": 0.5, "early_stopping": 1, "beam_search_diversity_rate": 0.25}
+
+
+@pytest.mark.parametrize(("fields", "width"), [({"n": 2, "best_of": 4}, 4), ({"n": 3}, 3), ({"best_of": 2}, 2)])
+def test_beams_are_those_that_are_generated(fields: dict[str, Any], width: int) -> None:
+    sampling = SamplingParams(use_beam_search=True, temperature=1.0, **fields, **BEAMS).template().sampling
+    assert (sampling.beam_width, sampling.n, sampling.best_of) == (width, fields.get("n", 1), None)
+    assert (sampling.length_penalty, sampling.early_stopping, sampling.beam_search_diversity_rate) == (0.5, True, 0.25)
+    assert not sampling.do_sample
+
+
+def test_every_field_of_a_request_can_be_set() -> None:
+    params = SamplingParams(
+        temperature=0.5, best_of=2, bad="wolf", min_p=0.25, no_repeat_ngram_size=3, logprobs=0,
+        guided_decoding=GuidedDecodingParams(regex="a"), stop="x", stop_token_ids=[3], truncate_prompt_tokens=4,
+    )  # fmt: skip
+    request = params.template()
+    assert (request.sampling.min_p, request.sampling.no_repeat_ngram_size, request.bad) == (0.25, 3, ("wolf",))
+    assert (request.logprobs, request.needs_logprobs, request.asks_logprobs) == (True, True, False)
+    set_by_llm = {"prompt", "prompt_ids", "messages", "adapter", "asks_logprobs"}
+    neutral = GenerationRequest()
+    unset = {name for name in GenerationRequest.__struct_fields__ if getattr(request, name) == getattr(neutral, name)}
+    assert unset == set_by_llm
+
+
+def test_defaults_are_those_of_tensorrt_llm() -> None:
+    assert SamplingParams().template() == GenerationRequest(sampling=Sampling(max_new_tokens=32))
+    assert SamplingParams(max_tokens=None).template() == GenerationRequest()
+
+
+@pytest.mark.parametrize(("n", "best_of", "ranked"), [(1, None, None), (2, None, None), (1, 2, 2), (1024, None, None)])
+def test_sequences_are_ranked_only_where_some_are_left_out(n: int, best_of: int | None, ranked: int | None) -> None:
+    request = SamplingParams(n=n, best_of=best_of, temperature=1.0).template()
+    assert (request.sampling.best_of, request.needs_logprobs) == (ranked, ranked is not None)
