@@ -12,10 +12,14 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from djl_trtllm.api import RawRequest
 from djl_trtllm.api.headers import properties as properties_of
+from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.batching.request_state import RequestState
+from djl_trtllm.config import Options
 from djl_trtllm.djl import adapters
 from djl_trtllm.djl.item import Item
-from djl_trtllm.djl.item_writer import ItemWriter, status_codes
+from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.djl.streams import Stream, Streams
 from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import DjlTrtllmError
@@ -37,9 +41,9 @@ _LAST_WORDS_SECONDS = 1.0
 class Worker:
     """The model of this process."""
 
-    def __init__(self, service: ModelService, options: Any) -> None:
+    def __init__(self, service: ModelService, options: Options) -> None:
         self._service = service
-        self._codes = status_codes(options)
+        self._options = options
         self._streams = Streams()
         self._metrics = Metrics(service)
         self._print_metrics()
@@ -61,28 +65,27 @@ class Worker:
         service = ModelService(model.name, on_failed=failed)
         await service.load(model)
         settle_garbage_collector()
-        return cls(service, model.config.options)
+        return cls(service, model.options)
 
     async def answer(self, inputs: Any) -> AsyncGenerator[Streams, None]:
         """What djl_python sends for a request."""
         stream = Stream(self._streams, inputs.get_property("request_tracking_id"))
-        answer = ItemWriter(stream.put, self._codes)
-        generation = None
+        answer = ItemWriter(stream.put, self._options)
+        generations: list[RequestState] = []
         try:
             properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
             body = bytes(inputs.get_as_bytes() or b"")
-            call = self._service.model.parse(body, properties.get("content-type"), properties)
-            answer.expect(call.encoder, call.request.sampling.n)
-            generation = await self._service.generate(call, answer.deliver)
+            call = DEFAULT.parse(RawRequest(body, properties), self._service.model)
+            answer.expect(call)
+            generations = await self._service.generate(call, answer.deliver)
         except Exception as error:
             answer.fail(error)
         try:
             async for streams in stream.carry():
                 yield streams
         finally:
-            if generation is not None:
-                # The answer may have ended before its tokens did.
-                self._service.cancel(generation)
+            # The response may have ended before its tokens did.
+            self._service.cancel(generations)
 
     def change_adapters(self, change: Callable[[ModelService, Any], Item], inputs: Any) -> Any:
         """What DJL is told of a change of the LoRA adapters."""

@@ -143,11 +143,15 @@ class SequenceResult(NamedTuple):
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):
-    """The new output of one sequence (`index` from 0 to n - 1) since the last chunk."""
+    """The new output of one sequence since the last chunk.
+
+    `index` is the sequence (0 to n - 1) of its request, `generation` the request among those of one call.
+    """
 
     index: int
     tokens: list[Token]
     finished: SequenceResult | None
+    generation: int = 0
 
 
 Consumer = Callable[[OutputChunk], None]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from djl_trtllm.api import ResponseEncoder
-from djl_trtllm.api.lmi.errors import StatusCodes
-from djl_trtllm.api.lmi.errors import reply as reply_to
+from djl_trtllm.api import Call, ResponseEncoder
+from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
 from djl_trtllm.djl.item import Item
 from djl_trtllm.errors import RequestError
@@ -16,31 +15,21 @@ from djl_trtllm.request import OutputChunk
 logger = logging.getLogger(__name__)
 
 
-def status_codes(options: Options) -> StatusCodes:
-    """Error statuses from the model's options."""
-    return StatusCodes(
-        throttle=options.throttle_error_http_code,
-        not_ready=options.wlm_error_http_code,
-        timeout=options.timeout_http_code,
-        server_error=options.server_error_http_code,
-    )
-
-
 class ItemWriter:
     """Encodes the output of one request and emits items; exactly one of them is the last."""
 
-    def __init__(self, put: Callable[[Item], None], codes: StatusCodes) -> None:
+    def __init__(self, put: Callable[[Item], None], options: Options) -> None:
         self.complete = False
         self._put = put
-        self._codes = codes
+        self._options = options
         self._encoder: ResponseEncoder | None = None
         self._unfinished: int
         self._begun = False
 
-    def expect(self, encoder: ResponseEncoder, sequences: int) -> None:
-        """Call when the request is parsed: `encoder` encodes the response, which ends after `sequences` sequences."""
-        self._encoder = encoder
-        self._unfinished = sequences
+    def expect(self, call: Call) -> None:
+        """Call when the request is parsed: its encoder makes the response from now on."""
+        self._encoder = call.encoder
+        self._unfinished = call.sequences
 
     def deliver(self, update: OutputChunk) -> None:
         """Encode and emit an output chunk."""
@@ -72,7 +61,7 @@ class ItemWriter:
         if encoder is not None and isinstance(error, RequestError) and (chunk := encoder.error(error)):
             self._send(chunk, last=True)
             return
-        reply = reply_to(error, self._codes)
+        reply = DEFAULT.encode_error(error, self._options)
         self.complete = True
         message = str(error) if isinstance(error, RequestError) else "Internal server error, see the server's log."
         self._put(Item(b"", True, reply.status, message, (("Content-Type", "application/json"), *reply.headers)))

@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from djl_trtllm.api import RawRequest
 from djl_trtllm.api.headers import properties as properties_of
-from djl_trtllm.api.lmi.errors import StatusCodes
+from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.request_state import RequestState
+from djl_trtllm.config import Options
 from djl_trtllm.djl.item import Item, take
-from djl_trtllm.djl.item_writer import ItemWriter, status_codes
+from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service import Model, ModelService, settle_garbage_collector
@@ -39,10 +41,10 @@ _RESTART_SECONDS = 5.0
 class _Request:
     """One entry of DJL's list."""
 
-    def __init__(self, arrived: threading.Event, codes: StatusCodes) -> None:
+    def __init__(self, arrived: threading.Event, options: Options) -> None:
         self.items: deque[Item] = deque()
-        self.writer = ItemWriter(self._put, codes)
-        self.state: RequestState | None = None
+        self.writer = ItemWriter(self._put, options)
+        self.states: list[RequestState] = []
         self.abandoned = False
         self._arrived = arrived
 
@@ -58,7 +60,6 @@ class RollingWorker:
     def __init__(self, model: Model) -> None:
         """Start the engine process. Raises ExecutorStartError."""
         self._model = model
-        self._codes = status_codes(model.config.options)
         self._service = ModelService(model.name, on_failed=self._failed)
         self._metrics = Metrics(self._service)
         self._loaded = False
@@ -105,7 +106,7 @@ class RollingWorker:
     # -- in DJL's thread -------------------------------------------------------------------------------------------
 
     def _begin(self, inputs: Any, index: int, properties: dict[str, str], content: Any) -> _Request:
-        request = _Request(self._arrived, self._codes)
+        request = _Request(self._arrived, self._model.options)
         prefix = f"batch_{index:03d}."
         own = properties_of(
             (key[len(prefix) :], str(value)) for key, value in properties.items() if key.startswith(prefix)
@@ -139,20 +140,19 @@ class RollingWorker:
 
     async def _generate(self, request: _Request, body: bytes, properties: dict[str, str]) -> None:
         try:
-            call = self._service.model.parse(body, properties.get("content-type"), properties)
-            request.writer.expect(call.encoder, call.request.sampling.n)
-            request.state = await self._service.generate(call, request.writer.deliver)
+            call = DEFAULT.parse(RawRequest(body, properties), self._service.model)
+            request.writer.expect(call)
+            request.states = await self._service.generate(call, request.writer.deliver)
         except Exception as error:
             request.writer.fail(error)
             return
         if request.abandoned:
-            self._service.cancel(request.state)
+            self._service.cancel(request.states)
 
     def _abandon(self, requests: list[_Request]) -> None:
         for request in requests:
             request.abandoned = True
-            if request.state is not None:
-                self._service.cancel(request.state)
+            self._service.cancel(request.states)
 
     def _failed(self, error: DjlTrtllmError) -> None:
         if self._loaded:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from djl_trtllm.api import Defaults
 from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.api.lmi.parameters import CHAT_FIELDS, INPUTS_PARAMETERS
 from djl_trtllm.api.parameters import Table, show
@@ -22,7 +21,6 @@ from djl_trtllm.request import GenerationRequest
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 """Files with these names are JSON lines."""
 
-_DEFAULTS = Defaults()
 _SHAPES_ANSWERS = (
     "stream",
     "stream_options",
@@ -114,6 +112,7 @@ def _fill(given: dict[str, Any], defaults: Mapping[str, Any], table: Table) -> d
 
 def _parse(payload: dict[str, Any]) -> GenerationRequest:
     try:
-        return lmi.parse_payload(payload, _DEFAULTS).request
+        (request,) = lmi.parse_payload(payload).requests
     except InvalidRequestError as error:
         raise type(error)(str(error).removeprefix(lmi.PREFIX)) from None
+    return request

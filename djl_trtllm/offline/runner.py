@@ -170,9 +170,9 @@ class Runner:
         while not job.abandoned.is_set():
             self._freed.clear()
             try:
-                job.generations[number] = await self._service.generate(Call(request, answer), take)
+                (job.generations[number],) = await self._service.generate(Call((request,), answer), take)
                 if job.abandoned.is_set():
-                    self._service.cancel(job.generations[number])
+                    self._service.cancel([job.generations[number]])
                 return
             except OverloadedError:
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -197,5 +197,4 @@ class Runner:
             job.news.put(answer)
 
     def _abandon(self, job: _Job) -> None:
-        for generation in list(job.generations.values()):
-            self._service.cancel(generation)
+        self._service.cancel(list(job.generations.values()))

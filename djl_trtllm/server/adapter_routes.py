@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api import Reply
-from djl_trtllm.api.lmi.errors import front_end
+from djl_trtllm.api.front_end import front_end_error, method_not_allowed
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownAdapterError
 from djl_trtllm.request import Adapter
 from djl_trtllm.server.exchange import Exchange
@@ -42,24 +42,24 @@ class AdapterRoutes:
     def _answer(self, exchange: Exchange, work: Any) -> Reply:
         model = self._registry.find(exchange.scope["path_params"].get("model"))
         if model is None:
-            return front_end(404, "there is no such model here")
+            return front_end_error(404, "there is no such model here")
         if model.state is not State.READY:
             raise NotReadyError(f"model {model.name} is not ready")
         if not model.serves_adapters:
-            return front_end(400, "LoRA is not enabled: set option.enable_lora=true, on TensorRT-LLM.")
+            return front_end_error(400, "LoRA is not enabled: set option.enable_lora=true, on TensorRT-LLM.")
         try:
             reply: Reply = work(exchange, model)
         except UnknownAdapterError as error:
-            return front_end(404, str(error))
+            return front_end_error(404, str(error))
         except InvalidRequestError as error:
-            return front_end(400, str(error))
+            return front_end_error(400, str(error))
         return reply
 
     def _collection(self, exchange: Exchange, model: ServedModel) -> Reply:
         if exchange.scope["method"] in ("GET", "HEAD"):
             return _json({"adapters": [_described(adapter) for adapter in model.adapters]})
         if exchange.scope["method"] != "POST":
-            return _takes("GET and POST", "GET, POST")
+            return method_not_allowed("this takes GET and POST", "GET, POST")
         name = exchange.query.get("name", "")
         model.adapters.register(name, exchange.query.get("src") or name)
         return _json({"status": f"Adapter {name} registered"})
@@ -69,17 +69,13 @@ class AdapterRoutes:
         if exchange.scope["method"] in ("GET", "HEAD"):
             return _json(_described(model.adapters.find(name)))
         if exchange.scope["method"] != "DELETE":
-            return _takes("GET and DELETE", "GET, DELETE")
+            return method_not_allowed("this takes GET and DELETE", "GET, DELETE")
         model.adapters.unregister(name)
         return _json({"status": f"Adapter {name} unregistered"})
 
 
 def _described(adapter: Adapter) -> dict[str, Any]:
     return {"name": adapter.name, "src": adapter.path}
-
-
-def _takes(methods: str, allow: str) -> Reply:
-    return front_end(405, f"this takes {methods}")._replace(headers=(("Allow", allow),))
 
 
 def _json(body: dict[str, Any]) -> Reply:

@@ -18,11 +18,10 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from djl_trtllm.api.lmi.errors import StatusCodes
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.server.exchange import ABORT, HttpSettings
+from djl_trtllm.server.exchange import ABORT
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
@@ -121,21 +120,9 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def _application(self) -> ASGIApp:
-        options = self._options
         counts = ServerCounts()
-        settings = HttpSettings(
-            max_request_size=options.max_request_size,
-            stream_write_timeout=options.stream_write_timeout,
-            request_id_header=options.request_id_header_key,
-            codes=StatusCodes(
-                throttle=options.throttle_error_http_code,
-                not_ready=options.wlm_error_http_code,
-                timeout=options.timeout_http_code,
-                server_error=options.server_error_http_code,
-            ),
-        )
         metrics = MetricsPage(self._registry, counts, self._stall)
-        return Routes(self._registry, self._models, settings, metrics, counts).router(self._lifespan)
+        return Routes(self._registry, self._models, self._options, metrics, counts).router(self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Router) -> AsyncIterator[None]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.types import Receive, Scope, Send
 
-from djl_trtllm.api import Reply
+from djl_trtllm.api import Dialect, Reply
 from djl_trtllm.api.headers import properties, request_id
-from djl_trtllm.api.lmi.errors import StatusCodes
-from djl_trtllm.api.lmi.errors import reply as reply_to
+from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.config import Options
 from djl_trtllm.server.metrics import ServerCounts
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
@@ -24,35 +23,32 @@ ABORT = "djl_trtllm.abort"
 _NO_CACHE = (b"cache-control", b"no-cache")
 
 
-@dataclass(frozen=True)
-class HttpSettings:
-    """What the routes need of the configuration. `max_request_size` is in bytes, the timeout in seconds."""
-
-    max_request_size: int
-    stream_write_timeout: float
-    request_id_header: str
-    codes: StatusCodes
-
-
 class ClientGone(Exception):
     """The client went away while its request was being read."""
 
 
 class Exchange:
-    """One HTTP request and its answer."""
+    """One HTTP request and its response. `dialect` is the format of errors, `options` are the server's."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, settings: HttpSettings, counts: ServerCounts
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        options: Options,
+        counts: ServerCounts,
+        dialect: Dialect = DEFAULT,
     ) -> None:
         self.properties = properties(RequestHeaders(scope=scope).items())
         self.scope = scope
-        self.settings = settings
+        self.options = options
         self.receive = receive
-        self.request_id = request_id(self.properties, settings.request_id_header)
+        self.request_id = request_id(self.properties, options.request_id_header_key)
         self.send = send
         """The server's own, for bodies; answers are begun with `begin`."""
         self.sent_head = False
         self._counts = counts
+        self._dialect = dialect
 
     @property
     def query(self) -> dict[str, str]:
@@ -67,7 +63,7 @@ class Exchange:
 
     async def body(self) -> bytes | None:
         """The request body; None if it is larger than `max_request_size`."""
-        limit = self.settings.max_request_size
+        limit = self.options.max_request_size
         declared = self.properties.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
             return None
@@ -84,7 +80,7 @@ class Exchange:
 
     async def begin(self, status: int, content_type: str, length: int | None, more: Headers = ()) -> None:
         """Send status and headers; without `length` the body comes in chunks."""
-        headers = [("content-type", content_type), (self.settings.request_id_header, self.request_id), *more]
+        headers = [("content-type", content_type), (self.options.request_id_header_key, self.request_id), *more]
         if length is not None:
             headers.append(("content-length", str(length)))
         fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -99,7 +95,7 @@ class Exchange:
 
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
         """Answer with an error, and headers beside its own; nothing may have been sent yet."""
-        reply = reply_to(error, self.settings.codes)
+        reply = self._dialect.encode_error(error, self.options)
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 
     def abort(self) -> None:

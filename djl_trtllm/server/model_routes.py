@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api import Reply
-from djl_trtllm.api.lmi.errors import front_end
+from djl_trtllm.api.front_end import front_end_error, method_not_allowed
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.service import Registry, ServedModel, State, open_source, prepare
@@ -52,14 +52,14 @@ class ModelRoutes:
             case "POST":
                 await exchange.reply(await self._register(exchange))
             case _:
-                await exchange.reply(_takes("GET and POST", "GET, POST"))
+                await exchange.reply(method_not_allowed("this takes GET and POST", "GET, POST"))
 
     async def member(self, exchange: Exchange) -> None:
         """Describe (GET), scale (PUT) or unregister (DELETE)."""
         name = exchange.scope["path_params"]["model"]
         model = self._registry.find(name)
         if model is None:
-            await exchange.reply(front_end(404, f"there is no model named {name!r} here"))
+            await exchange.reply(front_end_error(404, f"there is no model named {name!r} here"))
             return
         match exchange.scope["method"]:
             case "GET" | "HEAD":
@@ -69,7 +69,7 @@ class ModelRoutes:
             case "DELETE":
                 await exchange.reply(await self._unregister(model))
             case _:
-                await exchange.reply(_takes("GET, PUT and DELETE", "GET, PUT, DELETE"))
+                await exchange.reply(method_not_allowed("this takes GET, PUT and DELETE", "GET, PUT, DELETE"))
 
     async def close(self) -> None:
         """Stop what is still being loaded."""
@@ -83,14 +83,14 @@ class ModelRoutes:
         values = exchange.query
         body = await exchange.body()
         if body is None:
-            return front_end(413, "the request body is too large")
+            return front_end_error(413, "the request body is too large")
         if body:
             try:
                 given = orjson.loads(body)
             except orjson.JSONDecodeError as error:
-                return front_end(400, f"the body is not JSON: {error}")
+                return front_end_error(400, f"the body is not JSON: {error}")
             if not isinstance(given, dict):
-                return front_end(400, "the body is to be an object with model_name and url")
+                return front_end_error(400, "the body is to be an object with model_name and url")
             values = {key: str(value) for key, value in given.items() if value is not None} | values
         url = values.get("url", "")
         path = self._path(url)
@@ -98,7 +98,7 @@ class ModelRoutes:
             return path
         name = values.get("model_name") or path.name.removesuffix(".tar.gz")
         if name in self._registry.models:
-            return front_end(_CONFLICT, f"there is a model named {name!r} already: unregister it first")
+            return front_end_error(_CONFLICT, f"there is a model named {name!r} already: unregister it first")
         workers = _count(values, "min_worker", _count(values, "initial_workers", 1))
         if not isinstance(workers, int):
             return workers
@@ -113,7 +113,7 @@ class ModelRoutes:
         self._registry.remove(model)
         await model.close()
         message = str(model.failure or "the model was unregistered while it was loading")
-        return front_end(_NO_MEMORY if "out of memory" in message.lower() else _FAILED, message, "ModelException")
+        return front_end_error(_NO_MEMORY if "out of memory" in message.lower() else _FAILED, message, "ModelException")
 
     async def _load(self, model: ServedModel, path: Path, workers: int) -> None:
         # HF_MODEL_ID names the model that the server was started with.
@@ -124,17 +124,17 @@ class ModelRoutes:
     def _path(self, url: str) -> Path | Reply:
         """What `url` names in the model store."""
         if self._store is None:
-            return front_end(
+            return front_end_error(
                 400, "this server registers no models: start it with --model-store DIR (SERVING_MODEL_STORE)"
             )
         if not url:
-            return front_end(400, "Parameter url is required.")
+            return front_end_error(400, "Parameter url is required.")
         store = self._store.resolve()
         path = (store / url.removeprefix("file://")).resolve()
         if not path.is_relative_to(store) or path == store:
-            return front_end(400, f"{url!r} is not in the model store: models are registered from there only")
+            return front_end_error(400, f"{url!r} is not in the model store: models are registered from there only")
         if not path.exists():
-            return front_end(404, f"there is no {url!r} in the model store")
+            return front_end_error(404, f"there is no {url!r} in the model store")
         return path
 
     # -- scale, unregister -----------------------------------------------------------------------------------------
@@ -147,14 +147,16 @@ class ModelRoutes:
         if not isinstance(most, int):
             return most
         if not 1 <= fewest <= most:
-            return front_end(400, f"min_worker={fewest} and max_worker={most}: expected 1 <= min_worker <= max_worker")
+            message = f"min_worker={fewest} and max_worker={most}: expected 1 <= min_worker <= max_worker"
+            return front_end_error(400, message)
         # Workers neither idle away nor come by themselves here: the wanted number is the fewest.
         if model.state is not State.READY:
-            return front_end(_CONFLICT, f"model {model.name} is {model.state.value}: it is scaled when it is ready")
+            message = f"model {model.name} is {model.state.value}: it is scaled when it is ready"
+            return front_end_error(_CONFLICT, message)
         try:
             await model.scale(fewest)
         except DjlTrtllmError as error:
-            return front_end(_FAILED, str(error), "ModelException")
+            return front_end_error(_FAILED, str(error), "ModelException")
         status = f'Model "{model.name}" worker scaled. New Worker configuration min workers:{fewest} max workers:{most}'
         return _json(200, {"status": status})
 
@@ -210,12 +212,8 @@ def _count(values: Mapping[str, str], name: str, default: int | Reply) -> int | 
     if value is None:
         return default
     if not value.isdecimal() or int(value) > _MOST_WORKERS:
-        return front_end(400, f"{name} is {value!r}: expected a whole number up to {_MOST_WORKERS}")
+        return front_end_error(400, f"{name} is {value!r}: expected a whole number up to {_MOST_WORKERS}")
     return int(value)
-
-
-def _takes(methods: str, allow: str) -> Reply:
-    return front_end(405, f"this takes {methods}")._replace(headers=(("Allow", allow),))
 
 
 def _json(status: int, body: Any) -> Reply:

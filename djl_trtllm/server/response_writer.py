@@ -66,7 +66,7 @@ class ResponseWriter:
         self._encoder = encoder
         self._exchange = exchange
         self._unfinished = sequences
-        self._write_timeout = exchange.settings.stream_write_timeout
+        self._write_timeout = exchange.options.stream_write_timeout
         self._blocked: asyncio.Task[None] | None = None
         self._kept: list[OutputChunk] = []
         self._complete = False

@@ -1,20 +1,26 @@
-"""The HTTP routes: find the model, read the body, let the dialect and the service do the rest."""
+"""The HTTP routes: the server's own, and those of every dialect of `api.registry`.
+
+A request to a dialect's path: find the model, read the body, let the dialect parse it and the service run it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 import orjson
 from starlette.routing import Route, Router
 from starlette.types import Lifespan, Receive, Scope, Send
 
-from djl_trtllm.api import Reply
-from djl_trtllm.api.lmi.errors import front_end
+from djl_trtllm.api import Dialect, RawRequest, Reply
+from djl_trtllm.api.front_end import front_end_error, method_not_allowed
+from djl_trtllm.api.registry import DEFAULT, DIALECTS
+from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, RequestError
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
-from djl_trtllm.server.exchange import ClientGone, Exchange, HttpSettings
+from djl_trtllm.server.exchange import ClientGone, Exchange
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
 from djl_trtllm.server.response_writer import ResponseWriter
@@ -39,21 +45,29 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class Endpoint:
     """A handler as an ASGI application (a class, so that Starlette passes scope, receive and send as they are).
 
-    `method` None takes every method.
+    `method` None takes every method. Errors are in the format of `dialect`.
     """
 
-    def __init__(self, handler: Handler, method: str | None, settings: HttpSettings, counts: ServerCounts) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        method: str | None,
+        options: Options,
+        counts: ServerCounts,
+        dialect: Dialect = DEFAULT,
+    ) -> None:
         self._handler = handler
         self._method = method
-        self._settings = settings
+        self._options = options
         self._counts = counts
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._settings, self._counts)
+        exchange = Exchange(scope, receive, send, self._options, self._counts, self._dialect)
         try:
             if self._method is not None and not self._takes(scope["method"]):
                 message = f"{scope['path']} takes {self._method}, not {scope['method']}"
-                await exchange.reply(front_end(405, message)._replace(headers=(("Allow", self._method),)))
+                await exchange.reply(method_not_allowed(message, self._method))
                 return
             await self._handler(exchange)
         except ClientGone:
@@ -71,42 +85,48 @@ class Endpoint:
 
 
 class Routes:
-    """The handlers, over the models of a registry."""
+    """The handlers, over the models of a registry. `options` are the server's."""
 
     def __init__(
         self,
         registry: Registry,
         models: ModelRoutes,
-        settings: HttpSettings,
+        options: Options,
         metrics: MetricsPage,
         counts: ServerCounts,
+        dialects: Sequence[Dialect] = DIALECTS,
     ) -> None:
         self._registry = registry
         self._models = models
-        self._settings = settings
+        self._options = options
         self._metrics = metrics
         self._counts = counts
+        self._dialects = dialects
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
         """The ASGI application."""
+        routes = [Route(path, endpoint) for path, endpoint in (*self._own(), *self._of_dialects())]
+        not_found = Endpoint(self.not_found, None, self._options, self._counts)
+        return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
+
+    def _own(self) -> Iterator[tuple[str, Endpoint]]:
         adapters = AdapterRoutes(self._registry)
-        paths: list[tuple[str, str | None, Handler]] = [
+        handlers: list[tuple[str, str | None, Handler]] = [
             ("/ping", "GET", self.ping),
             ("/metrics", "GET", self.metrics),
-            ("/invocations", "POST", self.invoke),
-            ("/predictions/{model}", "POST", self.invoke),
-            ("/models/{model}/invoke", "POST", self.invoke),
-            ("/endpoints/{endpoint}/invocations", "POST", self.invoke),
             (MODELS, None, self._models.collection),
             (MODELS + "/{model}", None, self._models.member),
             *((path, None, adapters.collection) for path in ADAPTER_PATHS),
             *((path + "/{adapter}", None, adapters.member) for path in ADAPTER_PATHS),
         ]
-        routes = [
-            Route(path, Endpoint(handler, method, self._settings, self._counts)) for path, method, handler in paths
-        ]
-        not_found = Endpoint(self.not_found, None, self._settings, self._counts)
-        return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
+        for path, method, handler in handlers:
+            yield path, Endpoint(handler, method, self._options, self._counts)
+
+    def _of_dialects(self) -> Iterator[tuple[str, Endpoint]]:
+        for dialect in self._dialects:
+            for path in dialect.paths:
+                handler = partial(self.generate, dialect, path)
+                yield path, Endpoint(handler, "POST", self._options, self._counts, dialect)
 
     async def ping(self, exchange: Exchange) -> None:
         """200 only when every model can generate that the server was started with.
@@ -126,8 +146,8 @@ class Routes:
         """Prometheus metrics."""
         await exchange.reply(self._metrics.reply())
 
-    async def invoke(self, exchange: Exchange) -> None:
-        """Generate."""
+    async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+        """A request to a dialect's path."""
         model = self._model(exchange)
         if model is None:
             await exchange.reply(self._unknown(exchange))
@@ -139,22 +159,22 @@ class Routes:
             return
         body = await exchange.body()
         if body is None:
-            limit = self._settings.max_request_size
-            await exchange.reply(front_end(413, f"the request body is larger than max_request_size={limit} bytes"))
+            message = f"the request body is larger than max_request_size={self._options.max_request_size} bytes"
+            await exchange.reply(front_end_error(413, message))
             return
-        call = model.model.parse(body, exchange.properties.get("content-type"), exchange.properties)
-        answer = ResponseWriter(call.encoder, exchange, sequences=call.request.sampling.n)
+        call = dialect.parse(RawRequest(body, exchange.properties, path), model.model)
+        writer = ResponseWriter(call.encoder, exchange, sequences=call.sequences)
         service = model.pick()
-        generation = await service.generate(call, answer.deliver)
+        generations = await service.generate(call, writer.deliver)
         try:
-            await answer.wait()
+            await writer.wait()
         finally:
-            # The client may be gone, or its answer have ended before its tokens did.
-            service.cancel(generation)
+            # The client may be gone, or its response have ended before its tokens did.
+            service.cancel(generations)
 
     async def not_found(self, exchange: Exchange) -> None:
         """Any other path."""
-        await exchange.reply(front_end(404, f"there is nothing at {exchange.scope['path']}"))
+        await exchange.reply(front_end_error(404, f"there is nothing at {exchange.scope['path']}"))
 
     def _model(self, exchange: Exchange) -> ServedModel | None:
         params = exchange.scope["path_params"]
@@ -167,5 +187,5 @@ class Routes:
         name = exchange.scope["path_params"].get("model") or exchange.model_name
         known = ", ".join(sorted(self._registry.models)) or "none"
         if name is None:
-            return front_end(400, f"Parameter model_name is required; loaded: {known}")
-        return front_end(404, f"there is no model named {name!r} here; loaded: {known}")
+            return front_end_error(400, f"Parameter model_name is required; loaded: {known}")
+        return front_end_error(404, f"there is no model named {name!r} here; loaded: {known}")

@@ -15,7 +15,7 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -24,10 +24,17 @@ from djl_trtllm.batching.features import gives_logprobs, require
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
-from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, ExecutorError, GenerationError, NotReadyError
+from djl_trtllm.errors import (
+    DjlTrtllmError,
+    ExecutorDiedError,
+    ExecutorError,
+    GenerationError,
+    NotReadyError,
+    RequestError,
+)
 from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Feature, Start, Step
-from djl_trtllm.request import Consumer, GenerationRequest, Token
+from djl_trtllm.request import Consumer, GenerationRequest, OutputChunk, Token
 from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
 from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.model import Model
@@ -176,39 +183,57 @@ class ModelService:
         """The rolling batch; None while there is no engine process."""
         return self._batch
 
-    async def generate(self, call: Call, consumer: Consumer) -> RequestState:
-        """Admit, tokenise and queue a request; its encoder has received the prompt when this returns.
+    async def generate(self, call: Call, consumer: Consumer) -> list[RequestState]:
+        """Admit, tokenise and queue the requests of a call, all or none; its encoder then has the prompts.
 
         Raises NotReadyError, OverloadedError (before any other work) and InvalidRequestError.
         """
-        request, encoder = call
         batch = self._batch
         if batch is None or self.state is not State.READY:
             raise self._not_ready()
-        client = self._client
-        assert client is not None  # there is a batch
-        require(request, client.features)
-        adapter = None if request.adapter is None else self.adapters.find(request.adapter)
-        if request.logprobs and not gives_logprobs(request, client.features):
-            request = replace(request, logprobs=False)
-        sequences = request.sampling.sequences
+        requests = [self._supported(request) for request in call.requests]
+        adapters = [None if request.adapter is None else self.adapters.find(request.adapter) for request in requests]
+        encoder = call.encoder
+        sequences = sum(request.sampling.sequences for request in requests)
         batch.admit(sequences)
         try:
-            text, ids = await self._tokenize(request)
+            prompts = [await self._tokenize(request) for request in requests]
             if self._batch is not batch or self.state not in (State.READY, State.DRAINING):
                 raise self._not_ready()
-            encoder.begin(Prompt(text, len(ids), self._prompt_tokens(ids) if encoder.wants_prompt_tokens else ()))
+            for text, ids in prompts:
+                encoder.begin(Prompt(text, len(ids), self._prompt_tokens(ids) if encoder.wants_prompt_tokens else ()))
         except BaseException:
             batch.withdraw(sequences)
             raise
-        return batch.submit(request, ids, consumer, adapter)
+        states: list[RequestState] = []
+        for number, (request, (_, ids), adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
+            try:
+                states.append(batch.submit(request, ids, _numbered(consumer, number), adapter))
+            except RequestError:
+                # `submit` has given back the room of this one.
+                batch.withdraw(sum(later.sampling.sequences for later in requests[number + 1 :]))
+                for state in states:
+                    state.abandon()
+                self.cancel(states)
+                raise
+        return states
 
-    def cancel(self, state: RequestState) -> None:
-        """End a request whose client has disconnected."""
-        if self._batch is not None and not state.done:
-            self._batch.cancel(state)
+    def cancel(self, states: Iterable[RequestState]) -> None:
+        """End the requests of a call whose client has disconnected."""
+        for state in states:
+            if self._batch is not None and not state.done:
+                self._batch.cancel(state)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _supported(self, request: GenerationRequest) -> GenerationRequest:
+        """The request as the engine can run it. Raises UnsupportedParameterError."""
+        client = self._client
+        assert client is not None  # there is a batch
+        require(request, client.features)
+        if request.logprobs and not gives_logprobs(request, client.features):
+            return replace(request, logprobs=False)
+        return request
 
     async def _tokenize(self, request: GenerationRequest) -> tuple[str, list[int]]:
         tokenizer = self.model.tokenizer
@@ -306,3 +331,14 @@ class ModelService:
         self._expiry = asyncio.get_running_loop().call_later(_EXPIRY_SECONDS, self._expire)
         if self._batch is not None:
             self._batch.expire(self.model.config.options.predict_timeout)
+
+
+def _numbered(consumer: Consumer, generation: int) -> Consumer:
+    """A consumer whose chunks have the number of their generation; the first one's have it anyway."""
+    if not generation:
+        return consumer
+
+    def consume(chunk: OutputChunk) -> None:
+        consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation))
+
+    return consume

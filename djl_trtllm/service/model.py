@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from djl_trtllm.api import Call, Defaults
 from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
-from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.quantization import method_of
 from djl_trtllm.batching.limits import BatchLimits
-from djl_trtllm.config import Config, explain, load, names_configuration
+from djl_trtllm.config import Config, Options, explain, load, names_configuration
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules import check_model
 from djl_trtllm.engines import EnginePlan
@@ -48,15 +46,14 @@ class Model:
     tokenizer: Tokenizer
     start: Start
     limits: BatchLimits
-    defaults: Defaults
     custom: CustomFormatters | None
     gpus: int
     """GPUs per engine process."""
 
-    def parse(self, body: bytes, content_type: str | None, properties: Mapping[str, str]) -> Call:
-        """Parse a request, with the model's own formatters if it has some. Raises InvalidRequestError."""
-        parse = lmi.parse if self.custom is None else self.custom.parse
-        return parse(body, content_type, self.defaults, properties)
+    @property
+    def options(self) -> Options:
+        """The model's configuration."""
+        return self.config.options
 
 
 def open_source(path: Path, environ: Mapping[str, str]) -> ModelSource:
@@ -132,14 +129,9 @@ def prepare(source: ModelSource) -> Model:
         max_output_len=options.max_output_len,
         max_seq_len=engine_plan.max_seq_len,
     )
-    defaults = Defaults(
-        output_formatter=options.output_formatter,
-        tgi_compat=options.tgi_compat,
-        bedrock_compat=options.bedrock_compat,
-    )
     tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
     custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
-    return Model(source.name, source.directory, config, tokenizer, start, limits, defaults, custom, engine_plan.gpus)
+    return Model(source.name, source.directory, config, tokenizer, start, limits, custom, engine_plan.gpus)
 
 
 def model_files(source: ModelSource) -> Path:

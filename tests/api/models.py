@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from djl_trtllm.api import Call, Defaults
+from djl_trtllm.api import Call, RawRequest
 from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
+from djl_trtllm.config import Options
 
 
 def load(directory: Path, source: str, **attributes: Any) -> CustomFormatters:
@@ -18,8 +21,19 @@ def load(directory: Path, source: str, **attributes: Any) -> CustomFormatters:
     return loaded
 
 
-def parse(formatters: CustomFormatters, payload: Any, defaults: Defaults = Defaults()) -> Call:  # noqa: B008
-    return formatters.parse(json.dumps(payload).encode(), "application/json", defaults, {"x-team": "blue"})
+def parse(formatters: CustomFormatters, payload: Any, **options: Any) -> Call:
+    return parse_bytes(formatters, json.dumps(payload).encode(), {"x-team": "blue"}, **options)
+
+
+def parse_bytes(
+    formatters: CustomFormatters,
+    body: bytes,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    content_type: str | None = "application/json",
+    **options: Any,
+) -> Call:
+    named = {} if content_type is None else {"content-type": content_type}
+    return formatters.parse(RawRequest(body, {**headers, **named}), Options(**options))
 
 
 WHOLE = {"inputs": "The wolf"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.api.lmi.errors import StatusCodes
+from djl_trtllm.api import Call
 from djl_trtllm.config import Options
 from djl_trtllm.djl.item import Item
-from djl_trtllm.djl.item_writer import ItemWriter, status_codes
+from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
+from djl_trtllm.request import GenerationRequest, Sampling
 from tests.support.word_encoder import WordEncoder, update
 
 JSON = ("Content-Type", "application/json")
@@ -21,13 +22,9 @@ class Answered:
     def __init__(self, encoder: WordEncoder | None = None, *, sequences: int = 1) -> None:
         self.items: list[Item] = []
         self.encoder = encoder or WordEncoder()
-        self.answer = ItemWriter(self.items.append, StatusCodes(throttle=529))
-        self.answer.expect(self.encoder, sequences)
-
-
-def test_the_statuses_are_those_of_the_options() -> None:
-    options = Options(throttle_error_http_code=1, wlm_error_http_code=2, timeout_http_code=3, server_error_http_code=4)
-    assert status_codes(options) == StatusCodes(throttle=1, not_ready=2, timeout=3, server_error=4)
+        self.answer = ItemWriter(self.items.append, Options(throttle_error_http_code=529))
+        request = GenerationRequest(sampling=Sampling(n=sequences))
+        self.answer.expect(Call((request,), self.encoder))
 
 
 def test_every_update_is_an_item_and_the_first_says_what_they_are() -> None:
@@ -85,7 +82,7 @@ def test_an_error_in_a_stream_is_framed_as_its_dialect_does() -> None:
 
 def test_a_request_that_could_not_be_read_is_refused() -> None:
     items: list[Item] = []
-    ItemWriter(items.append, StatusCodes()).fail(InvalidRequestError("no such field"))
+    ItemWriter(items.append, Options()).fail(InvalidRequestError("no such field"))
     assert items == [Item(b"", True, 424, "no such field", (JSON,))]
 
 

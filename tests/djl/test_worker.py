@@ -146,7 +146,7 @@ async def test_what_only_waits_or_came_and_went_is_news(hosts: Hosts, tokenizer:
     metrics = Metrics(service)
     await service.load(played_model(tokenizer))
     asked = await ask(service)
-    service.cancel(asked.generation)
+    service.cancel(asked.generations)
     hosts.last.step()
     assert values(metrics.lines()) == {"Requests": 1, "GeneratedTokens": 0, "Running": 0, "Waiting": 0}
     assert service.batch is not None

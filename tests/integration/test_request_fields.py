@@ -135,7 +135,7 @@ class Recorder:
 def submitted(tokenizer: Tokenizer, features: frozenset[str], parameters: dict[str, Any]) -> list[Submit]:
     """What an engine process gets for a request body. Raises UnsupportedParameterError."""
     body = json.dumps({"inputs": PROMPT, "parameters": parameters}).encode()
-    request = lmi.parse(body, "application/json").request
+    (request,) = lmi.parse(body, "application/json").requests
     require(request, features)
     if not gives_logprobs(request, features):
         request = msgspec.structs.replace(request, logprobs=False)

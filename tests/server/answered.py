@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from djl_trtllm.api.lmi.errors import StatusCodes
+from djl_trtllm.config import Options
 from djl_trtllm.request import OutputChunk
-from djl_trtllm.server.exchange import Exchange, HttpSettings
+from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.response_writer import ResponseWriter
 from tests.support.asgi import Connection
 from tests.support.word_encoder import WordEncoder
 
-SETTINGS = HttpSettings(1000, 30.0, "x-request-id", StatusCodes())
+OPTIONS = Options(max_request_size=1000, stream_write_timeout=30.0)
 
 
 class Answered:
@@ -20,7 +20,7 @@ class Answered:
 
     def __init__(self, encoder: WordEncoder | None = None, *, sequences: int = 1) -> None:
         self.client = Connection("POST", "/invocations")
-        exchange = Exchange(self.client.scope, self.client.receive, self.client.send, SETTINGS, ServerCounts())
+        exchange = Exchange(self.client.scope, self.client.receive, self.client.send, OPTIONS, ServerCounts())
         self.encoder = encoder or WordEncoder()
         self.answer = ResponseWriter(self.encoder, exchange, sequences=sequences)
         self.task = asyncio.ensure_future(self.answer.wait())

@@ -10,10 +10,9 @@ from typing import Any
 import orjson
 from starlette.routing import Router
 
-from djl_trtllm.api.lmi.errors import StatusCodes
 from djl_trtllm.batching.statistics import Histogram
+from djl_trtllm.config import Options
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.server.exchange import HttpSettings
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
@@ -30,9 +29,9 @@ class Application:
         self.counts = ServerCounts()
         self.models = ModelRoutes(self.registry, store, 5.0)
         self.lives: list[str] = []
-        settings = HttpSettings(1000, 30.0, "x-request-id", StatusCodes(not_ready=529))
+        options = Options(max_request_size=1000, stream_write_timeout=30.0, wlm_error_http_code=529)
         metrics = MetricsPage(self.registry, self.counts, Histogram())
-        self.app = Routes(self.registry, self.models, settings, metrics, self.counts).router(self._life)
+        self.app = Routes(self.registry, self.models, options, metrics, self.counts).router(self._life)
         self.client = Client(self.app)
 
     async def load(self, tokenizer: Tokenizer, name: str = "story", workers: int = 1, **options: Any) -> ServedModel:

@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
+from djl_trtllm.api.lmi.dialect import Lmi
 from djl_trtllm.config import Options
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import Tokenizer
@@ -295,7 +296,7 @@ async def test_a_defect_has_the_status_that_the_options_say(
     async with lifespan(running.app):
         await until(lambda: bool(hosts.made))
         await asyncio.sleep(1)
-        monkeypatch.setattr(Model, "parse", broken)
+        monkeypatch.setattr(Lmi, "parse", broken)
         assert (await running.client.post("/invocations", body())).status == 555
 
 

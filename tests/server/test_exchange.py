@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import pytest
 
 from djl_trtllm.api import Reply
-from djl_trtllm.api.lmi.errors import StatusCodes
+from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, OverloadedError
-from djl_trtllm.server.exchange import ClientGone, Exchange, HttpSettings
+from djl_trtllm.server.exchange import ClientGone, Exchange
 from djl_trtllm.server.metrics import ServerCounts
 from tests.support.asgi import Connection
 from tests.support.virtual_time import in_virtual_time
 
-SETTINGS = HttpSettings(10, 30.0, "X-Trace", StatusCodes(throttle=529))
+OPTIONS = Options(max_request_size=10, request_id_header_key="X-Trace", throttle_error_http_code=529)
 
 
 class Pair:
@@ -23,7 +23,7 @@ class Pair:
     def __init__(self, body: bytes | None = b"", headers: Mapping[str, str] | None = None, query: str = "") -> None:
         self.client = Connection("POST", "/invocations", body, headers or {}, query)
         self.counts = ServerCounts()
-        self.exchange = Exchange(self.client.scope, self.client.receive, self.client.send, SETTINGS, self.counts)
+        self.exchange = Exchange(self.client.scope, self.client.receive, self.client.send, OPTIONS, self.counts)
 
 
 # -- the request -------------------------------------------------------------------------------------------------------

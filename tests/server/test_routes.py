@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from djl_trtllm.api.lmi.dialect import Lmi
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.server.exchange import Exchange
-from djl_trtllm.service import Model, ServedModel, State
+from djl_trtllm.service import ServedModel, State
 from tests.server.application import application, body
 from tests.support.asgi import JSON, lifespan
 from tests.support.in_process import PROMPT, Hosts
@@ -320,7 +321,7 @@ async def test_a_defect_before_the_answer_is_500_and_in_the_log(
 ) -> None:
     async with application(tokenizer) as served:
         with monkeypatch.context() as patched:
-            patched.setattr(Model, "parse", broken)
+            patched.setattr(Lmi, "parse", broken)
             answer = await served.client.post("/invocations", body(), {**JSON, "X-Request-Id": "story-1"})
         assert answer.status == 500
         assert b"secret" not in answer.body

@@ -195,7 +195,7 @@ async def test_closing_ends_what_still_runs_with_an_error(hosts: Hosts, tokenize
         assert one.reason is FinishReason.ERROR
         assert isinstance(one.error, NotReadyError)
         assert "model story was shut down while it was answering" in str(one.error)
-        service.cancel(one.generation)
+        service.cancel(one.generations)
     assert (service.load_now, service.batch) == (0, None)
 
 

@@ -60,8 +60,8 @@ async def test_a_client_of_the_lost_host_that_leaves_late_ends_nobody_elses_requ
     hosts.last.die()
     await asyncio.sleep(LONG_ENOUGH)
     asked = await ask(service, tokens=1)
-    assert asked.generation.ids == lost.generation.ids
-    service.cancel(lost.generation)
+    assert asked.generations[0].ids == lost.generations[0].ids
+    service.cancel(lost.generations)
     hosts.last.step()
     assert asked.reason is FinishReason.LENGTH
     await service.close()

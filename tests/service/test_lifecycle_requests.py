@@ -82,7 +82,7 @@ async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
 
 async def prompted(hosts: Hosts, service: ModelService, encoder: NotingFramer, **request: Any) -> list[int]:
     """Send a request; what the engine is given as its prompt."""
-    await service.generate(Call(GenerationRequest(**request), encoder), Asked())
+    await service.generate(Call((GenerationRequest(**request),), encoder), Asked())
     return hosts.last.submitted[-1].prompt_ids
 
 
@@ -102,7 +102,7 @@ async def test_tokens_reach_the_client_as_they_come(hosts: Hosts, tokenizer: Tok
 async def test_a_model_that_loads_refuses_with_the_time_to_come_again(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = ModelService("story")
     with pytest.raises(NotReadyError, match="model story is still loading") as refused:
-        await service.generate(Call(GenerationRequest(prompt="a wolf"), NotingFramer()), Asked())
+        await service.generate(Call((GenerationRequest(prompt="a wolf"),), NotingFramer()), Asked())
     assert refused.value.retry_after == 10
     for part in ("model", "adapters"):
         with pytest.raises(NotReadyError, match="still loading"):
@@ -249,7 +249,7 @@ async def test_a_full_queue_refuses_before_it_tokenises(hosts: Hosts, tokenizer:
         await ask(service)
     assert len(noted.threads) == tokenised
     for one in asked:
-        service.cancel(one.generation)
+        service.cancel(one.generations)
         assert one.reason is FinishReason.CANCELLED
     await service.close()
 
@@ -259,7 +259,7 @@ async def test_a_refused_request_gives_its_place_back(hosts: Hosts, tokenizer: T
     service = await loaded(tokenizer, max_input_len=5)
     for prompt, error in ((PROMPT, PromptTooLongError), ("\ud800", InvalidRequestError)):
         with pytest.raises(error):
-            await service.generate(Call(GenerationRequest(prompt=prompt), NotingFramer()), Asked())
+            await service.generate(Call((GenerationRequest(prompt=prompt),), NotingFramer()), Asked())
         assert service.load_now == 0
     await service.close()
 
@@ -304,7 +304,7 @@ async def test_log_probabilities_are_asked_of_the_engine_where_they_are_to_be_ha
     hosts.features = frozenset(features)
     service = await loaded(tokenizer)
     request = GenerationRequest(prompt="a wolf", logprobs=place, asks_logprobs=asks)
-    await service.generate(Call(request, NotingFramer()), Asked())
+    await service.generate(Call((request,), NotingFramer()), Asked())
     assert hosts.last.submitted[-1].logprobs is given
     await service.close()
 
@@ -322,11 +322,11 @@ async def test_a_request_runs_with_the_adapter_that_it_names(
     assert isinstance(service.adapters, Adapters)
     assert service.adapters is service.adapters
     for name, expected in (("dutch", "dutch"), (None, None)):
-        await service.generate(Call(GenerationRequest(prompt="a wolf", adapter=name), NotingFramer()), Asked())
+        await service.generate(Call((GenerationRequest(prompt="a wolf", adapter=name),), NotingFramer()), Asked())
         adapter = hosts.last.submitted[-1].adapter
         assert (adapter and adapter.name) == expected
     with pytest.raises(UnknownAdapterError):
-        await service.generate(Call(GenerationRequest(prompt="a wolf", adapter="french"), NotingFramer()), Asked())
+        await service.generate(Call((GenerationRequest(prompt="a wolf", adapter="french"),), NotingFramer()), Asked())
     assert service.load_now == 2
     await service.close()
 
@@ -340,7 +340,7 @@ async def test_a_request_whose_client_is_gone_is_cancelled_once(hosts: Hosts, to
     running, finished = await ask(service), await ask(service, tokens=1)
     hosts.last.step()
     for asked in (running, running, finished):
-        service.cancel(asked.generation)
+        service.cancel(asked.generations)
     assert (running.reason, finished.reason) == (FinishReason.CANCELLED, FinishReason.LENGTH)
     assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
     await service.close()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import Defaults
+from djl_trtllm.api import RawRequest
+from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config
 from djl_trtllm.engines import EngineDir, EnginePlan, Hardware
@@ -282,16 +283,14 @@ def test_a_prepared_model_has_everything_that_its_host_and_requests_need(tmp_pat
         "option.max_rolling_batch_size": 3,
         "job_queue_size": 7,
         "option.output_formatter": "sse",
-        "option.tgi_compat": "true",
-        "option.bedrock_compat": "true",
     }
     path = scripted_model(tmp_path / "model", {"end_after": 3}, **options)
     prepared = prepare(open_source(path, {}))
     assert (prepared.name, prepared.directory, prepared.gpus, prepared.custom) == ("scripted", path, 0, None)
     assert prepared.start == Start(executors.SCRIPTED, {"end_after": 3})
     assert prepared.limits == BatchLimits(3, 7, 50, 60, 100)
-    assert prepared.defaults == Defaults("sse", True, True)
-    assert prepared.config.options.job_queue_size == 7
+    assert prepared.options is prepared.config.options
+    assert (prepared.options.job_queue_size, prepared.options.output_formatter) == (7, "sse")
     assert prepared.tokenizer.decode(prepared.tokenizer.encode("the wolf")) == "the wolf"
 
 
@@ -371,17 +370,5 @@ def test_a_models_own_formatters_read_its_requests(tmp_path: Path) -> None:
         "    return {'inputs': f'{text} {configs.max_input_len}'}\n"
     )
     own = prepare(open_source(path, {}))
-    assert own.parse(b'{"text": "a wolf"}', "application/json", {}).request.prompt == "a wolf 4096"
-    assert plain.parse(b"a wolf", "text/plain", {}).request.prompt == "a wolf"
-
-
-def test_a_request_may_name_an_adapter_in_a_header(tmp_path: Path) -> None:
-    prepared = prepare(open_source(scripted_model(tmp_path / "model"), {}))
-    headers = {"x-amzn-sagemaker-adapter-identifier": "dutch"}
-    assert prepared.parse(b"a wolf", "text/plain", headers).request.adapter == "dutch"
-
-
-def test_a_models_answers_have_the_form_that_its_options_say(tmp_path: Path) -> None:
-    path = scripted_model(tmp_path / "model", None, **{"option.output_formatter": "jsonlines"})
-    prepared = prepare(open_source(path, {}))
-    assert prepared.parse(b"a wolf", "text/plain", {}).encoder.content_type == "application/jsonlines"
+    assert DEFAULT.parse(RawRequest(b'{"text": "a wolf"}', {}), own).requests[0].prompt == "a wolf 4096"
+    assert DEFAULT.parse(RawRequest(b"a wolf", {"content-type": "text/plain"}), plain).requests[0].prompt == "a wolf"

@@ -45,7 +45,7 @@ async def test_a_model_is_prepared_beside_the_event_loop(hosts: Hosts, tokenizer
     assert (served.name, served.source, served.at_startup) == ("story", "/store/story", True)
     assert (state_of(served), served.failure, served.restarts) == (State.LOADING, None, 0)
     with pytest.raises(NotReadyError, match="story is still loading"):
-        served.model.parse(b"", None, {})
+        _ = served.model
     await served.load(prepare)
     assert threads != [threading.main_thread()]
     assert state_of(served) is State.READY

@@ -20,7 +20,8 @@ from unittest import mock
 
 import orjson
 
-from djl_trtllm.api import Defaults
+from djl_trtllm.api import RawRequest
+from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.batching.request_state import RequestState
@@ -49,7 +50,7 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
         max_output_len=config.options.max_output_len,
         max_seq_len=config.options.max_input_len + config.options.max_output_len,
     )
-    return Model("story", directory, config, tokenizer, start, limits, Defaults(), None, 0)
+    return Model("story", directory, config, tokenizer, start, limits, None, 0)
 
 
 class Asked:
@@ -57,7 +58,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.updates: list[OutputChunk] = []
-        self.generation: RequestState
+        self.generations: list[RequestState]
 
     def __call__(self, update: OutputChunk) -> None:
         self.updates.append(update)
@@ -89,8 +90,8 @@ async def ask(service: ModelService, tokens: int = 4, prompt: str = PROMPT, **pa
     """Send a request to a service."""
     payload = {"inputs": prompt, "parameters": {"max_new_tokens": tokens, **parameters}}
     asked = Asked()
-    call = service.model.parse(orjson.dumps(payload), "application/json", {})
-    asked.generation = await service.generate(call, asked)
+    call = DEFAULT.parse(RawRequest(orjson.dumps(payload), {}), service.model)
+    asked.generations = await service.generate(call, asked)
     return asked
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api import Prompt, ResponseEncoder
+from djl_trtllm.api.base import Prompt, ResponseEncoder
 from djl_trtllm.api.custom import djl_python_shim
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.errors import GenerationError, RequestError

@@ -27,11 +27,12 @@ from typing import Any
 
 import msgspec
 
-from djl_trtllm.api import Call, Defaults, ResponseEncoder
+from djl_trtllm.api.base import Call, RawRequest, ResponseEncoder
 from djl_trtllm.api.custom import djl_python_shim
 from djl_trtllm.api.custom.encoders import ObjectEncoder, TokenEncoder
 from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.api.parameters import show
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, ModelError, RequestError
 
 _logger = logging.getLogger(__name__)
@@ -56,14 +57,10 @@ class CustomFormatters:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     indexed_tokens: bool = True
 
-    def parse(
-        self,
-        body: bytes,
-        content_type: str | None = None,
-        defaults: Defaults = Defaults(),  # noqa: B008  immutable
-        properties: Mapping[str, str] = _NOTHING,
-    ) -> Call:
-        """Reads a request and wraps its encoder. Raises what `lmi.parse` raises."""
+    def parse(self, request: RawRequest, options: Options) -> Call:
+        """Read a request and wrap its encoder. Raises what `lmi.parse` raises."""
+        body, properties = request.body, request.properties
+        content_type = request.content_type
         request_input = None
         if self.input_formatter is None:
             payload = lmi.decode(body, content_type)
@@ -75,22 +72,23 @@ class CustomFormatters:
                 payload = _payload(request_input)
         else:
             payload = self._call_input(lmi.decode(body, content_type))
-        call = lmi.parse_payload(payload, defaults, properties)
+        call = lmi.parse_payload(payload, lmi.Defaults.of(options), properties)
+        (generation,) = call.requests
         formatter = self.output_formatter or getattr(request_input, "output_formatter", None)
         if not callable(formatter):
             return call
         if _takes(formatter, ("TextGenerationOutput", "RequestOutput"), ("request_output",)):
             request_input = request_input or _text_input(payload)
-            request_input.tgi_compat = defaults.tgi_compat
+            request_input.tgi_compat = options.tgi_compat
             encoder: ResponseEncoder = TokenEncoder(
                 formatter,
                 request_input,
                 stream=call.encoder.stream,
-                n=call.request.sampling.n,
+                n=generation.sampling.n,
                 indexed_tokens=self.indexed_tokens,
             )
-            return Call(msgspec.structs.replace(call.request, logprobs=True), encoder)
-        return Call(call.request, ObjectEncoder(formatter, call.encoder))
+            return Call((msgspec.structs.replace(generation, logprobs=True),), encoder)
+        return Call(call.requests, ObjectEncoder(formatter, call.encoder))
 
     def _call_input(self, argument: Any) -> Any:
         function = self.input_formatter

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api import Prompt
+from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.api.lmi.presentation import Presentation, WholeResponseEncoder, dump_line
 from djl_trtllm.errors import RequestError

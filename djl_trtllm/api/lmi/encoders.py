@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api import Prompt
+from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.lmi.errors import tgi_error_type
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.api.lmi.presentation import (

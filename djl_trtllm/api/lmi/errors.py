@@ -1,8 +1,8 @@
-"""What every error becomes for an LMI client: one table, class to status and body.
+"""LMI's error table: the status and body of every error.
 
-Errors of a request's own making have the handler's body, `{"error", "code"}`; those of the server's state have the
-front end's, `{"code", "type", "message"}`, with DJL's exception names as types. The statuses are DJL's, odd ones
-included (424 for bad input, 400 for a timeout), and can be changed by the options DJL has for that.
+Errors of a request itself have the handler's body, `{"error", "code"}`; those of the server's state have the front
+end's, with DJL's exception names as types. The statuses are DJL's, odd ones included (424 for bad input, 400 for a
+timeout), and DJL's options can change them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import orjson
 
-from djl_trtllm.api import Reply
+from djl_trtllm.api.base import Reply, nearest_row
+from djl_trtllm.api.front_end import front_end_error
+from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
@@ -22,16 +24,10 @@ from djl_trtllm.errors import (
     RequestTimeoutError,
 )
 
-_JSON = "application/json"
-
 
 @dataclass(frozen=True, slots=True)
 class StatusCodes:
-    """Statuses that options can change.
-
-    `throttle` is `throttle_error_http_code`, `not_ready` `wlm_error_http_code`, `timeout` `timeout_http_code`,
-    `server_error` `server_error_http_code`. `failed` is for requests that were refused or failed by themselves.
-    """
+    """The statuses that options can change. `failed` is for requests that were refused or failed by themselves."""
 
     failed: int = 424
     throttle: int = 503
@@ -39,8 +35,18 @@ class StatusCodes:
     timeout: int = 400
     server_error: int = 500
 
+    @classmethod
+    def of(cls, options: Options) -> StatusCodes:
+        """The statuses that the options set."""
+        return cls(
+            throttle=options.throttle_error_http_code,
+            not_ready=options.wlm_error_http_code,
+            timeout=options.timeout_http_code,
+            server_error=options.server_error_http_code,
+        )
 
-class Row(NamedTuple):
+
+class ErrorRow(NamedTuple):
     """One class of errors. `status` names a field of `StatusCodes`; `djl_type` is None for the handler's body."""
 
     status: str
@@ -48,49 +54,31 @@ class Row(NamedTuple):
     tgi_type: str
 
 
-ERRORS: dict[type[RequestError], Row] = {
-    InvalidRequestError: Row("failed", None, "validation"),
-    OverloadedError: Row("throttle", "WlmCapacityException", "overloaded"),
-    NotReadyError: Row("not_ready", "WlmException", "unhealthy"),
-    RequestTimeoutError: Row("timeout", "TranslateException", "incomplete_generation"),
-    GenerationError: Row("failed", None, "generation"),
+ERRORS: dict[type[RequestError], ErrorRow] = {
+    InvalidRequestError: ErrorRow("failed", None, "validation"),
+    OverloadedError: ErrorRow("throttle", "WlmCapacityException", "overloaded"),
+    NotReadyError: ErrorRow("not_ready", "WlmException", "unhealthy"),
+    RequestTimeoutError: ErrorRow("timeout", "TranslateException", "incomplete_generation"),
+    GenerationError: ErrorRow("failed", None, "generation"),
 }
-"""Subclasses share their nearest base's row."""
-
-_FRONT_END_TYPES = {
-    404: "ResourceNotFoundException",
-    405: "MethodNotAllowedException",
-    413: "RequestEntityTooLargeException",
-    415: "UnsupportedMediaTypeException",
-}
+"""Subclasses share the row of their nearest base."""
 
 
-def reply(error: BaseException, codes: StatusCodes | None = None) -> Reply:
-    """The answer to a request of which nothing was sent yet.
-
-    An exception that is no RequestError is a defect: its message may hold internals and is for the log, not for
-    the client.
-    """
-    codes = codes or StatusCodes()
+def encode_error(error: BaseException, codes: StatusCodes = StatusCodes()) -> Reply:
+    """See `Dialect.encode_error`."""
     if not isinstance(error, RequestError):
-        return front_end(codes.server_error, "Internal server error, see the server's log.", "InternalServerException")
+        message = "Internal server error, see the server's log."
+        return front_end_error(codes.server_error, message, "InternalServerException")
     row = _row(error)
     status: int = getattr(codes, row.status)
     if row.djl_type is None:
-        return Reply(status, _JSON, orjson.dumps({"error": str(error), "code": status}))
-    body: dict[str, object] = {"code": status, "type": row.djl_type, "message": str(error)}
+        return Reply(status, "application/json", orjson.dumps({"error": str(error), "code": status}))
+    fields: dict[str, object] = {}
     if isinstance(error, OverloadedError):
-        body |= {"queue_depth": error.queue_depth, "queue_capacity": error.capacity}
+        fields = {"queue_depth": error.queue_depth, "queue_capacity": error.capacity}
     retry_after = error.retry_after if isinstance(error, (OverloadedError, NotReadyError)) else None
     headers = () if retry_after is None else (("Retry-After", str(retry_after)),)
-    return Reply(status, _JSON, _pretty(body), headers)
-
-
-def front_end(status: int, message: str, djl_type: str | None = None) -> Reply:
-    """An error that no model has part in: no such route, wrong method, body too large, media type."""
-    if djl_type is None:
-        djl_type = _FRONT_END_TYPES.get(status, "BadRequestException")
-    return Reply(status, _JSON, _pretty({"code": status, "type": djl_type, "message": message}))
+    return front_end_error(status, str(error), row.djl_type, fields=fields, headers=headers)
 
 
 def tgi_error_type(error: RequestError) -> str:
@@ -98,12 +86,5 @@ def tgi_error_type(error: RequestError) -> str:
     return _row(error).tgi_type
 
 
-def _row(error: RequestError) -> Row:
-    for ancestor in type(error).__mro__:
-        if ancestor in ERRORS:
-            return ERRORS[ancestor]
-    return ERRORS[GenerationError]
-
-
-def _pretty(body: dict[str, object]) -> bytes:
-    return orjson.dumps(body, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+def _row(error: RequestError) -> ErrorRow:
+    return nearest_row(ERRORS, error, GenerationError)

@@ -20,12 +20,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from msgspec.structs import replace
 
-from djl_trtllm.api import Call, Defaults, ResponseEncoder
+from djl_trtllm.api.base import Call, ResponseEncoder
 from djl_trtllm.api.lmi.bedrock import BedrockEncoder, BedrockStreamEncoder
 from djl_trtllm.api.lmi.chat_encoders import ChatEncoder, ChatStreamEncoder
 from djl_trtllm.api.lmi.encoders import JsonEncoder, JsonLinesEncoder, PlainTextEncoder
@@ -33,6 +33,7 @@ from djl_trtllm.api.lmi.parameters import BEDROCK_FIELDS, CHAT_FIELDS, INPUTS_FI
 from djl_trtllm.api.lmi.presentation import Presentation
 from djl_trtllm.api.messages import read_messages
 from djl_trtllm.api.parameters import Problems, show
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Sampling
 
@@ -49,6 +50,23 @@ _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What boto3 and others send when the caller named no type."""
 
 _SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
+
+
+class Defaults(NamedTuple):
+    """What the model's options say about requests and responses.
+
+    The first three are the options of these names. `max_best_of` bounds how many sequences one request may generate.
+    """
+
+    output_formatter: str | None = None
+    tgi_compat: bool = False
+    bedrock_compat: bool = False
+    max_best_of: int = 16
+
+    @classmethod
+    def of(cls, options: Options) -> Defaults:
+        """The defaults of a model with these options."""
+        return cls(options.output_formatter, options.tgi_compat, options.bedrock_compat)
 
 
 def parse(
@@ -118,8 +136,9 @@ def parse_payload(
         call = _parse_inputs(payload, defaults, problems)
     problems.raise_any(PREFIX)
     adapter = properties.get("x-amzn-sagemaker-adapter-identifier")
-    if adapter and call.request.adapter is None:
-        return call._replace(request=replace(call.request, adapter=adapter))
+    (request,) = call.requests
+    if adapter and request.adapter is None:
+        return Call((replace(request, adapter=adapter),), call.encoder)
     return call
 
 
@@ -189,7 +208,7 @@ def _parse_inputs(payload: dict[str, Any], defaults: Defaults, problems: Problem
     encoder = choose_encoder(values.get("output_formatter", defaults.output_formatter), presentation, several=several)
     # Wherever the LMI schema shows a token it shows its log-probability.
     logprobs = encoder.stream or presentation.details
-    return Call(_request(values, sampling, logprobs, prompt=inputs), encoder)
+    return Call((_request(values, sampling, logprobs, prompt=inputs),), encoder)
 
 
 def _parse_chat(payload: dict[str, Any], defaults: Defaults, problems: Problems) -> Call:
@@ -222,7 +241,7 @@ def _parse_chat(payload: dict[str, Any], defaults: Defaults, problems: Problems)
         name = "jsonlines_chat" if stream else "json_chat"
     encoder = choose_encoder(name, presentation, several=sampling.n > 1)
     logprobs = presentation.logprobs or name in ("json", "jsonlines", "sse")
-    return Call(_request(values, sampling, logprobs, messages=messages), encoder)
+    return Call((_request(values, sampling, logprobs, messages=messages),), encoder)
 
 
 def _parse_bedrock(
@@ -233,7 +252,8 @@ def _parse_bedrock(
     values = {"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 512, "do_sample": True} | values
     stream = properties.get("x-amzn-sagemaker-forwarded-api") == "InvokeEndpointWithResponseStream"
     encoder = choose_encoder("3p_stream" if stream else "3p", Presentation(return_full_text=True))
-    return Call(_request(values, _read_sampling(values, defaults, problems), False, prompt=prompt), encoder)
+    sampling = _read_sampling(values, defaults, problems)
+    return Call((_request(values, sampling, False, prompt=prompt),), encoder)
 
 
 def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api import Prompt
+from djl_trtllm.api.base import Prompt
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import OutputChunk, SequenceResult, Token
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import Defaults
 from djl_trtllm.api.custom.encoders import ObjectEncoder
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import OutputChunk, Token
@@ -37,7 +36,7 @@ def test_a_formatter_of_dictionaries_changes_whole_answers(tmp_path: Path) -> No
     formatters = load(tmp_path, DICTIONARIES)
     changed = {"generated_text": f"[BASE] {TEXT}", "original_length": len(TEXT), "seen": True}
     assert json.loads(answer(parse(formatters, WHOLE).encoder, EOS)) == changed
-    tgi = parse(formatters, {**WHOLE, "parameters": {"details": False}}, Defaults(tgi_compat=True))
+    tgi = parse(formatters, {**WHOLE, "parameters": {"details": False}}, tgi_compat=True)
     assert json.loads(answer(tgi.encoder, EOS)) == [changed]
 
 
@@ -46,7 +45,7 @@ def test_a_formatter_of_dictionaries_changes_every_line(tmp_path: Path) -> None:
     lines = answer(parse(formatters, STREAM).encoder, EOS).decode().splitlines()
     assert all(json.loads(line)["seen"] for line in lines)
     assert len(lines) == 5
-    encoder = parse(formatters, STREAM, Defaults(tgi_compat=True)).encoder
+    encoder = parse(formatters, STREAM, tgi_compat=True).encoder
     events = answer(encoder, EOS).decode()
     assert encoder.content_type == "text/event-stream"
     assert events.count("data: {") == events.count("}\n\n") == 5

@@ -49,7 +49,7 @@ def test_a_formatter_of_steps_is_called_per_token(
 ) -> None:
     formatters = load(tmp_path, STEPS.replace("UNPACKED", unpacked))
     call = parse(formatters, {**payload, "parameters": {"top_k": 3}})
-    assert call.request.logprobs
+    assert call.requests[0].logprobs
     assert call.encoder.stream is (payload is STREAM)
     lines = [json.loads(line) for line in answer(call.encoder, updates).splitlines()]
     assert "".join(line["text"] for line in lines) == TEXT

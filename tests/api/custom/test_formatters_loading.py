@@ -33,7 +33,7 @@ def test_siblings_can_be_imported(tmp_path: Path) -> None:
             return payload | {"inputs": PREFIX + payload["inputs"]}
         """,
     )
-    assert parse(formatters, WHOLE).request.prompt == "Once: The wolf"
+    assert parse(formatters, WHOLE).requests[0].prompt == "Once: The wolf"
 
 
 @pytest.mark.parametrize("source", ["def broken(:\n", "import no_such_module_anywhere\n", "raise ValueError('x')\n"])
@@ -68,7 +68,7 @@ def test_the_first_function_with_a_mark_counts(tmp_path: Path) -> None:
         def second(payload): return {"inputs": "second"}
         """,
     )
-    assert parse(formatters, WHOLE).request.prompt == "first"
+    assert parse(formatters, WHOLE).requests[0].prompt == "first"
     assert formatters.output_formatter is None
 
 
@@ -101,7 +101,7 @@ def test_each_directory_is_a_module_of_its_own(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         loaded.append(load(tmp_path / name, HEAD + f"    def read(payload):\n        return {{'inputs': '{name}'}}\n"))
-    assert [parse(formatters, WHOLE).request.prompt for formatters in loaded] == ["a", "b"]
+    assert [parse(formatters, WHOLE).requests[0].prompt for formatters in loaded] == ["a", "b"]
     modules = [name for name in sys.modules if name.startswith("djl_trtllm_model_")]
     assert len(modules) == 2 and all(len(name) == len("djl_trtllm_model_") + 12 for name in modules)
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from djl_trtllm.api.lmi.errors import ERRORS, StatusCodes, front_end, reply, tgi_error_type
+from djl_trtllm.api.lmi.errors import ERRORS, StatusCodes, encode_error, tgi_error_type
+from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
@@ -45,7 +46,7 @@ def test_every_request_error_has_djls_status_and_type_and_tgis_type() -> None:
         if kind.__module__ != RequestError.__module__:
             continue
         assert any(ancestor in ERRORS for ancestor in kind.__mro__)
-        answer = reply(make(kind, "what went wrong"))
+        answer = encode_error(make(kind, "what went wrong"))
         assert answer.content_type == "application/json"
         body = json.loads(answer.body)
         assert body["code"] == answer.status
@@ -55,18 +56,18 @@ def test_every_request_error_has_djls_status_and_type_and_tgis_type() -> None:
 
 
 def test_an_error_that_nobody_mapped_is_one_of_the_engine() -> None:
-    assert reply(RequestError("odd")).body == b'{"error":"odd","code":424}'
+    assert encode_error(RequestError("odd")).body == b'{"error":"odd","code":424}'
     assert tgi_error_type(RequestError("odd")) == "generation"
 
 
 @pytest.mark.parametrize("kind", [InvalidRequestError, PromptTooLongError, UnsupportedParameterError, GenerationError])
 def test_a_request_that_fails_by_itself_gets_the_handlers_body(kind: type[RequestError]) -> None:
-    answer = reply(kind("wrong"))
+    answer = encode_error(kind("wrong"))
     assert (answer.status, answer.body) == (424, b'{"error":"wrong","code":424}')
 
 
 def test_an_overload_tells_the_queue_and_when_to_return() -> None:
-    answer = reply(OverloadedError("full", queue_depth=100, capacity=128, retry_after=3))
+    answer = encode_error(OverloadedError("full", queue_depth=100, capacity=128, retry_after=3))
     assert answer.status == 503
     assert json.loads(answer.body) == {
         "code": 503,
@@ -79,8 +80,8 @@ def test_an_overload_tells_the_queue_and_when_to_return() -> None:
 
 
 def test_not_ready_has_retry_after_where_waiting_helps() -> None:
-    assert reply(NotReadyError("loading", retry_after=5)).headers == (("Retry-After", "5"),)
-    assert reply(NotReadyError("failed")).headers == ()
+    assert encode_error(NotReadyError("loading", retry_after=5)).headers == (("Retry-After", "5"),)
+    assert encode_error(NotReadyError("failed")).headers == ()
 
 
 def test_codes_can_be_changed() -> None:
@@ -92,11 +93,11 @@ def test_codes_can_be_changed() -> None:
         RequestTimeoutError(""),
         ValueError(""),
     ]
-    assert [reply(error, codes).status for error in errors] == [422, 429, 502, 504, 599]
+    assert [encode_error(error, codes).status for error in errors] == [422, 429, 502, 504, 599]
 
 
 def test_a_defect_tells_no_internals() -> None:
-    answer = reply(KeyError("secret"))
+    answer = encode_error(KeyError("secret"))
     assert answer.status == 500
     assert json.loads(answer.body) == {
         "code": 500,
@@ -105,25 +106,6 @@ def test_a_defect_tells_no_internals() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("status", "djl_type"),
-    [
-        (400, "BadRequestException"),
-        (404, "ResourceNotFoundException"),
-        (405, "MethodNotAllowedException"),
-        (413, "RequestEntityTooLargeException"),
-        (415, "UnsupportedMediaTypeException"),
-        (418, "BadRequestException"),
-    ],
-)
-def test_front_end_errors_have_djls_shape(status: int, djl_type: str) -> None:
-    answer = front_end(status, "no")
-    assert (answer.status, answer.content_type, answer.headers) == (status, "application/json", ())
-    assert json.loads(answer.body) == {"code": status, "type": djl_type, "message": "no"}
-    assert list(json.loads(answer.body)) == ["code", "type", "message"]
-    # As DJL prints it: indented, with a line end.
-    assert answer.body == json.dumps(json.loads(answer.body), indent=2).encode() + b"\n"
-
-
-def test_a_front_end_error_may_have_a_type_of_its_own() -> None:
-    assert json.loads(front_end(404, "no", "ModelNotFoundException").body)["type"] == "ModelNotFoundException"
+def test_the_statuses_are_those_of_the_options() -> None:
+    options = Options(throttle_error_http_code=1, wlm_error_http_code=2, timeout_http_code=3, server_error_http_code=4)
+    assert StatusCodes.of(options) == StatusCodes(throttle=1, not_ready=2, timeout=3, server_error=4)

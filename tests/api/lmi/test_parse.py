@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.api import Call, Defaults
+from djl_trtllm.api import Call
 from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.api.lmi.encoders import JsonEncoder, JsonLinesEncoder
-from djl_trtllm.api.lmi.parse import FORMATTERS
+from djl_trtllm.api.lmi.parse import FORMATTERS, Defaults
 from djl_trtllm.api.lmi.presentation import Presentation
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from tests.api.scripts import EOS, answer, several
@@ -44,9 +44,9 @@ def test_the_documents_request() -> None:
     call = parse(
         {"inputs": "tell me a story of the little red riding hood", "parameters": {"do_sample": True}, "stream": True}
     )
-    assert call.request.prompt == "tell me a story of the little red riding hood"
-    assert call.request.sampling.do_sample
-    assert call.request.sampling.max_new_tokens == 30
+    assert call.requests[0].prompt == "tell me a story of the little red riding hood"
+    assert call.requests[0].sampling.do_sample
+    assert call.requests[0].sampling.max_new_tokens == 30
     assert call.encoder.content_type == "application/jsonlines"
 
 
@@ -65,7 +65,7 @@ def test_the_documents_request() -> None:
     ],
 )
 def test_json_comes_under_these_types(content_type: str | None) -> None:
-    assert lmi.parse(b'{"inputs": "a"}', content_type).request.prompt == "a"
+    assert lmi.parse(b'{"inputs": "a"}', content_type).requests[0].prompt == "a"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_json_comes_under_these_types(content_type: str | None) -> None:
     ],
 )
 def test_plain_text_is_the_prompt(content_type: str) -> None:
-    assert lmi.parse("Grüße\n".encode(), content_type).request.prompt == "Grüße\n"
+    assert lmi.parse("Grüße\n".encode(), content_type).requests[0].prompt == "Grüße\n"
 
 
 NOT_ACCEPTED = "is not accepted: expected application/json or text/plain"
@@ -157,10 +157,10 @@ def test_djls_wording_is_kept(payload: Any, says: str) -> None:
 
 
 def test_no_parameters_are_none() -> None:
-    plain = parse({"inputs": "a"}).request
-    assert (
-        parse({"inputs": "a", "parameters": None}).request == plain == parse({"inputs": "a", "parameters": {}}).request
-    )
+    plain = parse({"inputs": "a"}).requests
+    nothing: tuple[Any, ...] = (None, {})
+    for parameters in nothing:
+        assert parse({"inputs": "a", "parameters": parameters}).requests == plain
 
 
 def test_an_unknown_name_is_told_with_the_kind_of_place_it_stands_in() -> None:
@@ -242,15 +242,15 @@ def test_any_body_is_parsed_or_refused(body: bytes) -> None:
     ],
 )
 def test_when_a_request_samples(parameters: dict[str, Any], samples: bool) -> None:
-    sampling = inputs(**parameters).request.sampling
+    sampling = inputs(**parameters).requests[0].sampling
     assert sampling.do_sample is samples
     assert sampling.temperature > 0
 
 
 def test_chat_samples_unless_told_otherwise() -> None:
-    assert chat().request.sampling.do_sample
-    assert not chat(temperature=0).request.sampling.do_sample
-    assert not chat(do_sample=False).request.sampling.do_sample
+    assert chat().requests[0].sampling.do_sample
+    assert not chat(temperature=0).requests[0].sampling.do_sample
+    assert not chat(do_sample=False).requests[0].sampling.do_sample
 
 
 def test_several_sequences_are_answered_whole() -> None:
@@ -259,7 +259,7 @@ def test_several_sequences_are_answered_whole() -> None:
         for parameters in several_sequences:
             call = inputs(defaults=Defaults(output_formatter=name), **parameters)
             assert isinstance(call.encoder, JsonEncoder)
-            assert call.request.logprobs
+            assert call.requests[0].logprobs
     details = orjson.loads(answer(inputs(n=3).encoder, several(3)))["details"]
     assert [other["generated_text"] for other in details["best_of_sequences"]] == ["10 11", "20 21"]
     for name in FORMATTERS:
@@ -352,7 +352,7 @@ def test_tgi_compat_turns_details_on() -> None:
 def test_text_parts_are_joined_and_other_fields_kept() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = parse({"messages": [{"role": "user", "content": parts, "name": "Anna"}]})
-    assert call.request.messages == [{"role": "user", "content": "a\nb", "name": "Anna"}]
+    assert call.requests[0].messages == [{"role": "user", "content": "a\nb", "name": "Anna"}]
 
 
 @pytest.mark.parametrize("messages", [[], "Hello", {}, ["Hello"], [{"role": "user"}], [{"content": "a"}]])

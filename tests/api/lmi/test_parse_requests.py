@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import Call, Defaults
+from djl_trtllm.api import Call
 from djl_trtllm.api.lmi import parse as lmi
+from djl_trtllm.api.lmi.parse import Defaults
 from djl_trtllm.api.lmi.presentation import Presentation
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
@@ -73,18 +74,19 @@ def refusal(call: Any, *arguments: Any, **parameters: Any) -> str:
 
 
 def test_a_request_that_asks_for_nothing_is_greedy_and_short() -> None:
-    assert lmi.parse_payload({"inputs": "The wolf"}).request == GenerationRequest(prompt="The wolf", sampling=GREEDY)
-    assert not lmi.parse_payload({"inputs": "The wolf"}).encoder.stream
+    call = lmi.parse_payload({"inputs": "The wolf"})
+    assert call.requests == (GenerationRequest(prompt="The wolf", sampling=GREEDY),)
+    assert not call.encoder.stream
 
 
 def test_every_parameter_reaches_the_request() -> None:
     expected = GenerationRequest(prompt="The wolf", sampling=SAMPLING, **OTHERS)
-    assert inputs(**GIVEN).request == expected
+    assert inputs(**GIVEN).requests[0] == expected
 
 
 def test_beams_reach_the_request() -> None:
     beams: dict[str, Any] = {"length_penalty": 0.5, "early_stopping": True, "beam_search_diversity_rate": 0.25}
-    assert inputs(num_beams=3, temperature=0.5, n=2, **beams).request == GenerationRequest(
+    assert inputs(num_beams=3, temperature=0.5, n=2, **beams).requests[0] == GenerationRequest(
         prompt="The wolf",
         sampling=Sampling(max_new_tokens=30, beam_width=3, n=2, temperature=0.5, **beams),
         logprobs=True,
@@ -93,7 +95,7 @@ def test_beams_reach_the_request() -> None:
 
 def test_log_probabilities_are_asked_for_needed_or_shown() -> None:
     def wants(call: Call) -> tuple[bool, bool, bool]:
-        return call.request.logprobs, call.request.asks_logprobs, call.request.needs_logprobs
+        return call.requests[0].logprobs, call.requests[0].asks_logprobs, call.requests[0].needs_logprobs
 
     assert wants(inputs()) == (False, False, False)
     assert wants(inputs(details=True)) == (True, True, False)
@@ -132,23 +134,23 @@ def test_an_error_before_the_prompt_was_tokenised_shows_the_inputs() -> None:
 
 
 def test_two_choices_of_a_token_are_sampling() -> None:
-    assert [inputs(top_k=count).request.sampling.do_sample for count in (0, 1, 2)] == [False, False, True]
+    assert [inputs(top_k=count).requests[0].sampling.do_sample for count in (0, 1, 2)] == [False, False, True]
 
 
 def test_the_least_number_of_tokens_may_be_the_most() -> None:
-    assert inputs(max_new_tokens=2, min_new_tokens=2).request.sampling.min_new_tokens == 2
+    assert inputs(max_new_tokens=2, min_new_tokens=2).requests[0].sampling.min_new_tokens == 2
     for most, least in ((1, 2), (30, 31)):
         assert refusal(inputs, max_new_tokens=most, min_new_tokens=least) == (
             f"the least number of new tokens is {least}: expected at most 'max_new_tokens', which is {most}"
         )
-    assert chat(min_new_tokens=10**6).request.sampling.min_new_tokens == 10**6
+    assert chat(min_new_tokens=10**6).requests[0].sampling.min_new_tokens == 10**6
 
 
 def test_as_many_sequences_as_the_model_allows() -> None:
     limit = Defaults(max_best_of=3)
     for name in ("n", "best_of", "num_beams"):
         three: dict[str, Any] = {name: 3}
-        assert inputs(defaults=limit, **three).request.sampling.sequences == 3
+        assert inputs(defaults=limit, **three).requests[0].sampling.sequences == 3
         assert refusal(inputs, defaults=limit, **{name: 4}) == f"'{name}' is 4: expected at most 3"
     assert refusal(inputs, defaults=limit, n=2, best_of=4) == "'best_of' is 4: expected at most 3"
     assert refusal(inputs, defaults=limit, n=2, num_beams=4) == "'num_beams' is 4: expected at most 3"
@@ -161,26 +163,26 @@ def test_as_many_sequences_as_the_model_allows() -> None:
 
 def test_beams_are_greedy_and_their_number_is_what_is_generated() -> None:
     for beams in (2, 3):
-        sampling = inputs(num_beams=beams, do_sample=True, temperature=0.7).request.sampling
+        sampling = inputs(num_beams=beams, do_sample=True, temperature=0.7).requests[0].sampling
         assert (sampling.beam_width, sampling.sequences, sampling.n, sampling.best_of) == (beams, beams, 1, None)
         assert not sampling.do_sample
-    assert inputs(num_beams=1, do_sample=True).request.sampling.do_sample
+    assert inputs(num_beams=1, do_sample=True).requests[0].sampling.do_sample
 
 
 def test_beams_and_best_of_are_one_number() -> None:
     for beams in (2, 3):
-        assert inputs(num_beams=beams, best_of=beams).request.sampling.best_of is None
+        assert inputs(num_beams=beams, best_of=beams).requests[0].sampling.best_of is None
         assert refusal(inputs, num_beams=beams, best_of=5) == (
             f"'num_beams' is {beams} and 'best_of' 5: give one of them"
         )
     assert refusal(inputs, num_beams=3, best_of=2) == "'num_beams' is 3 and 'best_of' 2: give one of them"
-    assert inputs(num_beams=1, best_of=2).request.sampling.best_of == 2
+    assert inputs(num_beams=1, best_of=2).requests[0].sampling.best_of == 2
     assert refusal(inputs, num_beams=2, n=3) == "'best_of' is 2: expected at least 'n', which is 3"
 
 
 def test_sequences_are_ranked_where_a_rank_can_be_seen() -> None:
     def counts(call: Call) -> tuple[int, int | None]:
-        return call.request.sampling.n, call.request.sampling.best_of
+        return call.requests[0].sampling.n, call.requests[0].sampling.best_of
 
     assert [counts(inputs(n=n)) for n in (1, 2, 3)] == [(1, None), (2, 2), (3, 3)]
     assert [counts(chat(n=n)) for n in (1, 2, 3)] == [(1, None), (2, None), (3, None)]
@@ -211,15 +213,15 @@ def test_several_sequences_are_no_stream() -> None:
 
 def test_a_chat_that_asks_for_nothing_samples_as_long_as_fits() -> None:
     sampling = Sampling(max_new_tokens=lmi.AS_MUCH_AS_FITS, do_sample=True)
-    assert chat().request == GenerationRequest(messages=MESSAGES, sampling=sampling)
+    assert chat().requests[0] == GenerationRequest(messages=MESSAGES, sampling=sampling)
 
 
 def test_every_parameter_reaches_the_chat() -> None:
     expected = GenerationRequest(messages=MESSAGES, sampling=SAMPLING, **OTHERS)
-    assert chat(**GIVEN).request == expected
+    assert chat(**GIVEN).requests[0] == expected
     for name in ("max_tokens", "max_completion_tokens"):
         seven: dict[str, Any] = {name: 7}
-        assert chat(**seven).request.sampling.max_new_tokens == 7
+        assert chat(**seven).requests[0].sampling.max_new_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -262,10 +264,10 @@ def test_several_choices_of_a_chat_have_a_place_in_every_form() -> None:
 
 def test_a_bedrock_request_is_sampled_unless_its_temperature_is_zero() -> None:
     sampling = Sampling(max_new_tokens=512, temperature=0.5, top_p=0.9, do_sample=True)
-    assert bedrock().request == GenerationRequest(prompt="The wolf", sampling=sampling)
+    assert bedrock().requests[0] == GenerationRequest(prompt="The wolf", sampling=sampling)
     given = Sampling(max_new_tokens=7, temperature=1.0, top_p=1.0, do_sample=True)
-    assert bedrock(max_gen_len=7, temperature=1, top_p=1).request.sampling == given
-    assert not bedrock(temperature=0).request.sampling.do_sample
+    assert bedrock(max_gen_len=7, temperature=1, top_p=1).requests[0].sampling == given
+    assert not bedrock(temperature=0).requests[0].sampling.do_sample
 
 
 def test_a_bedrock_answer_begins_with_the_prompt() -> None:
@@ -281,10 +283,10 @@ def test_a_bedrock_stream_is_asked_for_by_the_invocation() -> None:
 
 def test_the_adapter_header_names_the_adapter_unless_the_body_does() -> None:
     header = {"x-amzn-sagemaker-adapter-identifier": "french"}
-    assert lmi.parse(b'{"inputs": "a"}', None, Defaults(), header).request == GenerationRequest(
+    assert lmi.parse(b'{"inputs": "a"}', None, Defaults(), header).requests[0] == GenerationRequest(
         prompt="a", sampling=GREEDY, adapter="french"
     )
-    assert lmi.parse(b'{"inputs": "a", "adapters": "dutch"}', None, Defaults(), header).request.adapter == "dutch"
+    assert lmi.parse(b'{"inputs": "a", "adapters": "dutch"}', None, Defaults(), header).requests[0].adapter == "dutch"
     for name in ("", "french"):
         header = {"x-amzn-sagemaker-adapter-identifier": name}
-        assert lmi.parse(b'{"inputs": "a"}', None, Defaults(), header).request.adapter == (name or None)
+        assert lmi.parse(b'{"inputs": "a"}', None, Defaults(), header).requests[0].adapter == (name or None)

@@ -4,7 +4,6 @@ import json
 import time
 import uuid
 
-from djl_trtllm.api import Prompt
 from djl_trtllm.api.lmi.presentation import (
     GeneratedSequence,
     Presentation,
@@ -102,10 +101,6 @@ def test_a_token_is_shown_as_its_schema_has_it() -> None:
     assert lmi_token(special) == {"id": 2, "text": "", "log_prob": None, "special_token": True}
     assert tgi_token(plain) == {"id": 3, "text": "a", "logprob": -0.5, "special": False}
     assert tgi_token(special) == {"id": 2, "text": "", "logprob": None, "special": True}
-
-
-def test_a_prompt_may_come_without_its_tokens() -> None:
-    assert Prompt("a", 1).tokens == ()
 
 
 def test_an_update_may_end_a_sequence_and_add_to_it() -> None:

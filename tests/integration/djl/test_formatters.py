@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import Defaults
 from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
+from djl_trtllm.api.lmi.parse import Defaults
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from tests.api.scripts import EOS, FAILED, FAILURE, PROMPT, STOP, answer, several
 from tests.integration.djl.jars import djl_python

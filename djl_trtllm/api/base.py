@@ -1,0 +1,164 @@
+"""What a dialect is: the paths, the request format, the response format and the errors of one HTTP API.
+
+A `Dialect` parses a request into a `Call`: what to generate, and the `ResponseEncoder` that turns the output into the
+bytes of the response. Whole responses and streams use the same calls: the encoder of a whole response returns `b""`
+until every sequence has ended, then the body. Nothing in this package waits or knows a socket.
+
+    call = dialect.parse(RawRequest(body, properties), model)  # raises InvalidRequestError
+    call.encoder.begin(prompt)                                 # once for each prompt, in their order
+    data = call.encoder.encode(chunk)                          # for each output chunk
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from djl_trtllm.config import Options
+from djl_trtllm.errors import RequestError
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import GenerationRequest, OutputChunk, Token
+
+Row = TypeVar("Row")
+
+
+class RawRequest(NamedTuple):
+    """A request as it arrived.
+
+    `properties` are its headers by lower-case name and SageMaker's custom attributes (`api.headers`). `path` is the
+    one of the dialect's `paths` that matched.
+    """
+
+    body: bytes
+    properties: Mapping[str, str]
+    path: str = ""
+
+    @property
+    def content_type(self) -> str | None:
+        """The media type that the client named."""
+        return self.properties.get("content-type")
+
+
+class Prompt(NamedTuple):
+    """The prompt as the model sees it.
+
+    `text` is after the chat template, `length` in tokens. `tokens` may be empty unless the encoder
+    `wants_prompt_tokens`.
+    """
+
+    text: str
+    length: int
+    tokens: Sequence[Token] = ()
+
+
+class ResponseEncoder(Protocol):
+    """Encodes the response to one request. One object per request: it keeps what was generated so far."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether to send bytes as they come. False: one body, at the end."""
+
+    @property
+    def content_type(self) -> str:
+        """Media type of the response."""
+
+    @property
+    def wants_prompt_tokens(self) -> bool:
+        """Whether `begin` needs `Prompt.tokens`."""
+
+    def begin(self, prompt: Prompt) -> None:
+        """Receive a tokenised prompt: called once for each prompt of the call, in order, before the first `encode`."""
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        """The bytes that this chunk adds to the response; `b""` if none.
+
+        `chunk.generation` is the position in `Call.requests`, `chunk.index` the sequence of that generation. A chunk
+        that ends with an error is encoded as its tokens and then `error`. If nothing was sent yet, the caller sends
+        `Dialect.encode_error` instead, so that the client gets a status. Raises RequestError only if a model
+        directory's own formatter failed.
+        """
+
+    def error(self, error: RequestError) -> bytes:
+        """The last bytes of a response that has begun and cannot be finished.
+
+        `b""` if the format cannot express it; the caller then closes the connection without ending the body.
+        """
+
+
+class Call(NamedTuple):
+    """A parsed request: what to generate, all of it or nothing, and the encoder of the one response."""
+
+    requests: tuple[GenerationRequest, ...]
+    encoder: ResponseEncoder
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the response has."""
+        return sum(request.sampling.n for request in self.requests)
+
+
+class Reply(NamedTuple):
+    """A whole response that needs no model: an error or a status."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class RequestParser(Protocol):
+    """Reads a request: see `Dialect.parse`."""
+
+    def parse(self, request: RawRequest, options: Options) -> Call:
+        """Read a request for a model with these options."""
+
+
+class ModelContext(Protocol):
+    """What a dialect knows of the model that a request is for."""
+
+    @property
+    def name(self) -> str:
+        """The name that requests use."""
+
+    @property
+    def options(self) -> Options:
+        """The model's configuration; a dialect takes its defaults from it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    @property
+    def custom(self) -> RequestParser | None:
+        """The formatters of the model's own `model.py`, which replace LMI's parser and encoders."""
+
+
+class Dialect(ABC):
+    """One HTTP API. An object without state: `api.registry` lists one of each, and the server mounts its paths.
+
+    `paths` take POST requests; `{model}` in a path is the model's name, `{endpoint}` SageMaker's endpoint.
+    """
+
+    paths: tuple[str, ...]
+
+    @abstractmethod
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        """Read a request.
+
+        Raises InvalidRequestError with everything that is wrong, or UnsupportedParameterError if only parameters are
+        wrong that this server cannot honour.
+        """
+
+    @abstractmethod
+    def encode_error(self, error: BaseException, options: Options) -> Reply:
+        """The reply to a request of which nothing was sent yet.
+
+        An exception that is no RequestError is a defect: its message may contain internals and must not reach the
+        client. `options` are the server's, or the worker's inside DJL Serving.
+        """
+
+
+def nearest_row(table: Mapping[type[RequestError], Row], error: RequestError, default: type[RequestError]) -> Row:
+    """The row of an error table for the error's class, or for the nearest base class that has one, or `default`'s."""
+    return next((table[base] for base in type(error).__mro__ if base in table), table[default])

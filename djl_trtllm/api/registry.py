@@ -1,0 +1,14 @@
+"""The dialects that this package serves: a line for each."""
+
+from __future__ import annotations
+
+from djl_trtllm.api.base import Dialect
+from djl_trtllm.api.lmi.dialect import LMI
+
+DIALECTS: list[Dialect] = [
+    LMI,
+]
+"""The server mounts the paths of all of them."""
+
+DEFAULT: Dialect = LMI
+"""The dialect inside DJL Serving, and the format of errors on paths that belong to no dialect."""

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from djl_trtllm.api.base import Call, Prompt, RawRequest, nearest_row
+from djl_trtllm.errors import GenerationError, InvalidRequestError, PromptTooLongError, RequestError
+from djl_trtllm.request import GenerationRequest, Sampling
+from tests.support.word_encoder import WordEncoder
+
+
+def test_a_request_has_the_content_type_of_its_headers() -> None:
+    assert RawRequest(b"", {}).content_type is None
+    assert RawRequest(b"", {"content-type": "text/plain"}).content_type == "text/plain"
+
+
+def test_a_call_counts_the_sequences_of_all_its_requests() -> None:
+    requests = tuple(GenerationRequest(sampling=Sampling(n=n, best_of=7)) for n in (1, 3))
+    assert Call(requests, WordEncoder()).sequences == 4
+
+
+def test_a_prompt_may_come_without_its_tokens() -> None:
+    assert Prompt("a", 1).tokens == ()
+
+
+def test_an_error_has_the_row_of_its_nearest_base() -> None:
+    table = {RequestError: "any", InvalidRequestError: "invalid", GenerationError: "engine"}
+    assert nearest_row(table, PromptTooLongError(""), GenerationError) == "invalid"
+    assert nearest_row(table, RequestError(""), GenerationError) == "any"
+    del table[RequestError]
+    assert nearest_row(table, RequestError(""), GenerationError) == "engine"

@@ -1,0 +1,148 @@
+"""Every dialect that is registered, and one that a test registers: nothing else is needed to serve it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import pytest
+
+from djl_trtllm import errors
+from djl_trtllm.api import Dialect
+from djl_trtllm.api.registry import DEFAULT, DIALECTS
+from djl_trtllm.config import Options
+from djl_trtllm.errors import OverloadedError, RequestError
+from djl_trtllm.executor.protocol import Delta
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason
+from tests.server.application import application, body
+from tests.support.in_process import Hosts
+from tests.support.trial_dialect import TRIAL
+from tests.support.virtual_time import in_virtual_time, until
+
+QUEUE = {"queue_depth": 1, "capacity": 1, "retry_after": 1}
+PROMPTS = b"the wolf\nthe little red riding hood\n"
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Played hosts in the place of engine processes."""
+    with Hosts().installed() as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """The trial dialect has its line."""
+    DIALECTS.append(TRIAL)
+    yield
+    DIALECTS.remove(TRIAL)
+
+
+# -- all dialects ------------------------------------------------------------------------------------------------------
+
+
+def test_every_path_belongs_to_one_dialect() -> None:
+    paths = [path for dialect in DIALECTS for path in dialect.paths]
+    assert len(set(paths)) == len(paths)
+    assert all(dialect.paths for dialect in DIALECTS)
+    assert DEFAULT in DIALECTS
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, TRIAL], ids=lambda dialect: type(dialect).__name__)
+def test_every_dialect_has_a_reply_to_every_error(dialect: Dialect) -> None:
+    for name, kind in vars(errors).items():
+        if not isinstance(kind, type) or not issubclass(kind, RequestError):
+            continue
+        error = kind("why", **(QUEUE if kind is OverloadedError else {}))
+        reply = dialect.encode_error(error, Options())
+        assert 400 <= HTTPStatus(reply.status) <= 599, name
+        assert b"why" in reply.body
+    defect = dialect.encode_error(KeyError("secret"), Options(server_error_http_code=555))
+    assert defect.status == 555
+    assert b"secret" not in defect.body
+
+
+# -- one that is registered --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("registered")
+@in_virtual_time
+async def test_a_dialect_with_its_line_is_served_beside_the_others(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with application(tokenizer) as served:
+        answer = await served.client.post("/trial", PROMPTS, {"tokens": "2"})
+        assert (answer.status, answer.headers["content-type"]) == (200, "text/lines")
+        assert answer.body.splitlines() == [line(tokenizer, prompt) for prompt in PROMPTS.decode().splitlines()]
+        assert (await served.client.post("/invocations", body())).status == 200
+        assert (await served.client.get("/trial")).status == 405
+
+
+@pytest.mark.usefixtures("registered")
+@in_virtual_time
+async def test_a_stream_has_the_chunks_of_all_prompts(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        stream = served.client.begin("POST", "/trial/story/stream", PROMPTS)
+        await until(lambda: len(hosts.last.submitted) == 2)
+        hosts.last.step()
+        assert [part[:1] for part in stream.parts] == [b"0", b"1"]
+        hosts.last.send(Delta(1, [5], None, FinishReason.LENGTH))
+        assert not stream.complete
+        hosts.last.send(Delta(0, [5], None, FinishReason.LENGTH))
+        await stream.end()
+        assert [part[:1] for part in stream.parts] == [b"0", b"1", b"1", b"0"]
+        assert stream.complete
+
+
+@pytest.mark.usefixtures("registered")
+@in_virtual_time
+async def test_a_client_that_leaves_ends_all_its_prompts(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        stream = served.client.begin("POST", "/trial/story/stream", PROMPTS)
+        await until(lambda: len(hosts.last.submitted) == 2)
+        stream.leave()
+        await stream.end()
+        assert hosts.last.cancelled == [submitted.request_id for submitted in hosts.last.submitted]
+        hosts.last.step()
+        assert served.registry.models["story"].workers[0].load_now == 0
+
+
+@pytest.mark.usefixtures("registered")
+@in_virtual_time
+async def test_errors_are_in_the_format_of_their_dialect(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer, max_rolling_batch_size=1, job_queue_size=1) as served:
+        answer = await served.client.post("/trial", b"")
+        assert (answer.status, answer.body) == (400, b"! no prompts for story\n")
+        answer = await served.client.post("/trial", b"a\nb\nc")
+        assert (answer.status, answer.headers["content-type"]) == (400, "text/plain")
+        waiting = served.client.begin("POST", "/trial", b"the wolf")
+        await until(lambda: bool(hosts.last.submitted))
+        answer = await served.client.post("/trial", PROMPTS)
+        assert (answer.status, answer.body[:2], len(hosts.last.submitted)) == (429, b"! ", 1)
+        hosts.last.send(Delta(0, [], None, FinishReason.ERROR, error="broken"))
+        await waiting.end()
+        assert (waiting.status, waiting.body) == (500, b"! broken\n")
+        served.registry.models["story"].refuse_new()
+        assert (await served.client.post("/trial", PROMPTS)).status == 503
+
+
+@pytest.mark.usefixtures("registered")
+@in_virtual_time
+async def test_an_error_in_a_stream_is_that_of_its_prompt(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        stream = served.client.begin("POST", "/trial/story/stream", PROMPTS)
+        await until(lambda: len(hosts.last.submitted) == 2)
+        hosts.last.step()
+        hosts.last.send(Delta(1, [], None, FinishReason.ERROR, error="broken"))
+        await asyncio.sleep(0)
+        assert (stream.parts[-1], stream.complete) == (b"! broken\n", False)
+        hosts.last.send(Delta(0, [5], None, FinishReason.LENGTH))
+        await stream.end()
+        assert stream.complete
+
+
+def line(tokenizer: Tokenizer, prompt: str) -> bytes:
+    """What the trial dialect makes of a prompt whose first two tokens are generated again."""
+    ids = tokenizer.encode(prompt)
+    return f"{prompt} ({len(ids)}) ->{tokenizer.decode(ids[:2])}".encode()

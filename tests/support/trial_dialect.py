@@ -1,0 +1,74 @@
+"""A dialect of its own, as CONTRIBUTING's recipe makes one: a line of text for each prompt, and one for each output."""
+
+from __future__ import annotations
+
+from djl_trtllm.api.base import Call, Dialect, ModelContext, Prompt, RawRequest, Reply, nearest_row
+from djl_trtllm.config import Options
+from djl_trtllm.errors import (
+    GenerationError,
+    InvalidRequestError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    RequestTimeoutError,
+)
+from djl_trtllm.request import GenerationRequest, OutputChunk, Sampling
+
+ERRORS: dict[type[RequestError], int] = {
+    InvalidRequestError: 400,
+    OverloadedError: 429,
+    NotReadyError: 503,
+    RequestTimeoutError: 504,
+    GenerationError: 500,
+}
+
+
+class LinesEncoder:
+    """A line for each prompt and its output; as a stream, for each chunk with the number of its prompt."""
+
+    content_type = "text/lines"
+    wants_prompt_tokens = False
+
+    def __init__(self, prompts: int, *, stream: bool) -> None:
+        self.stream = stream
+        self._lines: list[str] = []
+        self._outputs = [""] * prompts
+        self._running = prompts
+
+    def begin(self, prompt: Prompt) -> None:
+        self._lines.append(f"{prompt.text} ({prompt.length}) ->")
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        text = "".join(token.text for token in chunk.tokens)
+        if chunk.finished is not None and chunk.finished.error is not None:
+            return self.error(chunk.finished.error)
+        if self.stream:
+            return f"{chunk.generation}{text}\n".encode()
+        self._outputs[chunk.generation] += text
+        self._running -= chunk.finished is not None
+        if self._running:
+            return b""
+        return "".join(f"{line}{text}\n" for line, text in zip(self._lines, self._outputs, strict=True)).encode()
+
+    def error(self, error: RequestError) -> bytes:
+        return f"! {error}\n".encode()
+
+
+class Trial(Dialect):
+    paths = ("/trial", "/trial/{model}/stream")
+
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        prompts = request.body.decode().splitlines()
+        if not prompts:
+            raise InvalidRequestError(f"no prompts for {model.name}")
+        sampling = Sampling(max_new_tokens=int(request.properties.get("tokens", "4")))
+        requests = tuple(GenerationRequest(prompt=prompt, sampling=sampling) for prompt in prompts)
+        return Call(requests, LinesEncoder(len(prompts), stream=request.path.endswith("/stream")))
+
+    def encode_error(self, error: BaseException, options: Options) -> Reply:
+        if not isinstance(error, RequestError):
+            return Reply(options.server_error_http_code, "text/plain", b"! defect\n")
+        return Reply(nearest_row(ERRORS, error, GenerationError), "text/plain", f"! {error}\n".encode())
+
+
+TRIAL = Trial()
