@@ -216,6 +216,7 @@ def config(
 ) -> None:
     """Show the resolved configuration: each value, where it came from and what it does."""
     with errors_for_the_reader():
+        from djl_trtllm.backends.options import describe
         from djl_trtllm.backends.select import likely_backend
         from djl_trtllm.config import explain, load
         from djl_trtllm.engines import Hardware
@@ -248,9 +249,9 @@ def config(
                 backend = likely_backend(resolved, Hardware.probe())
                 summary = [f"cannot be served here: {error}"]
         if as_json:
-            print(json.dumps({**explain.as_json(resolved, backend), "summary": summary}, indent=2))
+            print(json.dumps({**explain.as_json(resolved, backend, describe=describe), "summary": summary}, indent=2))
             return
-        Console().print(explain.render(resolved, backend, only_set=not show_all))
+        Console().print(explain.render(resolved, backend, only_set=not show_all, describe=describe))
         if not show_all:
             Console(soft_wrap=True).print("Other options have their default; --all shows them.", highlight=False)
         for line in summary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,19 @@ from djl_trtllm.config.registry import OPTIONS, DeclaredOption
 from djl_trtllm.config.values import as_text
 
 _LONGEST_VALUE = 60
-_NO_EFFECT = ("no effect", "ignored")
+
+Describe = Callable[[DeclaredOption, Backend], str]
+"""What an option does on a backend, for readers: `backends.options.describe`."""
 
 
-def render(config: Config, backend: Backend | None = None, *, only_set: bool = False) -> Table:
+def declared_effect(declared: DeclaredOption, backend: Backend) -> str:
+    """The effect that an option has on every backend, as `Describe` without the backends' own."""
+    return declared.option.effect_everywhere
+
+
+def render(
+    config: Config, backend: Backend | None = None, *, only_set: bool = False, describe: Describe = declared_effect
+) -> Table:
     """A rich table of all options: value, where it came from and what it does on the backend.
 
     `backend` is the chosen one where `option.backend` is `auto`; without it, effects are named per backend.
@@ -47,12 +57,12 @@ def render(config: Config, backend: Backend | None = None, *, only_set: bool = F
             Text(declared.key, style),
             Text(shown_value(declared, getattr(config.options, declared.name)), style),
             Text(masked("", came_from), style),
-            Text(declared.option.effect_on(chosen), style),
+            Text(describe(declared, chosen), style),
         )
     return table
 
 
-def as_json(config: Config, backend: Backend | None = None) -> dict[str, Any]:
+def as_json(config: Config, backend: Backend | None = None, *, describe: Describe = declared_effect) -> dict[str, Any]:
     """The same for programs: everything is made of dict, list, str, int, float, bool and None.
 
     `options` maps field names to `key`, `value`, `default`, `unit`, `set` (by the user), `origin` (`kind`, `where`,
@@ -62,25 +72,15 @@ def as_json(config: Config, backend: Backend | None = None) -> dict[str, Any]:
     return {
         "backend": chosen.value,
         "model_dir": None if config.model_dir is None else str(config.model_dir),
-        "options": {declared.name: _entry(config, declared, chosen) for declared in OPTIONS.values()},
+        "options": {
+            declared.name: _entry(config, declared, describe(declared, chosen)) for declared in OPTIONS.values()
+        },
         "warnings": list(config.warnings),
         "notes": list(config.notes),
     }
 
 
-def without_effect(config: Config, backend: Backend) -> tuple[str, ...]:
-    """One line for each option that the user set and that does nothing on this backend, with the reason."""
-    lines = []
-    for declared in OPTIONS.values():
-        effect = declared.option.effect_on(backend)
-        # Setting an option with `warn` is a warning of the configuration.
-        if not declared.option.warn and config.is_set(declared.name) and effect.startswith(_NO_EFFECT):
-            value = shown_value(declared, getattr(config.options, declared.name))
-            lines.append(f"{declared.key} = {value} ({config.origin(declared.name)}): {effect}")
-    return tuple(lines)
-
-
-def _entry(config: Config, declared: DeclaredOption, backend: Backend) -> dict[str, Any]:
+def _entry(config: Config, declared: DeclaredOption, effect: str) -> dict[str, Any]:
     origin = config.origin(declared.name)
     return {
         "key": declared.key,
@@ -94,7 +94,7 @@ def _entry(config: Config, declared: DeclaredOption, backend: Backend) -> dict[s
             "line": origin.line,
             "text": shown_origin(config, declared),
         },
-        "effect": declared.option.effect_on(backend),
+        "effect": effect,
         "overridden": [
             {"wrote": setting.shown, "origin": str(setting.origin)}
             for setting in config.overridden.get(declared.name, ())

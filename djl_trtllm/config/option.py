@@ -6,8 +6,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from djl_trtllm.config.choices import Backend
-
 
 class Scope(enum.Enum):
     """To whom an option belongs, which decides what wins over what (see `resolve.precedence`).
@@ -27,7 +25,7 @@ class Option:
 
     `key` is what users write (`option.max_num_tokens`, or a bare server key) and `aliases` are further spellings.
     `at_least`, `above`, `at_most`, `below` bound a number. `value_aliases` maps further words to values.
-    `tensorrt`, `pytorch` and `openvino` say what the value becomes on each backend, `effect` says it once for all.
+    `effect` says what the value does whatever the backend; where that is "", the backends' option maps say it.
     `legacy` says what happens instead, of an option that is accepted and has no effect; `warn` whether setting it is a
     warning.
     `default_note` explains a default that is not a plain value; `example` is shown where the default is empty.
@@ -43,9 +41,6 @@ class Option:
     below: float | None = None
     value_aliases: Mapping[str, str] = field(default_factory=dict)
     effect: str = ""
-    tensorrt: str = ""
-    pytorch: str = ""
-    openvino: str = ""
     legacy: str = ""
     warn: bool = False
     source: str = ""
@@ -53,18 +48,12 @@ class Option:
     example: str = ""
     scope: Scope = Scope.MODEL
 
-    def effect_on(self, backend: Backend) -> str:
-        """What the option does on one backend; AUTO names all that differ."""
+    @property
+    def effect_everywhere(self) -> str:
+        """What the option does on every backend, "" where each has its own effect."""
         if self.legacy:
             return f"no effect{' any more' if self.warn else ''}: {self.legacy}"
-        if self.effect:
-            return self.effect
-        if backend is Backend.SCRIPTED:
-            return "at most a limit at admission: the scripted executor has no engine"
-        per_backend = {Backend.TENSORRT: self.tensorrt, Backend.PYTORCH: self.pytorch, Backend.OPENVINO: self.openvino}
-        if backend is Backend.AUTO:
-            return "; ".join(f"{name}: {text}" for name, text in per_backend.items())
-        return per_backend[Backend.PYTORCH if backend is Backend.AUTODEPLOY else backend]
+        return self.effect
 
     @property
     def range_text(self) -> str:

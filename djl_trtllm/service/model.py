@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
+from djl_trtllm.backends.options import without_effect
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.quantization import method_of
 from djl_trtllm.batching.limits import BatchLimits
-from djl_trtllm.config import Config, Options, explain, load, names_configuration
+from djl_trtllm.config import Config, Options, load, names_configuration
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules import check_model
 from djl_trtllm.engines import EnginePlan
@@ -112,7 +113,7 @@ def prepare(source: ModelSource) -> Model:
     config, layout, engine_plan = plan(source)
     options = config.options
     logger.info("%s", engine_plan.describe())
-    for line in (*explain.without_effect(config, engine_plan.backend), *config.notes):
+    for line in (*without_effect(config, engine_plan.backend), *config.notes):
         logger.info("%s", line)
     for line in (*config.warnings, *engine_plan.notes):
         logger.warning("%s", line)

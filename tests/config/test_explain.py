@@ -7,15 +7,20 @@ import pytest
 
 from djl_trtllm.config import Backend, Config, load
 from djl_trtllm.config.diff import diff_as_json, render_diff
-from djl_trtllm.config.explain import as_json, plain_value, render, shown_origin, shown_value, without_effect
+from djl_trtllm.config.explain import as_json, plain_value, render, shown_origin, shown_value
 from djl_trtllm.config.masking import MASK
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.registry import OPTIONS, DeclaredOption
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, printed, rows
 
 
 def shown(config: Config, backend: Backend | None = None, *, only_set: bool = False) -> str:
-    return printed(render(config, backend, only_set=only_set))
+    return printed(render(config, backend, only_set=only_set, describe=effect_of))
+
+
+def effect_of(declared: DeclaredOption, backend: Backend) -> str:
+    """What a backend's map would say."""
+    return declared.option.effect_everywhere or f"effect of {declared.name} on {backend}"
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -31,7 +36,7 @@ def test_the_table_shows_value_origin_and_effect() -> None:
             "option.max_num_tokens",
             "4096 tokens",
             "serving.properties:1",
-            OPTIONS["max_num_tokens"].option.openvino,
+            "effect of max_num_tokens on openvino",
         ]
     ]
     assert ["option.strict", "false", "default", OPTIONS["strict"].option.effect] in found
@@ -39,8 +44,8 @@ def test_the_table_shows_value_origin_and_effect() -> None:
 
 def test_the_backend_that_was_chosen_counts_before_the_option() -> None:
     for backend, effect in (
-        (Backend.OPENVINO, OPTIONS["max_num_tokens"].option.openvino),
-        (None, OPTIONS["max_num_tokens"].option.effect_on(Backend.AUTO)),
+        (Backend.OPENVINO, "effect of max_num_tokens on openvino"),
+        (None, "effect of max_num_tokens on auto"),
     ):
         text = shown(from_text("option.max_num_tokens=4096"), backend)
         assert f"(backend: {backend or 'auto'})" in text
@@ -102,7 +107,7 @@ def test_what_was_beaten_is_shown() -> None:
 def test_json_is_plain_and_complete(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.backend=openvino\noption.dtype=half # comment\n")
     config = load(tmp_path, {"SERVING_DOWNLOAD_DIR": "/d", "JAVA_OPTS": "x"})
-    data = json.loads(json.dumps(as_json(config)))
+    data = json.loads(json.dumps(as_json(config, describe=effect_of)))
     assert (data["backend"], data["model_dir"]) == ("openvino", str(tmp_path))
     assert list(data["options"]) == list(OPTIONS)
     assert data["options"]["dtype"] == {
@@ -117,7 +122,7 @@ def test_json_is_plain_and_complete(tmp_path: Path) -> None:
             "line": 2,
             "text": f"{tmp_path}/serving.properties:2",
         },
-        "effect": OPTIONS["dtype"].option.effect_on(Backend.OPENVINO),
+        "effect": "effect of dtype on openvino",
         "overridden": [],
     }
     cache = data["options"]["engine_cache_dir"]
@@ -133,9 +138,15 @@ def test_json_is_plain_and_complete(tmp_path: Path) -> None:
 
 
 def test_json_of_no_directory_and_of_a_chosen_backend() -> None:
-    data = as_json(from_text("option.max_num_tokens=8"), Backend.OPENVINO)
+    data = as_json(from_text("option.max_num_tokens=8"), Backend.OPENVINO, describe=effect_of)
     assert (data["backend"], data["model_dir"]) == ("openvino", None)
-    assert data["options"]["max_num_tokens"]["effect"] == OPTIONS["max_num_tokens"].option.openvino
+    assert data["options"]["max_num_tokens"]["effect"] == "effect of max_num_tokens on openvino"
+
+
+def test_without_backends_an_effect_is_that_which_every_backend_has() -> None:
+    options = as_json(from_text(""))["options"]
+    assert options["strict"]["effect"] == OPTIONS["strict"].option.effect != ""
+    assert options["dtype"]["effect"] == ""
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -210,38 +221,7 @@ def test_no_secret_of_a_hostile_configuration_is_shown(tmp_path: Path) -> None:
     config = load(tmp_path, environ, arguments=["max_input_len=8"])
     one, other = load(tmp_path, {}, arguments=["max_input_len=8"]), config
     told = [shown(config), json.dumps(as_json(config)), *config.warnings, *config.notes]
-    told += [json.dumps(diff_as_json(one, other)), *without_effect(config, Backend.OPENVINO)]
+    told += [json.dumps(diff_as_json(one, other))]
     told.append(printed(render_diff(one, other, ("a", "b"))))
     assert "hunter2" not in "\n".join(told)
     assert config.options.env == "HF_TOKEN=hunter2,PLAIN=hunter2"
-
-
-# -- options without effect --------------------------------------------------------------------------------------------
-
-
-def test_options_without_effect_on_the_backend_are_named_with_the_reason() -> None:
-    config = load(None, {"OPTION_TOKENS_PER_BLOCK": "128", "OPTION_MAX_INPUT_LEN": "8", "OPTION_MPI_MODE": "true"})
-    tokens_per_block, mpi_mode = without_effect(config, Backend.OPENVINO)
-    assert tokens_per_block == (
-        "option.tokens_per_block = 128 tokens (environment variable OPTION_TOKENS_PER_BLOCK): "
-        + OPTIONS["tokens_per_block"].option.openvino
-    )
-    assert "OpenVINO's block size is 32" in tokens_per_block
-    assert mpi_mode.startswith("option.mpi_mode = true (environment variable OPTION_MPI_MODE): ")
-    assert without_effect(config, Backend.TENSORRT) == (mpi_mode,)
-
-
-def test_an_option_that_is_ignored_there_is_named_too() -> None:
-    ignored = [
-        declared for declared in OPTIONS.values() if declared.option.effect_on(Backend.OPENVINO).startswith("ignored")
-    ]
-    assert ignored
-    config = from_text(f"{ignored[0].key}={ignored[0].example}")
-    assert len(without_effect(config, Backend.OPENVINO)) == 1
-
-
-def test_a_retired_option_is_told_when_it_is_resolved_and_not_again() -> None:
-    config = from_text("option.rotary_base=1000000")
-    assert any("has no effect any more" in warning for warning in config.warnings)
-    assert without_effect(config, Backend.TENSORRT) == ()
-    assert OPTIONS["rotary_base"].option.effect_on(Backend.TENSORRT).startswith("no effect")

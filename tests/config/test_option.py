@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from djl_trtllm.config import Backend
 from djl_trtllm.config.option import Option, Scope
 
 
@@ -21,25 +20,14 @@ def test_bounds_are_told_in_words() -> None:
     assert Option("k", "d").range_text == ""
 
 
-def test_an_effect_is_that_of_the_backend() -> None:
-    option = Option("k", "d", tensorrt="T", pytorch="P", openvino="O")
-    assert {backend: option.effect_on(backend) for backend in Backend} == {
-        Backend.AUTO: "tensorrt: T; pytorch: P; openvino: O",
-        Backend.TENSORRT: "T",
-        Backend.PYTORCH: "P",
-        Backend.AUTODEPLOY: "P",
-        Backend.OPENVINO: "O",
-        Backend.SCRIPTED: "at most a limit at admission: the scripted executor has no engine",
-    }
+def test_an_effect_on_every_backend_is_that_of_the_declaration() -> None:
+    assert Option("k", "d", effect="E").effect_everywhere == "E"
+    assert Option("k", "d").effect_everywhere == ""
 
 
-def test_an_effect_for_all_is_that_of_every_backend() -> None:
-    assert {Option("k", "d", effect="E").effect_on(backend) for backend in Backend} == {"E"}
-
-
-def test_a_retired_option_says_what_replaces_it() -> None:
-    option = Option("k", "d", effect="E", legacy="use another", warn=True)
-    assert {option.effect_on(backend) for backend in Backend} == {"no effect any more: use another"}
+def test_an_option_without_effect_says_what_happens_instead() -> None:
+    assert Option("k", "d", legacy="use another").effect_everywhere == "no effect: use another"
+    assert Option("k", "d", legacy="use another", warn=True).effect_everywhere == "no effect any more: use another"
 
 
 def test_an_option_is_the_models_unless_it_says_otherwise() -> None:

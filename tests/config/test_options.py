@@ -5,7 +5,7 @@ from __future__ import annotations
 import pydantic
 import pytest
 
-from djl_trtllm.config import Backend, Options
+from djl_trtllm.config import Options
 from djl_trtllm.config.option import Scope
 from djl_trtllm.config.options import GROUPS
 from djl_trtllm.config.registry import OPTIONS
@@ -26,28 +26,6 @@ def test_every_option_is_documented() -> None:
         if not declared.option.description.endswith(".") or not declared.option.source or not declared.example
     ]
     assert lacking == []
-
-
-def test_every_option_says_on_every_backend_what_it_does() -> None:
-    silent = [
-        (name, backend)
-        for name, declared in OPTIONS.items()
-        for backend in Backend
-        if not declared.option.effect_on(backend)
-    ]
-    assert silent == []
-
-
-def test_an_option_says_its_effect_once_for_all_backends_or_for_each() -> None:
-    both, neither = [], []
-    for name, declared in OPTIONS.items():
-        option = declared.option
-        each = (option.tensorrt, option.pytorch, option.openvino)
-        if (option.legacy or option.effect) and any(each):
-            both.append(name)
-        if not (option.legacy or option.effect) and not all(each):
-            neither.append(name)
-    assert (both, neither) == ([], [])
 
 
 def test_defaults_and_examples_are_values_of_their_options() -> None:

@@ -93,7 +93,7 @@ def test_the_source_distribution_has_what_builds_the_wheel_and_the_documents(sdi
         "setup.cfg",
         "setup.py",
     }
-    documents = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").iterdir()}
+    documents = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
     assert {name for name in names if not name.startswith("djl_trtllm.egg-info/")} == package_files() | root | documents
 
 

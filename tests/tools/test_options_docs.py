@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import posixpath
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ from djl_trtllm.config import parse_properties, resolve
 from djl_trtllm.config.option import Scope
 from djl_trtllm.config.registry import OPTIONS, find
 from djl_trtllm.config.rules import RULES
-from tools.options_docs import example_file, main, options_page
+from tools.options_docs import example_file, main, pages
+from tools.options_tasks import TASKS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -26,7 +29,7 @@ def test_check_says_what_is_out_of_date(tmp_path: Path, capsys: pytest.CaptureFi
     assert "python -m tools.options_docs" in capsys.readouterr().err
     assert main(["--root", str(tmp_path)]) == 0
     assert main(["--check", "--root", str(tmp_path)]) == 0
-    for page in ("options.md", "tensorrt-llm-names.md"):
+    for page in ("options.md", "options/kv_cache.md", "tensorrt-llm-names.md"):
         (tmp_path / "docs" / page).write_text("old")
         assert main(["--check", "--root", str(tmp_path)]) == 1
         assert page in capsys.readouterr().err
@@ -34,11 +37,41 @@ def test_check_says_what_is_out_of_date(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_page_has_every_option_with_its_aliases() -> None:
-    page = options_page()
-    headings = [f"### `{declared.key}`" for declared in OPTIONS.values()]
-    aliases = [f"`{alias}`" for declared in OPTIONS.values() for alias in declared.option.aliases]
-    assert len(headings) > 300 and len(aliases) > 50
-    assert [text for text in headings + aliases if text not in page] == []
+    found = pages()
+    lacking = [
+        name
+        for declared in OPTIONS.values()
+        for name in declared.spellings
+        if f"`{name}`" not in found[f"options/{'legacy' if declared.option.legacy else declared.group.name}.md"]
+    ]
+    assert lacking == [] and len(OPTIONS) > 300
+
+
+def test_every_link_of_a_page_leads_to_a_heading() -> None:
+    found = pages()
+    links = [(page, link) for page, text in found.items() for link in re.findall(r"\]\(([^)]+)\)", text)]
+    assert len(links) > 100
+    broken = []
+    for page, link in links:
+        path, _, anchor = link.partition("#")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+        headings = re.findall(r"^#+ (.+)$", found.get(target, ""), re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        if target not in found or (anchor and anchor not in anchors):
+            broken.append((page, link))
+    assert broken == []
+
+
+def test_a_page_of_no_group_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--root", str(tmp_path)]) == 0
+    (tmp_path / "docs" / "options" / "former.md").write_text("old")
+    assert main(["--check", "--root", str(tmp_path)]) == 1
+    assert "former.md belongs to no group" in capsys.readouterr().err
+
+
+def test_every_task_names_options_that_have_an_effect() -> None:
+    keys = [key for _, keys in TASKS for key in keys]
+    assert [key for key in keys if (found := find(key)) is None or found.option.legacy] == []
 
 
 def test_the_keys_of_the_example_are_the_registrys() -> None:

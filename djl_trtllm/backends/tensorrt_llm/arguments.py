@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.backends.effects import Passed, Target
 from djl_trtllm.backends.tensorrt_llm.names import all_members, default_of, has, members, owners
+from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.config import Backend, Config, DType
 from djl_trtllm.config.choices import Choice, PluginDType
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.target import Target, read_effect
 from djl_trtllm.config.values import as_text
 
 Arguments = dict[str, Any]
@@ -202,12 +203,13 @@ class ArgumentBuilder:
 
 
 def collect(config: Config, inputs: PlanInputs, phases: Phase) -> ArgumentBuilder:
-    """Every option whose declared effect on the backend is an argument."""
+    """Every option that is passed as it is."""
     builder = ArgumentBuilder(config, inputs, phases)
+    effects = ENGINE if inputs.backend is Backend.TENSORRT else PYTORCH
     for declared in OPTIONS.values():
-        effect = read_effect(declared.option.effect_on(inputs.backend))
+        effect = effects.get(declared.name)
         value = getattr(config.options, declared.name)
-        if effect is None or value is None:
+        if not isinstance(effect, Passed) or value is None:
             continue
         # Of several arguments a version may have one.
         for target in [target for target in effect.targets if builder.exists(target)] or effect.targets:

@@ -19,9 +19,6 @@ class ArchitectureOptions(OptionGroup):
             "option.chatglm_model_version",
             "Which ChatGLM model it is; the document requires it for ChatGLM.",
             value_aliases={"chatglm3": "chatglm3_6b", "chatglm2": "chatglm2_6b", "chatglm": "chatglm_6b"},
-            tensorrt="the last part of the path in LLM(model), by which TensorRT-LLM tells the version",
-            pytorch="no effect: the checkpoint's config.json counts",
-            openvino="no effect: the checkpoint's config.json counts",
             source=LMI,
         ),
     ] = ChatGlmVersion.UNSPECIFIED
@@ -30,9 +27,6 @@ class ArchitectureOptions(OptionGroup):
         Option(
             "option.gpt_model_version",
             "Which model of the GPT-2 family it is.",
-            tensorrt="the last part of the path in LLM(model), by which TensorRT-LLM tells the version",
-            pytorch="no effect: the checkpoint's config.json counts",
-            openvino="no effect: the checkpoint's config.json counts",
             source=LMI,
         ),
     ] = GptVersion.GPT2

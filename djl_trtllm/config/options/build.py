@@ -23,9 +23,6 @@ class BuildOptions(OptionGroup):
             at_least=1,
             example="1024",
             default_note="the batch size",
-            tensorrt="BuildConfig.opt_num_tokens",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRITON,
         ),
     ] = None
@@ -36,9 +33,6 @@ class BuildOptions(OptionGroup):
             "Batch for which the compiler tunes its kernels.",
             unit="sequences",
             at_least=1,
-            tensorrt="BuildConfig.opt_batch_size",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = 8
@@ -49,9 +43,6 @@ class BuildOptions(OptionGroup):
             "Longest input of the encoder, for encoder-decoder models.",
             unit="tokens",
             at_least=1,
-            tensorrt="BuildConfig.max_encoder_input_len",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: encoder-decoder models are not served",
             source=TRTLLM,
         ),
     ] = 1024
@@ -63,9 +54,6 @@ class BuildOptions(OptionGroup):
             aliases=("option.max_multimodal_len",),
             unit="rows",
             at_least=0,
-            tensorrt="BuildConfig.max_prompt_embedding_table_size",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = 0
@@ -74,9 +62,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.gather_context_logits",
             "Keep the logits of the prompt; log probabilities of prompt tokens need it.",
-            tensorrt="BuildConfig.gather_context_logits",
-            pytorch="no effect: chosen per request",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -90,9 +75,6 @@ class BuildOptions(OptionGroup):
             "their end.",
             example="true",
             default_note="off; PyTorch has log probabilities without",
-            tensorrt="LLM(gather_generation_logits)",
-            pytorch="LLM(gather_generation_logits)",
-            openvino="no effect: chosen per request",
             source=DJL,
         ),
     ] = None
@@ -101,9 +83,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.gather_all_token_logits",
             "Keep the logits of prompt and generated tokens.",
-            tensorrt="BuildConfig.gather_context_logits and LLM(gather_generation_logits)",
-            pytorch="LLM(gather_generation_logits)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -112,9 +91,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.strongly_typed",
             "Take the number formats of the network as they are, instead of letting TensorRT choose.",
-            tensorrt="BuildConfig.strongly_typed",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = True
@@ -127,9 +103,6 @@ class BuildOptions(OptionGroup):
             at_least=1,
             example="1",
             default_note="chosen by the compiler",
-            tensorrt="BuildConfig.force_num_profiles",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = None
@@ -138,9 +111,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.profiling_verbosity",
             "How much a compiled engine tells profilers.",
-            tensorrt="BuildConfig.profiling_verbosity",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = ProfilingVerbosity.LAYER_NAMES_ONLY
@@ -149,9 +119,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.enable_debug_output",
             "Let a compiled engine give out intermediate tensors.",
-            tensorrt="BuildConfig.enable_debug_output",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -160,9 +127,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.use_refit",
             "Compile an engine whose weights can be replaced.",
-            tensorrt="BuildConfig.use_refit",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -173,9 +137,6 @@ class BuildOptions(OptionGroup):
             "File with kernel timings of an earlier compilation; it makes the next one faster.",
             example="/var/cache/djl-trtllm/model.cache",
             default_note="none",
-            tensorrt="BuildConfig.input_timing_cache",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = None
@@ -184,9 +145,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.output_timing_cache",
             "File for the kernel timings of this compilation, in the engine directory.",
-            tensorrt="BuildConfig.output_timing_cache",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = Path("model.cache")
@@ -195,9 +153,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.weight_sparsity",
             "Use kernels for weights of which two in four are zero.",
-            tensorrt="BuildConfig.weight_sparsity",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -206,9 +161,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.weight_streaming",
             "Keep weights in host memory and bring them to the GPU as they are needed.",
-            tensorrt="BuildConfig.weight_streaming",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -218,9 +170,6 @@ class BuildOptions(OptionGroup):
             "option.use_strip_plan",
             "Leave the weights out of the engine file.",
             aliases=("option.strip_plan",),
-            tensorrt="BuildConfig.use_strip_plan",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -231,9 +180,6 @@ class BuildOptions(OptionGroup):
             "Folder for drawings of the network.",
             example="/opt/network",
             default_note="none",
-            tensorrt="BuildConfig.visualize_network",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = None
@@ -242,9 +188,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.monitor_memory",
             "Log the memory that compiling takes.",
-            tensorrt="BuildConfig.monitor_memory",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -253,9 +196,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.fast_build",
             "Compile faster, for a somewhat slower engine.",
-            tensorrt="LLM(fast_build)",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=DJL,
         ),
     ] = False
@@ -266,9 +206,6 @@ class BuildOptions(OptionGroup):
             "Folder for files of the compilation.",
             example="/opt/workspace",
             default_note="beside the engine that is compiled",
-            tensorrt="the folder of LLM(workspace), of which nothing is left",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: compiling works inside the engine cache",
             source=TRTLLM,
         ),
     ] = None
@@ -277,9 +214,6 @@ class BuildOptions(OptionGroup):
         Option(
             "option.enable_tqdm",
             "Show progress bars while compiling.",
-            tensorrt="LLM(enable_tqdm)",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: progress is logged",
             source=TRTLLM,
         ),
     ] = False

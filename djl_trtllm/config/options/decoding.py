@@ -20,9 +20,6 @@ class DecodingOptions(OptionGroup):
             "Most beams of one request.",
             unit="beams",
             at_least=1,
-            tensorrt="BuildConfig.max_beam_width",
-            pytorch="LLM(max_beam_width), when set",
-            openvino="no effect: requests with beams are answered with an error",
             source=DJL,
         ),
     ] = 1
@@ -31,9 +28,6 @@ class DecodingOptions(OptionGroup):
         Option(
             "option.normalize_log_probs",
             "Divide the log probability of a beam by its length.",
-            tensorrt="LLM(normalize_log_probs)",
-            pytorch="no effect: a setting of the compiled engine",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = False
@@ -45,9 +39,6 @@ class DecodingOptions(OptionGroup):
             "guide are answered with an error.",
             example="xgrammar",
             default_note="xgrammar; none on AutoDeploy, and on the PyTorch backend of TensorRT-LLM 1.0",
-            tensorrt="LLM(guided_decoding_backend)",
-            pytorch="LLM(guided_decoding_backend)",
-            openvino="no effect: OpenVINO brings its own",
             source=DJL,
         ),
     ] = None
@@ -56,9 +47,6 @@ class DecodingOptions(OptionGroup):
         Option(
             "option.sampler_type",
             "Implementation of sampling.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(sampler_type)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = SamplerType.AUTO

@@ -69,9 +69,6 @@ class EngineOptions(OptionGroup):
             at_least=1,
             example="4",
             default_note="chosen by OpenVINO: the physical cores",
-            tensorrt="ignored: the engine runs on the GPU",
-            pytorch="ignored: the engine runs on the GPU",
-            openvino="INFERENCE_NUM_THREADS",
             source="OpenVINO",
         ),
     ] = None
@@ -81,7 +78,6 @@ class EngineOptions(OptionGroup):
             "option.script",
             "What the scripted executor answers, as JSON. For tests and benchmarks of the server; no model is loaded.",
             example='{"tokens": 16}',
-            effect="read by `option.backend=scripted` only",
             source=OURS,
         ),
     ] = None

@@ -20,9 +20,6 @@ class KvCacheOptions(OptionGroup):
             "Size of one block of the paged KV cache.",
             unit="tokens",
             at_least=1,
-            tensorrt="PluginConfig.tokens_per_block and KvCacheConfig.tokens_per_block",
-            pytorch="KvCacheConfig.tokens_per_block",
-            openvino="ignored: OpenVINO's block size is 32",
             source=LMI,
         ),
     ] = 64
@@ -37,9 +34,6 @@ class KvCacheOptions(OptionGroup):
             below=1,
             example="0.9",
             default_note="0.95 on GPUs; on OpenVINO the cache is sized by the batch and length limits",
-            tensorrt="KvCacheConfig.free_gpu_memory_fraction, 0.95 when not set",
-            pytorch="KvCacheConfig.free_gpu_memory_fraction, 0.95 when not set",
-            openvino="fraction of free host memory, used only when set (SchedulerConfig.num_kv_blocks)",
             source=f"{LMI}, {RUNTIME}",
         ),
     ] = None
@@ -53,9 +47,6 @@ class KvCacheOptions(OptionGroup):
             at_least=1,
             example="65536",
             default_note="what the memory fraction gives",
-            tensorrt="KvCacheConfig.max_tokens",
-            pytorch="KvCacheConfig.max_tokens",
-            openvino="SchedulerConfig.num_kv_blocks = value / 32",
             source=RUNTIME,
         ),
     ] = None
@@ -66,9 +57,6 @@ class KvCacheOptions(OptionGroup):
             "Keep the cache of finished prompts and reuse it for prompts that begin alike: faster first tokens for "
             "chats and shared instructions, at the cost of memory.",
             aliases=("option.enable_prefix_caching", "option.enable_block_reuse"),
-            tensorrt="KvCacheConfig.enable_block_reuse, and the engine needs use_paged_context_fmha",
-            pytorch="KvCacheConfig.enable_block_reuse",
-            openvino="SchedulerConfig.enable_prefix_caching",
             source=LMI,
         ),
     ] = False
@@ -85,9 +73,6 @@ class KvCacheOptions(OptionGroup):
                 "f32": "fp32",
                 "u8": "int8",
             },
-            tensorrt="QuantConfig.kv_cache_quant_algo: FP8 or INT8, chosen while compiling; fp32 is refused",
-            pytorch="KvCacheConfig.dtype: fp8; int8 and fp32 are refused",
-            openvino="KV_CACHE_PRECISION; auto is fp16, because OpenVINO's own default (u8) changes greedy output",
             source=TRTLLM,
         ),
     ] = KvCacheDType.AUTO
@@ -103,9 +88,6 @@ class KvCacheOptions(OptionGroup):
             at_least=1,
             example="4096",
             default_note="the longest sequence",
-            tensorrt="KvCacheConfig.max_attention_window",
-            pytorch="KvCacheConfig.max_attention_window",
-            openvino="no effect: the window of the model's own config.json counts",
             source=RUNTIME,
         ),
     ] = None
@@ -118,9 +100,6 @@ class KvCacheOptions(OptionGroup):
             at_least=0,
             example="4",
             default_note="none",
-            tensorrt="KvCacheConfig.sink_token_length",
-            pytorch="KvCacheConfig.sink_token_length",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = None
@@ -134,9 +113,6 @@ class KvCacheOptions(OptionGroup):
             at_least=0,
             example="1073741824",
             default_note="none",
-            tensorrt="KvCacheConfig.host_cache_size",
-            pytorch="KvCacheConfig.host_cache_size",
-            openvino="no effect: the cache is in host memory already",
             source=TRTLLM,
         ),
     ] = None
@@ -146,9 +122,6 @@ class KvCacheOptions(OptionGroup):
             "option.onboard_blocks",
             "Bring blocks back to the GPU before they are reused from host memory.",
             aliases=("option.kv_cache_onboard_blocks",),
-            tensorrt="KvCacheConfig.onboard_blocks",
-            pytorch="KvCacheConfig.onboard_blocks",
-            openvino="no effect: the cache is in host memory already",
             source=TRTLLM,
         ),
     ] = True
@@ -161,9 +134,6 @@ class KvCacheOptions(OptionGroup):
             at_most=100,
             example="35",
             default_note="the engine's own",
-            tensorrt="KvCacheConfig.secondary_offload_min_priority",
-            pytorch="KvCacheConfig.secondary_offload_min_priority",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = None
@@ -174,9 +144,6 @@ class KvCacheOptions(OptionGroup):
             "Events about stored and removed blocks that the engine keeps for readers; 0 keeps none.",
             unit="events",
             at_least=0,
-            tensorrt="KvCacheConfig.event_buffer_max_size",
-            pytorch="KvCacheConfig.event_buffer_max_size",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = 0
@@ -185,9 +152,6 @@ class KvCacheOptions(OptionGroup):
         Option(
             "option.enable_partial_reuse",
             "Reuse blocks of which only the first tokens are alike.",
-            tensorrt="KvCacheConfig.enable_partial_reuse",
-            pytorch="KvCacheConfig.enable_partial_reuse",
-            openvino="no effect: whole blocks are reused",
             source=TRTLLM,
         ),
     ] = True
@@ -196,9 +160,6 @@ class KvCacheOptions(OptionGroup):
         Option(
             "option.copy_on_partial_reuse",
             "Copy a block that is in use before part of it is reused.",
-            tensorrt="KvCacheConfig.copy_on_partial_reuse",
-            pytorch="KvCacheConfig.copy_on_partial_reuse",
-            openvino="no effect: whole blocks are reused",
             source=TRTLLM,
         ),
     ] = True
@@ -207,9 +168,6 @@ class KvCacheOptions(OptionGroup):
         Option(
             "option.use_uvm",
             "Put the KV cache into memory that GPU and host share.",
-            tensorrt="KvCacheConfig.use_uvm",
-            pytorch="KvCacheConfig.use_uvm",
-            openvino="no effect: the cache is in host memory already",
             source=TRTLLM,
         ),
     ] = False
@@ -220,9 +178,6 @@ class KvCacheOptions(OptionGroup):
             "Most bytes of GPU memory the KV cache may take; 0 leaves it to the fraction.",
             unit="bytes",
             at_least=0,
-            tensorrt="KvCacheConfig.max_gpu_total_bytes",
-            pytorch="KvCacheConfig.max_gpu_total_bytes",
-            openvino="no effect: there is no GPU",
             source=TRTLLM,
         ),
     ] = 0
@@ -233,9 +188,6 @@ class KvCacheOptions(OptionGroup):
             "Interval at which cache events are gathered under attention data parallelism.",
             unit="milliseconds",
             at_least=1,
-            tensorrt="KvCacheConfig.attention_dp_events_gather_period_ms",
-            pytorch="KvCacheConfig.attention_dp_events_gather_period_ms",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = 5
@@ -245,9 +197,6 @@ class KvCacheOptions(OptionGroup):
             "option.mamba_ssm_cache_dtype",
             "Number format of the state of Mamba layers.",
             value_aliases={"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"},
-            tensorrt="no effect: read by the PyTorch backend only",
-            pytorch="KvCacheConfig.mamba_ssm_cache_dtype",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = StateDType.AUTO
@@ -256,9 +205,6 @@ class KvCacheOptions(OptionGroup):
         Option(
             "option.fail_fast_on_attention_window_too_large",
             "Fail at start where an attention window is larger than the KV cache, instead of shrinking it.",
-            tensorrt="LLM(fail_fast_on_attention_window_too_large)",
-            pytorch="no effect: read by the compiled engine only",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -269,9 +215,6 @@ class KvCacheOptions(OptionGroup):
             "Layout of the KV cache of a compiled engine. In-flight batching needs `paged`.",
             example="paged",
             default_note="paged",
-            tensorrt="BuildConfig.kv_cache_type",
-            pytorch="no effect: always paged",
-            openvino="no effect: always paged",
             source=TRTLLM,
         ),
     ] = None
@@ -280,9 +223,6 @@ class KvCacheOptions(OptionGroup):
         Option(
             "option.paged_kv_cache",
             "Compile the engine with a paged KV cache (trtllm-build --paged_kv_cache).",
-            tensorrt="BuildConfig.kv_cache_type (PAGED, or CONTINUOUS when false)",
-            pytorch="no effect: always paged",
-            openvino="no effect: always paged",
             source=TRITON,
         ),
     ] = True

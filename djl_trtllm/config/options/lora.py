@@ -18,9 +18,6 @@ class LoraOptions(OptionGroup):
             "option.enable_lora",
             "Serve LoRA adapters beside the model, those in its `adapters` folder and those registered at `/adapters`; "
             "a request names one by `adapters`.",
-            tensorrt="LLM(enable_lora)",
-            pytorch="LLM(enable_lora)",
-            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=DJL,
         ),
     ] = False
@@ -31,9 +28,6 @@ class LoraOptions(OptionGroup):
             "Largest rank of an adapter.",
             unit="dimensions",
             at_least=1,
-            tensorrt="LoraConfig.max_lora_rank",
-            pytorch="LoraConfig.max_lora_rank",
-            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRTLLM,
         ),
     ] = 64
@@ -43,9 +37,6 @@ class LoraOptions(OptionGroup):
             "option.lora_dir",
             "Folders of adapters.",
             example="/opt/ml/model/adapters",
-            tensorrt="LoraConfig.lora_dir",
-            pytorch="LoraConfig.lora_dir",
-            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRTLLM,
         ),
     ] = None
@@ -54,9 +45,6 @@ class LoraOptions(OptionGroup):
         Option(
             "option.lora_ckpt_source",
             "Format of the adapters, `hf` or `nemo`.",
-            tensorrt="LoraConfig.lora_ckpt_source",
-            pytorch="LoraConfig.lora_ckpt_source",
-            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRTLLM,
         ),
     ] = "hf"
@@ -66,9 +54,6 @@ class LoraOptions(OptionGroup):
             "option.lora_target_modules",
             "Modules that adapters change.",
             example="attn_q,attn_v",
-            tensorrt="LoraConfig.lora_target_modules",
-            pytorch="LoraConfig.lora_target_modules",
-            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRTLLM,
         ),
     ] = None
@@ -80,9 +65,6 @@ class LoraOptions(OptionGroup):
             aliases=("option.optimal_adapter_size",),
             unit="dimensions",
             at_least=1,
-            tensorrt="PeftCacheConfig.optimal_adapter_size",
-            pytorch="PeftCacheConfig.optimal_adapter_size",
-            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRITON,
         ),
     ] = 8
@@ -94,9 +76,6 @@ class LoraOptions(OptionGroup):
             aliases=("option.max_adapter_size",),
             unit="dimensions",
             at_least=1,
-            tensorrt="PeftCacheConfig.max_adapter_size",
-            pytorch="PeftCacheConfig.max_adapter_size",
-            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRITON,
         ),
     ] = 64
@@ -108,9 +87,6 @@ class LoraOptions(OptionGroup):
             aliases=("option.device_cache_percent",),
             at_least=0,
             at_most=1,
-            tensorrt="PeftCacheConfig.device_cache_percent",
-            pytorch="PeftCacheConfig.device_cache_percent",
-            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRITON,
         ),
     ] = 0.05
@@ -121,9 +97,6 @@ class LoraOptions(OptionGroup):
             "Host memory for adapters.",
             unit="bytes",
             at_least=0,
-            tensorrt="PeftCacheConfig.host_cache_size",
-            pytorch="PeftCacheConfig.host_cache_size",
-            openvino="no effect: adapters are not served on the CPU; merge the adapter into the checkpoint",
             source=TRITON,
         ),
     ] = 1073741824

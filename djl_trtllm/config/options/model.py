@@ -47,9 +47,6 @@ class ModelOptions(OptionGroup):
             "option.trust_remote_code",
             "Run Python code that comes with the model's files (its model and tokenizer classes). Set it only for "
             "models whose code you have read.",
-            tensorrt="LLM(trust_remote_code)",
-            pytorch="LLM(trust_remote_code)",
-            openvino="trust_remote_code of the export and of the tokenizer",
             source=DJL,
         ),
     ] = False
@@ -109,9 +106,6 @@ class ModelOptions(OptionGroup):
         Option(
             "option.load_format",
             "`dummy` makes up weights instead of loading them.",
-            tensorrt="LLM(load_format)",
-            pytorch="LLM(load_format)",
-            openvino="no effect: weights are loaded",
             source=DJL,
         ),
     ] = LoadFormat.AUTO
@@ -130,9 +124,6 @@ class ModelOptions(OptionGroup):
                 "f16": "fp16",
                 "bfloat16": "bf16",
             },
-            tensorrt="LLM(dtype)",
-            pytorch="LLM(dtype)",
-            openvino="weight format of the export and INFERENCE_PRECISION_HINT",
             source=DJL,
         ),
     ] = DType.AUTO

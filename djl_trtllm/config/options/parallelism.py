@@ -27,9 +27,6 @@ class ParallelismOptions(OptionGroup):
             ),
             unit="GPUs",
             at_least=1,
-            tensorrt="LLM(tensor_parallel_size)",
-            pytorch="LLM(tensor_parallel_size)",
-            openvino="ignored: one CPU engine",
             source=LMI,
         ),
     ] = 1
@@ -46,9 +43,6 @@ class ParallelismOptions(OptionGroup):
             ),
             unit="groups",
             at_least=1,
-            tensorrt="LLM(pipeline_parallel_size)",
-            pytorch="LLM(pipeline_parallel_size)",
-            openvino="ignored: one CPU engine",
             source=DJL,
         ),
     ] = 1
@@ -59,9 +53,6 @@ class ParallelismOptions(OptionGroup):
             "GPUs over which one sequence is split.",
             unit="GPUs",
             at_least=1,
-            tensorrt="LLM(context_parallel_size)",
-            pytorch="LLM(context_parallel_size)",
-            openvino="no effect: one CPU engine",
             source=DJL,
         ),
     ] = 1
@@ -74,9 +65,6 @@ class ParallelismOptions(OptionGroup):
             at_least=1,
             example="1",
             default_note="chosen by the engine",
-            tensorrt="LLM(moe_tensor_parallel_size)",
-            pytorch="LLM(moe_tensor_parallel_size)",
-            openvino="no effect: one CPU engine",
             source=DJL,
         ),
     ] = None
@@ -89,9 +77,6 @@ class ParallelismOptions(OptionGroup):
             at_least=1,
             example="1",
             default_note="chosen by the engine",
-            tensorrt="LLM(moe_expert_parallel_size)",
-            pytorch="LLM(moe_expert_parallel_size)",
-            openvino="no effect: one CPU engine",
             source=DJL,
         ),
     ] = None
@@ -104,9 +89,6 @@ class ParallelismOptions(OptionGroup):
             at_least=1,
             example="1",
             default_note="chosen by the engine",
-            tensorrt="LLM(moe_cluster_parallel_size)",
-            pytorch="LLM(moe_cluster_parallel_size)",
-            openvino="no effect: one CPU engine",
             source=TRTLLM,
         ),
     ] = None
@@ -115,9 +97,6 @@ class ParallelismOptions(OptionGroup):
         Option(
             "option.enable_attention_dp",
             "Give each GPU its own requests for attention, and split only the rest of the model.",
-            tensorrt="LLM(enable_attention_dp)",
-            pytorch="LLM(enable_attention_dp)",
-            openvino="no effect: one CPU engine",
             source=DJL,
         ),
     ] = False
@@ -126,9 +105,6 @@ class ParallelismOptions(OptionGroup):
         Option(
             "option.enable_lm_head_tp_in_adp",
             "Split the output layer over the GPUs under attention data parallelism.",
-            tensorrt="LLM(enable_lm_head_tp_in_adp)",
-            pytorch="LLM(enable_lm_head_tp_in_adp)",
-            openvino="no effect: one CPU engine",
             source=TRTLLM,
         ),
     ] = False
@@ -137,9 +113,6 @@ class ParallelismOptions(OptionGroup):
         Option(
             "option.embedding_parallel_mode",
             "How the embedding table is split over GPUs.",
-            tensorrt="LLM(embedding_parallel_mode)",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: one CPU engine",
             source=DJL,
         ),
     ] = EmbeddingParallelMode.VOCABULARY
@@ -148,9 +121,6 @@ class ParallelismOptions(OptionGroup):
         Option(
             "option.allreduce_strategy",
             "Kernel that adds up the parts of a layer over GPUs.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(allreduce_strategy)",
-            openvino="no effect: one CPU engine",
             source=TRTLLM,
         ),
     ] = AllReduceStrategy.AUTO
@@ -163,9 +133,6 @@ class ParallelismOptions(OptionGroup):
             at_least=1,
             example="8",
             default_note="those of this machine",
-            tensorrt="LLM(gpus_per_node)",
-            pytorch="LLM(gpus_per_node)",
-            openvino="no effect: one CPU engine",
             source=TRTLLM,
         ),
     ] = None
@@ -177,9 +144,6 @@ class ParallelismOptions(OptionGroup):
             "starts the ranks on all of them.",
             unit="machines",
             at_least=1,
-            tensorrt="LLM(tensor_parallel_size) where option.tensor_parallel_degree is max: GPUs of all machines count",
-            pytorch="LLM(tensor_parallel_size) where option.tensor_parallel_degree is max: GPUs of all machines count",
-            openvino="no effect: a model runs on one machine",
             source=TRITON,
         ),
     ] = 1
@@ -190,9 +154,6 @@ class ParallelismOptions(OptionGroup):
             "Machines over which DJL Serving spreads one model (DJL_CLUSTER_SIZE); means what `option.num_nodes` does.",
             unit="machines",
             at_least=1,
-            tensorrt="LLM(tensor_parallel_size) where option.tensor_parallel_degree is max: GPUs of all machines count",
-            pytorch="LLM(tensor_parallel_size) where option.tensor_parallel_degree is max: GPUs of all machines count",
-            openvino="no effect: a model runs on one machine",
             source=DJL,
         ),
     ] = 1

@@ -27,9 +27,6 @@ class PluginOptions(OptionGroup):
             },
             example="auto",
             default_note="the engine's own",
-            tensorrt="PluginConfig.gpt_attention_plugin",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRITON,
         ),
     ] = None
@@ -47,9 +44,6 @@ class PluginOptions(OptionGroup):
             },
             example="auto",
             default_note="the engine's own",
-            tensorrt="PluginConfig.gemm_plugin",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRITON,
         ),
     ] = None
@@ -67,9 +61,6 @@ class PluginOptions(OptionGroup):
             },
             example="auto",
             default_note="the engine's own",
-            tensorrt="PluginConfig.lora_plugin",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = None
@@ -87,9 +78,6 @@ class PluginOptions(OptionGroup):
             },
             example="auto",
             default_note="the engine's own",
-            tensorrt="PluginConfig.moe_plugin",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = None
@@ -107,9 +95,6 @@ class PluginOptions(OptionGroup):
             },
             example="auto",
             default_note="the engine's own",
-            tensorrt="PluginConfig.nccl_plugin",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = None
@@ -127,9 +112,6 @@ class PluginOptions(OptionGroup):
             },
             example="auto",
             default_note="the engine's own",
-            tensorrt="PluginConfig.gemm_swiglu_plugin",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = None
@@ -138,9 +120,6 @@ class PluginOptions(OptionGroup):
         Option(
             "option.remove_input_padding",
             "Pack prompts of different lengths without padding; in-flight batching needs it.",
-            tensorrt="PluginConfig.remove_input_padding",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRITON,
         ),
     ] = True
@@ -149,9 +128,6 @@ class PluginOptions(OptionGroup):
         Option(
             "option.context_fmha",
             "Use fused attention for prompts.",
-            tensorrt="PluginConfig.context_fmha",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRITON,
         ),
     ] = True
@@ -161,9 +137,6 @@ class PluginOptions(OptionGroup):
             "option.context_fmha_fp32_acc",
             "Add up in 32 bits in the fused attention for prompts: more accurate, slower.",
             aliases=("option.enable_context_fmha_fp32_acc",),
-            tensorrt="ExtendedRuntimePerfKnobConfig.enable_context_fmha_fp32_acc",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRITON,
         ),
     ] = False
@@ -173,9 +146,6 @@ class PluginOptions(OptionGroup):
             "option.use_paged_context_fmha",
             "Let fused attention read prompts from the paged cache; chunked prefill and cache reuse need it.",
             aliases=("option.paged_context_fmha",),
-            tensorrt="PluginConfig.use_paged_context_fmha",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRITON,
         ),
     ] = True
@@ -186,9 +156,6 @@ class PluginOptions(OptionGroup):
             "Use fused attention in 8-bit floating point, for models quantised with fp8.",
             example="false",
             default_note="the engine's own: on",
-            tensorrt="PluginConfig.use_fp8_context_fmha",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=DJL,
         ),
     ] = None
@@ -198,9 +165,6 @@ class PluginOptions(OptionGroup):
             "option.multi_block_mode",
             "Split long sequences over several blocks while decoding. Helps where batch times heads is too small to "
             "fill the GPU. In the document not for Qwen.",
-            tensorrt="ExtendedRuntimePerfKnobConfig.multi_block_mode, when set",
-            pytorch="no effect: the kernels choose",
-            openvino="no effect: OpenVINO has no such setting",
             source=LMI,
         ),
     ] = False
@@ -210,9 +174,6 @@ class PluginOptions(OptionGroup):
             "option.use_fused_mlp",
             "Join the two input multiplications of a gated MLP into one: less traffic, faster for large Llama models. "
             "In the document for Llama only.",
-            tensorrt="PluginConfig.use_fused_mlp, when set",
-            pytorch="no effect: the model's code chooses",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=LMI,
         ),
     ] = False
@@ -221,9 +182,6 @@ class PluginOptions(OptionGroup):
         Option(
             "option.multiple_profiles",
             "Compile several optimisation profiles: faster at small batches, slower to compile.",
-            tensorrt="PluginConfig.multiple_profiles",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -232,9 +190,6 @@ class PluginOptions(OptionGroup):
         Option(
             "option.reduce_fusion",
             "Join all-reduce with what follows it.",
-            tensorrt="PluginConfig.reduce_fusion",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -243,9 +198,6 @@ class PluginOptions(OptionGroup):
         Option(
             "option.user_buffer",
             "Save a copy in the all-reduce.",
-            tensorrt="PluginConfig.user_buffer",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -254,9 +206,6 @@ class PluginOptions(OptionGroup):
         Option(
             "option.streamingllm",
             "Compile for attention sinks (StreamingLLM).",
-            tensorrt="PluginConfig.streamingllm",
-            pytorch="no effect: this backend compiles no engine",
-            openvino="no effect: the export compiles no TensorRT engine",
             source=TRTLLM,
         ),
     ] = False
@@ -267,9 +216,6 @@ class PluginOptions(OptionGroup):
             "TensorRT-LLM's runtime performance switches, as one JSON object.",
             example='{"cuda_graph_mode": true}',
             default_note="none",
-            tensorrt="the fields of LLM(extended_runtime_perf_knob_config) that it names and no option of its own sets",
-            pytorch="no effect: switches of the compiled engine",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = None
@@ -278,9 +224,6 @@ class PluginOptions(OptionGroup):
         Option(
             "option.cuda_graph_mode",
             "Run a compiled engine's decoding steps as CUDA graphs.",
-            tensorrt="ExtendedRuntimePerfKnobConfig.cuda_graph_mode",
-            pytorch="no effect: option.use_cuda_graph is this backend's",
-            openvino="no effect: there is no GPU",
             source=TRITON,
         ),
     ] = False
@@ -291,9 +234,6 @@ class PluginOptions(OptionGroup):
             "CUDA graphs a compiled engine keeps.",
             unit="graphs",
             at_least=0,
-            tensorrt="ExtendedRuntimePerfKnobConfig.cuda_graph_cache_size",
-            pytorch="no effect: option.cuda_graph_batch_sizes is this backend's",
-            openvino="no effect: there is no GPU",
             source=TRITON,
         ),
     ] = 0

@@ -20,9 +20,6 @@ class PyTorchOptions(OptionGroup):
             "Attention kernels: TRTLLM, FLASHINFER, VANILLA, ...",
             example="TRTLLM",
             default_note="the engine's own",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(attn_backend)",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = None
@@ -33,9 +30,6 @@ class PyTorchOptions(OptionGroup):
             "Kernels of mixture-of-experts layers: CUTLASS, TRTLLM, DEEPGEMM, WIDEEP, ...",
             example="CUTLASS",
             default_note="the engine's own",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="MoeConfig.backend",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = None
@@ -46,9 +40,6 @@ class PyTorchOptions(OptionGroup):
             "Run decoding steps as CUDA graphs.",
             example="true",
             default_note="the engine's own: on",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(cuda_graph_config), None when false",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = None
@@ -57,9 +48,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.enforce_eager",
             "Run without CUDA graphs (ENABLE_CUDA_GRAPHS=false). `option.use_cuda_graph` counts before it.",
-            tensorrt="ExtendedRuntimePerfKnobConfig.cuda_graph_mode, false when true",
-            pytorch="LLM(cuda_graph_config), None when true",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = False
@@ -72,9 +60,6 @@ class PyTorchOptions(OptionGroup):
             at_least=1,
             example="1,2,4,8",
             default_note="chosen by the engine",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="CudaGraphConfig.batch_sizes",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = None
@@ -87,9 +72,6 @@ class PyTorchOptions(OptionGroup):
             at_least=1,
             example="128",
             default_note="128",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="CudaGraphConfig.max_batch_size",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = None
@@ -99,9 +81,6 @@ class PyTorchOptions(OptionGroup):
             "option.cuda_graph_padding_enabled",
             "Fill a batch up to the next recorded one.",
             aliases=("option.enable_padding",),
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="CudaGraphConfig.enable_padding",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -110,9 +89,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.enable_autotuner",
             "Choose kernels by trying them at start.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(enable_autotuner)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = True
@@ -121,9 +97,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.enable_min_latency",
             "Prefer latency over throughput (Llama 4).",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(enable_min_latency)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -132,9 +105,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.enable_iter_perf_stats",
             "Gather statistics of iterations, for /metrics.",
-            tensorrt="no effect: a compiled engine always gathers them",
-            pytorch="LLM(enable_iter_perf_stats)",
-            openvino="no effect: OpenVINO has no such setting",
             source=f"{TRTLLM}, with another default",
         ),
     ] = True
@@ -143,9 +113,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.enable_iter_req_stats",
             "Gather statistics of requests in every iteration; needs `option.enable_iter_perf_stats`.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(enable_iter_req_stats)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -154,9 +121,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.print_iter_log",
             "Log every iteration.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(print_iter_log)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -167,9 +131,6 @@ class PyTorchOptions(OptionGroup):
             "Requests of which measurements are kept.",
             unit="requests",
             at_least=0,
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(perf_metrics_max_requests)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = 0
@@ -180,9 +141,6 @@ class PyTorchOptions(OptionGroup):
             "New objects after which the engine process looks for garbage.",
             unit="objects",
             at_least=1,
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(garbage_collection_gen0_threshold)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = 20000
@@ -193,9 +151,6 @@ class PyTorchOptions(OptionGroup):
             "Format of the checkpoint.",
             example="HF",
             default_note="HF",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(checkpoint_format)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = None
@@ -205,9 +160,6 @@ class PyTorchOptions(OptionGroup):
             "option.enable_fullgraph",
             "Compile the model as one graph; only with torch.compile.",
             aliases=("option.torch_compile_fullgraph",),
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="TorchCompileConfig.enable_fullgraph",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = True
@@ -216,9 +168,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.enable_inductor",
             "Compile with torch's Inductor.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="TorchCompileConfig.enable_inductor",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -227,9 +176,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.enable_piecewise_cuda_graph",
             "Record CUDA graphs for pieces of the model.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="TorchCompileConfig.enable_piecewise_cuda_graph",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -238,9 +184,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.disable_flashinfer_sampling",
             "Sample without FlashInfer.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(disable_flashinfer_sampling)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -251,9 +194,6 @@ class PyTorchOptions(OptionGroup):
             "Statistics that are kept until somebody reads them.",
             unit="entries",
             at_least=1,
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(max_stats_len)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = 1000
@@ -266,9 +206,6 @@ class PyTorchOptions(OptionGroup):
             at_least=0,
             example="1000",
             default_note="the engine's own",
-            tensorrt="LLM(iter_stats_max_iterations)",
-            pytorch="LLM(iter_stats_max_iterations)",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = None
@@ -281,9 +218,6 @@ class PyTorchOptions(OptionGroup):
             at_least=0,
             example="1000",
             default_note="the engine's own",
-            tensorrt="LLM(request_stats_max_iterations)",
-            pytorch="LLM(request_stats_max_iterations)",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = None
@@ -292,9 +226,6 @@ class PyTorchOptions(OptionGroup):
         Option(
             "option.return_perf_metrics",
             "Return the engine's timings with every request.",
-            tensorrt="LLM(return_perf_metrics)",
-            pytorch="LLM(return_perf_metrics)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -305,9 +236,6 @@ class PyTorchOptions(OptionGroup):
             "How the ranks of the engine talk to each other.",
             example="rpc",
             default_note="MPI",
-            tensorrt="LLM(orchestrator_type)",
-            pytorch="LLM(orchestrator_type)",
-            openvino="no effect: one CPU engine",
             source=TRTLLM,
         ),
     ] = None

@@ -35,10 +35,6 @@ class QuantizationOptions(OptionGroup):
             },
             example="awq",
             default_note="none",
-            tensorrt="QuantConfig.quant_algo (W8A16, W4A16, W4A16_AWQ, W4A8_AWQ, W8A8_SQ_PER_CHANNEL or FP8)",
-            pytorch="refused unless the checkpoint is already quantised so: this backend does not quantise",
-            openvino="weight compression of the export: int8 and int4 as they are, awq as int4 with NNCF's data-free "
-            "AWQ; w4a8_awq, smoothquant and fp8 have no counterpart and are refused",
             source=LMI,
         ),
     ] = None
@@ -50,9 +46,6 @@ class QuantizationOptions(OptionGroup):
             aliases=("option.smoothquant_val",),
             at_least=0,
             at_most=1,
-            tensorrt="QuantConfig.smoothquant_val, with smoothquant",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: smoothquant is refused",
             source=LMI,
         ),
     ] = 0.8
@@ -62,10 +55,6 @@ class QuantizationOptions(OptionGroup):
             "option.smoothquant_per_token",
             "One scale per token, chosen while running: slower and more accurate. Only with "
             "`option.quantize=smoothquant`.",
-            tensorrt="with option.smoothquant_per_channel, which smoothquant QuantConfig.quant_algo is "
-            "(W8A8_SQ_PER_..._PLUGIN); neither of them set is W8A8_SQ_PER_CHANNEL",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: smoothquant is refused",
             source=LMI,
         ),
     ] = False
@@ -74,10 +63,6 @@ class QuantizationOptions(OptionGroup):
         Option(
             "option.smoothquant_per_channel",
             "One scale per channel of the weights: slower and more accurate. Only with `option.quantize=smoothquant`.",
-            tensorrt="with option.smoothquant_per_token, which smoothquant QuantConfig.quant_algo is "
-            "(W8A8_SQ_PER_..._PLUGIN); neither of them set is W8A8_SQ_PER_CHANNEL",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: smoothquant is refused",
             source=LMI,
         ),
     ] = False
@@ -90,9 +75,6 @@ class QuantizationOptions(OptionGroup):
                 "option.q_format",
                 "option.qformat",
             ),
-            tensorrt="QuantConfig.quant_algo: W4A16_AWQ or W4A8_AWQ",
-            pytorch="no effect: this backend does not quantise",
-            openvino="int4_awq is 4-bit weights with NNCF's AWQ; w4a8_awq has no counterpart",
             source=LMI,
         ),
     ] = AwqFormat.INT4_AWQ
@@ -104,9 +86,6 @@ class QuantizationOptions(OptionGroup):
             aliases=("option.group_size",),
             unit="weights",
             at_least=1,
-            tensorrt="QuantConfig.group_size",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: the export chooses the group size",
             source=DJL,
         ),
     ] = 128
@@ -118,9 +97,6 @@ class QuantizationOptions(OptionGroup):
             aliases=("option.awq_calib_size",),
             unit="samples",
             at_least=1,
-            tensorrt="CalibConfig.calib_batches = calib_size / calib_batch_size, rounded up",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: the export quantises without samples",
             source=LMI,
         ),
     ] = 32
@@ -131,9 +107,6 @@ class QuantizationOptions(OptionGroup):
             "Samples that are calibrated at a time.",
             unit="samples",
             at_least=1,
-            tensorrt="CalibConfig.calib_batch_size",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: the export quantises without samples",
             source=DJL,
         ),
     ] = 1
@@ -146,9 +119,6 @@ class QuantizationOptions(OptionGroup):
             at_least=1,
             example="32",
             default_note="calib_size / calib_batch_size",
-            tensorrt="CalibConfig.calib_batches",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: the export quantises without samples",
             source=DJL,
         ),
     ] = None
@@ -157,9 +127,6 @@ class QuantizationOptions(OptionGroup):
         Option(
             "option.calib_dataset",
             "Samples for the calibration: a Hugging Face dataset or a local folder.",
-            tensorrt="CalibConfig.calib_dataset",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: the export quantises without samples",
             source=DJL,
         ),
     ] = "cnn_dailymail"
@@ -170,9 +137,6 @@ class QuantizationOptions(OptionGroup):
             "Longest sample.",
             unit="tokens",
             at_least=1,
-            tensorrt="CalibConfig.calib_max_seq_length",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: the export quantises without samples",
             source=DJL,
         ),
     ] = 512
@@ -183,9 +147,6 @@ class QuantizationOptions(OptionGroup):
             "Longest text the calibration tokenizes.",
             unit="tokens",
             at_least=1,
-            tensorrt="CalibConfig.tokenizer_max_seq_length",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: the export quantises without samples",
             source=DJL,
         ),
     ] = 2048
@@ -195,9 +156,6 @@ class QuantizationOptions(OptionGroup):
             "option.random_seed",
             "Seed of the choice of samples.",
             at_least=0,
-            tensorrt="CalibConfig.random_seed",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: the export quantises without samples",
             source=DJL,
         ),
     ] = 1234
@@ -207,9 +165,6 @@ class QuantizationOptions(OptionGroup):
             "option.device",
             "Where the calibration runs.",
             aliases=("option.calib_device",),
-            tensorrt="CalibConfig.device",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: the export quantises without samples",
             source=DJL,
         ),
     ] = CalibDevice.CUDA
@@ -220,9 +175,6 @@ class QuantizationOptions(OptionGroup):
             "TensorRT-LLM's own name of a quantisation, in place of what `option.quantize` stands for.",
             example="W4A16_AWQ",
             default_note="from option.quantize",
-            tensorrt="QuantConfig.quant_algo",
-            pytorch="no effect: read from the checkpoint's hf_quant_config.json",
-            openvino="no effect: use option.quantize",
             source=DJL,
         ),
     ] = None
@@ -233,9 +185,6 @@ class QuantizationOptions(OptionGroup):
             "TensorRT-LLM's own name of a quantisation of the KV cache, in place of `option.kv_cache_dtype`.",
             example="FP8",
             default_note="from option.kv_cache_dtype",
-            tensorrt="QuantConfig.kv_cache_quant_algo",
-            pytorch="no effect: use option.kv_cache_dtype",
-            openvino="no effect: use option.kv_cache_dtype",
             source=DJL,
         ),
     ] = None
@@ -246,9 +195,6 @@ class QuantizationOptions(OptionGroup):
             "Bounds for values under FP8_PER_CHANNEL_PER_TOKEN, lower and upper.",
             example="[-1200.0,1200.0]",
             default_note="none",
-            tensorrt="QuantConfig.clamp_val",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = None
@@ -257,9 +203,6 @@ class QuantizationOptions(OptionGroup):
         Option(
             "option.use_meta_recipe",
             "Use Meta's FP8 recipe (Llama 3.1 405B).",
-            tensorrt="QuantConfig.use_meta_recipe",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = False
@@ -268,9 +211,6 @@ class QuantizationOptions(OptionGroup):
         Option(
             "option.has_zero_point",
             "The quantised weights have a zero point.",
-            tensorrt="QuantConfig.has_zero_point",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = False
@@ -280,9 +220,6 @@ class QuantizationOptions(OptionGroup):
             "option.pre_quant_scale",
             "The weights are scaled before they are quantised.",
             aliases=("option.pre_quant_scales",),
-            tensorrt="QuantConfig.pre_quant_scale",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = False
@@ -293,9 +230,6 @@ class QuantizationOptions(OptionGroup):
             "Modules that are not quantised.",
             example='["lm_head"]',
             default_note="chosen by the quantiser",
-            tensorrt="QuantConfig.exclude_modules",
-            pytorch="no effect: this backend does not quantise",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = None
@@ -304,9 +238,6 @@ class QuantizationOptions(OptionGroup):
         Option(
             "option.force_dynamic_quantization",
             "Quantise activations while running, also where the checkpoint has fixed scales.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(force_dynamic_quantization)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False

@@ -21,9 +21,6 @@ class SchedulerOptions(OptionGroup):
             "starts only what fits to its end; `static_batch` finishes a whole batch before the next one (a legacy "
             "mode).",
             aliases=("option.capacity_scheduler_policy",),
-            tensorrt="SchedulerConfig.capacity_scheduler_policy",
-            pytorch="SchedulerConfig.capacity_scheduler_policy",
-            openvino="always guaranteed_no_evict: requests lose their output when this engine runs out of cache",
             source=f"{LMI}, {RUNTIME}",
         ),
     ] = SchedulerPolicy.MAX_UTILIZATION
@@ -35,9 +32,6 @@ class SchedulerOptions(OptionGroup):
             "alike.",
             example="first_come_first_served",
             default_note="first_come_first_served",
-            tensorrt="SchedulerConfig.context_chunking_policy",
-            pytorch="SchedulerConfig.context_chunking_policy",
-            openvino="no effect: prompts are split in the order of arrival",
             source=RUNTIME,
         ),
     ] = None
@@ -47,9 +41,6 @@ class SchedulerOptions(OptionGroup):
             "option.enable_chunked_prefill",
             "Split long prompts over several iterations, so that a prompt may be longer than `option.max_num_tokens`.",
             aliases=("option.enable_chunked_context",),
-            tensorrt="LLM(enable_chunked_prefill)",
-            pytorch="LLM(enable_chunked_prefill)",
-            openvino="no effect: always on (SchedulerConfig.dynamic_split_fuse)",
             source=f"{TRTLLM}, {DJL}",
         ),
     ] = False
@@ -65,9 +56,6 @@ class SchedulerOptions(OptionGroup):
             value_aliases={"v1": "static", "inflight_batching": "inflight", "inflight_fused_batching": "inflight"},
             example="inflight",
             default_note="inflight",
-            tensorrt="LLM(batching_type)",
-            pytorch="no effect: always in flight",
-            openvino="no effect: always in flight",
             source=f"{TRITON}, {TRTLLM}",
         ),
     ] = None
@@ -79,9 +67,6 @@ class SchedulerOptions(OptionGroup):
             "option of early engines.",
             example="true",
             default_note="the engine's own: on",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(disable_overlap_scheduler), negated",
-            openvino="no effect: OpenVINO has no such setting",
             source=DJL,
         ),
     ] = None
@@ -90,9 +75,6 @@ class SchedulerOptions(OptionGroup):
         Option(
             "option.disable_overlap_scheduler",
             "Do not overlap iterations; `option.enable_overlap_scheduler` counts before it.",
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(disable_overlap_scheduler)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = False
@@ -103,9 +85,6 @@ class SchedulerOptions(OptionGroup):
             "Let the engine adapt its batch to the traffic.",
             example="true",
             default_note="the engine's own: on",
-            tensorrt="DynamicBatchConfig.enable_batch_size_tuning",
-            pytorch="no effect: dynamic batch tuning belongs to the compiled engine",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = None
@@ -116,9 +95,6 @@ class SchedulerOptions(OptionGroup):
             "Let the engine adapt the tokens of an iteration to the traffic.",
             example="false",
             default_note="the engine's own: off",
-            tensorrt="DynamicBatchConfig.enable_max_num_tokens_tuning",
-            pytorch="no effect: dynamic batch tuning belongs to the compiled engine",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = None
@@ -131,9 +107,6 @@ class SchedulerOptions(OptionGroup):
             at_least=1,
             example="128",
             default_note="the engine's own: 128",
-            tensorrt="DynamicBatchConfig.dynamic_batch_moving_average_window",
-            pytorch="no effect: dynamic batch tuning belongs to the compiled engine",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = None
@@ -144,9 +117,6 @@ class SchedulerOptions(OptionGroup):
             "Iterations between two messages of a stream. Larger saves work and makes streams coarser.",
             unit="iterations",
             at_least=1,
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(stream_interval)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = 1
@@ -157,9 +127,6 @@ class SchedulerOptions(OptionGroup):
             "Longest wait for more requests before an iteration begins.",
             unit="milliseconds",
             at_least=0,
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(batch_wait_timeout_ms)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = 0.0
@@ -170,9 +137,6 @@ class SchedulerOptions(OptionGroup):
             "Iterations a prompt may be held back for a fuller batch.",
             unit="iterations",
             at_least=0,
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(batch_wait_timeout_iters)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = 0
@@ -183,9 +147,6 @@ class SchedulerOptions(OptionGroup):
             "Share of `option.max_num_tokens` at which a held back batch starts.",
             at_least=0,
             at_most=1,
-            tensorrt="no effect: a setting of the PyTorch backend",
-            pytorch="LLM(batch_wait_max_tokens_ratio)",
-            openvino="no effect: OpenVINO has no such setting",
             source=TRTLLM,
         ),
     ] = 0.0

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from djl_trtllm.backends.effects import Passed, has_effect
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.arguments import LLM_OWNERS
 from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members
+from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
 from djl_trtllm.config import Backend
 from djl_trtllm.config.registry import OPTIONS, find
-from djl_trtllm.config.target import read_effect
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import inspect
 from tests.backends.tensorrt_llm.cases import CASES
@@ -138,8 +139,8 @@ def test_every_option_with_an_effect_has_a_case() -> None:
     effective = {
         declared.name
         for declared in OPTIONS.values()
-        for effect in (declared.option.tensorrt, declared.option.pytorch)
-        if not declared.option.legacy and not declared.option.effect and not effect.startswith(("no effect", "ignored"))
+        for effects in (ENGINE, PYTORCH)
+        if declared.name in effects and has_effect(declared, effects)
     }
     assert effective - cases - TOGETHER == set()
     assert effective >= TOGETHER
@@ -150,12 +151,13 @@ def test_an_effect_that_is_arguments_only_says_the_truth() -> None:
     for case in CASES:
         declared = find(f"option.{case.option}")
         assert declared is not None
-        option = declared.option
-        for text, passed in ((option.tensorrt, case.building | case.running), (option.pytorch, case.pytorch)):
-            effect = read_effect(text)
-            named = set() if effect is None else {f"{target.owner}.{target.name}" for target in effect.targets}
+        for effects, passed in ((ENGINE, case.building | case.running), (PYTORCH, case.pytorch)):
+            effect = effects.get(declared.name)
+            named = (
+                {f"{target.owner}.{target.name}" for target in effect.targets} if isinstance(effect, Passed) else set()
+            )
             if not named <= passed.keys() | DEFAULTS:
-                untrue.append((case.option, text))
+                untrue.append((case.option, effect))
     assert untrue == []
 
 

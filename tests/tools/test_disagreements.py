@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-from djl_trtllm.config.disagreements import DISAGREEMENTS
+from djl_trtllm.backends.options import describe
+from djl_trtllm.config import Backend
 from djl_trtllm.config.registry import OPTIONS
-from tools.options_docs import options_page
+from tools.disagreements import DISAGREEMENTS
+from tools.options_docs import pages
 
 CHOSEN = {
     "max_input_len": 1024,
@@ -33,8 +35,8 @@ CHOSEN = {
 
 def test_the_defaults_are_the_choices() -> None:
     assert {row.option: OPTIONS[row.option].default for row in DISAGREEMENTS} == CHOSEN
-    fraction = OPTIONS["kv_cache_free_gpu_mem_fraction"].option
-    assert fraction.tensorrt.endswith("0.95 when not set") and fraction.pytorch.endswith("0.95 when not set")
+    fraction = OPTIONS["kv_cache_free_gpu_mem_fraction"]
+    assert describe(fraction, Backend.TENSORRT).endswith("0.95 when not set")
 
 
 def test_each_row_has_two_opinions_a_choice_and_a_reason() -> None:
@@ -53,8 +55,8 @@ def test_the_choice_is_the_default_or_what_stands_in_its_place() -> None:
 
 
 def test_the_page_shows_every_row() -> None:
-    page = options_page()
-    first = [f"| `{OPTIONS[row.option].key}` | {row.said[0][1]}" for row in DISAGREEMENTS]
+    page = pages()["options/rules.md"]
+    first = [f"{row.said[0][1]} (" for row in DISAGREEMENTS]
     assert [cells for cells in first if cells not in page] == []
 
 

@@ -1,0 +1,12 @@
+"""What options do on the scripted executor, which has no engine."""
+
+from __future__ import annotations
+
+from djl_trtllm.backends.effects import Derived, Effects
+
+_LIMITS = ("max_input_len", "max_output_len", "max_seq_len", "max_rolling_batch_size", "max_num_sequences")
+
+EFFECTS: Effects = {
+    **dict.fromkeys(_LIMITS, Derived("limit at admission")),
+    "script": Derived("what the executor plays, as JSON"),
+}

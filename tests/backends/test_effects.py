@@ -1,0 +1,82 @@
+"""An effect describes itself, and an option that a map does not name has none."""
+
+from __future__ import annotations
+
+import pytest
+
+from djl_trtllm.backends.effects import (
+    Derived,
+    Effect,
+    NoEffect,
+    Passed,
+    Target,
+    describe,
+    fields,
+    has_effect,
+    without,
+    without_effect,
+)
+from djl_trtllm.config import load
+from djl_trtllm.config.registry import OPTIONS
+from tests.config.helpers import from_text
+
+SIZE = Target("LLM", "tensor_parallel_size")
+DTYPE = Target("KvCacheConfig", "dtype")
+
+
+@pytest.mark.parametrize(
+    ("effect", "text"),
+    [
+        (Passed((DTYPE,)), "KvCacheConfig.dtype"),
+        (Passed((SIZE, DTYPE)), "LLM(tensor_parallel_size) and KvCacheConfig.dtype"),
+        (Passed((DTYPE,), when_set=True), "KvCacheConfig.dtype, when set"),
+        (Derived("fp8 only", (DTYPE,)), "KvCacheConfig.dtype: fp8 only"),
+        (Derived("limit at admission"), "limit at admission"),
+        (NoEffect("one GPU"), "no effect: one GPU"),
+    ],
+)
+def test_an_effect_describes_itself(effect: Effect, text: str) -> None:
+    assert str(effect) == text
+
+
+def test_fields_have_the_names_of_their_options_or_others() -> None:
+    assert fields("KvCacheConfig", "host_cache_size", kv_cache_dtype="dtype") == {
+        "host_cache_size": Passed((Target("KvCacheConfig", "host_cache_size"),)),
+        "kv_cache_dtype": Passed((DTYPE,)),
+    }
+    assert without("why", "a", "b") == {"a": NoEffect("why"), "b": NoEffect("why")}
+
+
+def test_an_option_that_a_map_does_not_name_has_no_effect() -> None:
+    dtype, strict, legacy = OPTIONS["dtype"], OPTIONS["strict"], OPTIONS["rotary_base"]
+    assert describe(dtype, {}, "abacus") == "no effect on abacus"
+    assert describe(dtype, {"dtype": Derived("beads")}, "abacus") == "beads"
+    assert describe(strict, {}, "abacus") == strict.option.effect
+    assert describe(legacy, {}, "abacus").startswith("no effect any more: ")
+    assert [has_effect(option, {}) for option in (dtype, strict, legacy)] == [False, True, False]
+    assert not has_effect(dtype, without("why", "dtype"))
+    assert has_effect(dtype, fields("C", "dtype"))
+
+
+def test_options_without_effect_are_named_with_value_origin_and_reason() -> None:
+    config = load(None, {"OPTION_TOKENS_PER_BLOCK": "128", "OPTION_MAX_INPUT_LEN": "8", "OPTION_MPI_MODE": "true"})
+    effects = {"max_input_len": Derived("limit"), **without("blocks are fixed", "tokens_per_block")}
+    tokens, mpi_mode = without_effect(config, effects, "abacus")
+    assert tokens == (
+        "option.tokens_per_block = 128 tokens (environment variable OPTION_TOKENS_PER_BLOCK): "
+        "no effect: blocks are fixed"
+    )
+    assert mpi_mode.startswith("option.mpi_mode = true (environment variable OPTION_MPI_MODE): no effect: ")
+    assert without_effect(config, {}, "abacus")[0].startswith("option.max_input_len = 8 tokens")
+
+
+def test_an_option_that_is_a_warning_when_it_is_set_is_not_named_again() -> None:
+    config = from_text("option.rotary_base=1000000")
+    assert any("has no effect any more" in warning for warning in config.warnings)
+    assert without_effect(config, {}, "abacus") == ()
+
+
+def test_no_secret_is_shown() -> None:
+    config = from_text("keystore_pass=hunter2\noption.env=HF_TOKEN=hunter2")
+    lines = without_effect(config, {}, "abacus")
+    assert len(lines) == 2 and "hunter2" not in "\n".join(lines)

@@ -1,0 +1,44 @@
+"""The option maps of all backends."""
+
+from __future__ import annotations
+
+import pytest
+
+from djl_trtllm.backends.options import AUTOMATIC, EFFECTS, describe, without_effect
+from djl_trtllm.config import Backend
+from djl_trtllm.config.registry import OPTIONS
+from tests.config.helpers import from_text
+
+
+def test_every_backend_has_a_map() -> None:
+    assert set(EFFECTS) == set(Backend) - {Backend.AUTO}
+
+
+@pytest.mark.parametrize("backend", EFFECTS)
+def test_a_map_names_options_whose_effect_depends_on_the_backend(backend: Backend) -> None:
+    assert [name for name in EFFECTS[backend] if name not in OPTIONS or OPTIONS[name].option.effect_everywhere] == []
+
+
+def test_an_option_has_an_effect_somewhere() -> None:
+    mapped = {name for effects in EFFECTS.values() for name in effects}
+    assert [
+        name for name, declared in OPTIONS.items() if not declared.option.effect_everywhere and name not in mapped
+    ] == []
+
+
+def test_auto_names_the_backends_that_it_chooses_from() -> None:
+    text = describe(OPTIONS["max_num_tokens"], Backend.AUTO)
+    assert text == "; ".join(f"{one}: {describe(OPTIONS['max_num_tokens'], one)}" for one in AUTOMATIC)
+    assert text.startswith("tensorrt: BuildConfig.max_num_tokens and LLM(max_num_tokens); pytorch: ")
+    assert describe(OPTIONS["strict"], Backend.AUTO) == OPTIONS["strict"].option.effect
+
+
+def test_autodeploy_has_the_options_of_the_pytorch_backend() -> None:
+    assert EFFECTS[Backend.AUTODEPLOY] is EFFECTS[Backend.PYTORCH]
+
+
+def test_what_has_no_effect_depends_on_the_backend() -> None:
+    config = from_text("option.tokens_per_block=128")
+    (line,) = without_effect(config, Backend.OPENVINO)
+    assert line == "option.tokens_per_block = 128 tokens (serving.properties:1): no effect: OpenVINO's block size is 32"
+    assert without_effect(config, Backend.TENSORRT) == ()
