@@ -50,7 +50,8 @@ class ValueType:
         if items:
             return cls(items[0], types.NoneType in members, many=True)
         words = tuple(word for member in members if get_origin(member) is Literal for word in get_args(member))
-        (base,) = (member for member in members if isinstance(member, type) and member is not types.NoneType)
+        plain = (member for member in members if get_origin(member) is None and isinstance(member, type))
+        (base,) = (member for member in plain if member is not types.NoneType)
         return cls(base, types.NoneType in members, words)
 
     @property

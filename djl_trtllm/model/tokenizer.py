@@ -7,6 +7,7 @@ installed.
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+import tokenizers.pre_tokenizers
 import tokenizers.processors
 
 from djl_trtllm.errors import InvalidRequestError, TokenizerError
@@ -29,6 +31,8 @@ _AFFIX_CLASSES = {
     for family in ("Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX")
     for suffix in ("", "Fast")
 }
+_LONG_TEXT = 1024
+"""Characters from which on a text is encoded without the GIL; below, a single call is cheaper."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -49,6 +53,8 @@ class Tokenizer:
     """The highest id of the tokenizer plus one. The model's logits may be wider (padding)."""
     pad_id: int | None
     bos_id: int | None
+    longest_token: int | None
+    """Most characters of a text that one token can hold; None where a token can hold any number of them."""
 
     def __init__(
         self,
@@ -68,6 +74,7 @@ class Tokenizer:
         self.vocab_size = max(raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.pad_id = self._id_of(special_tokens.get("pad_token"))
         self.bos_id = self._id_of(special_tokens.get("bos_token"))
+        self.longest_token = _longest_token(raw)
         own_end = self._id_of(special_tokens.get("eos_token"))
         self.end_ids = frozenset(end_ids) | (frozenset() if own_end is None else {own_end})
 
@@ -78,10 +85,16 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode `text`; `add_special_tokens` adds those that the model expects around a text (often a BOS token).
 
-        Raises `InvalidRequestError` if the text is not valid Unicode (a lone surrogate).
+        A long text is encoded without the GIL, so that other threads run meanwhile. Raises `InvalidRequestError` if the
+        text is not valid Unicode (a lone surrogate).
         """
         try:
-            ids: list[int] = self.raw.encode(text, add_special_tokens=add_special_tokens).ids
+            # `encode` holds the GIL for as long as it takes: seconds for a megabyte. The batch calls release it.
+            if len(text) > _LONG_TEXT:
+                (encoding,) = self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            else:
+                encoding = self.raw.encode(text, add_special_tokens=add_special_tokens)
+            ids: list[int] = encoding.ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequestError(f"the prompt is not valid Unicode text: {_reason(text, error)}") from error
         return ids
@@ -280,6 +293,38 @@ def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:
             if isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0:
                 found.append(id_)
     return found
+
+
+def _longest_token(raw: tokenizers.Tokenizer) -> int | None:
+    """Characters of the longest token, where every character of a text becomes a token or a part of one.
+
+    A byte of UTF-8 is at least a character of a byte-level token, so a token's own length bounds what it stands for.
+    There is no bound where characters may vanish or share one token: unknown ones without bytes to fall back to, those
+    that a normaliser removes, blanks beside a token that strips them.
+    """
+    description = json.loads(raw.to_str())
+    vocabulary = raw.get_vocab(with_added_tokens=True)
+    model, pre_tokenizer = description["model"], description.get("pre_tokenizer") or {}
+    normalizer = description.get("normalizer") or {}
+    byte_level = any(part.get("type") == "ByteLevel" for part in pre_tokenizer.get("pretokenizers", [pre_tokenizer]))
+    if byte_level:
+        needed: Iterable[str] = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    else:
+        needed = (f"<0x{byte:02X}>" for byte in range(256))
+    bytewise = (byte_level or model.get("byte_fallback")) and vocabulary.keys() >= set(needed)
+    steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
+    strips = any(token["lstrip"] or token["rstrip"] for token in description["added_tokens"])
+    if model.get("type") != "BPE" or not bytewise or strips or not all(map(_keeps_length, steps)):
+        return None
+    return max(map(len, vocabulary))
+
+
+def _keeps_length(normalizer: Mapping[str, Any]) -> bool:
+    """Whether a normaliser leaves no text shorter than it was."""
+    if normalizer.get("type") == "Replace":
+        pattern = normalizer["pattern"].get("String")
+        return pattern is not None and len(normalizer["content"]) >= len(pattern)
+    return normalizer.get("type") in ("Prepend", "ByteLevel")
 
 
 def _reason(text: Any, error: Exception) -> str:

@@ -49,8 +49,8 @@ class SamplingParams:
 
     Greedy if and only if none of `temperature` (0 to 2), `top_p` and `top_k` is set, or `temperature` is 0, `top_p` 0
     or `top_k` 1. `max_tokens` None: as many as fit. `seed` None draws one for every prompt; a prompt's i-th sequence is
-    sampled with `seed` + i. `best_of` (by default `n`) sequences are generated and `n` returned; if `best_of` is larger,
-    the best by log-probability, the best first. `logprobs` 0 or 1 returns the log-probability of each token.
+    sampled with `seed` + i. `best_of` (by default `n`) sequences are generated and `n` returned; if `best_of` is
+    larger, the best by log-probability, the best first. `logprobs` 0 or 1 returns the log-probability of each token.
     A `stop` string ends the text and is not part of it.
 
     Checked when it is made: raises InvalidRequestError. Prompts that ask for what the backend lacks fail.

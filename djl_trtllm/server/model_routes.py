@@ -6,7 +6,8 @@
     PUT    /models/{model}    scale: `min_worker`, `max_worker`
     DELETE /models/{model}    unregister
 
-A model is registered from the model store and from nowhere else: its directory may bring code.
+A model is registered from the model store and from nowhere else: its directory may bring code. A server without a
+model store keeps the models that it was started with.
 """
 
 from __future__ import annotations
@@ -161,8 +162,14 @@ class ModelRoutes:
         return _json(200, {"status": status})
 
     async def _unregister(self, model: ServedModel) -> Reply:
+        if self._store is None:
+            return method_not_allowed(
+                "this takes GET and PUT: the server keeps the models that it was started with; models come and go in a "
+                "server with --model-store DIR (SERVING_MODEL_STORE)",
+                "GET, PUT",
+            )
         # First this: from now on nobody finds it.
-        self._registry.remove(model)
+        self._registry.remove(model, lost=model.at_startup and not _is_in(self._store, model.source))
         task = self._work.get(model.name)
         if task is not None:
             task.cancel()
@@ -182,6 +189,10 @@ class ModelRoutes:
 
         task.add_done_callback(forget)
         return task
+
+
+def _is_in(store: Path, source: str) -> bool:
+    return (store / source).resolve().is_relative_to(store.resolve())
 
 
 def _listed(model: ServedModel) -> dict[str, Any]:

@@ -134,12 +134,11 @@ class Routes:
         Answered from state alone, so never slower under load.
         """
         models = self._registry.models.values()
-        status = max(
-            (_HEALTH[model.state][0] for model in models if model.at_startup),
-            key=lambda code: (code == 500, code),
-            default=200,
-        )
+        lost = self._registry.lost
+        codes = [_HEALTH[model.state][0] for model in models if model.at_startup] + [503] * bool(lost)
+        status = max(codes, key=lambda code: (code == 500, code), default=200)
         body = {model.name: {"status": _HEALTH[model.state][1]} for model in models}
+        body |= {name: {"status": "Unregistered"} for name in lost}
         await exchange.reply(Reply(status, "application/json", orjson.dumps(body)))
 
     async def metrics(self, exchange: Exchange) -> None:

@@ -30,6 +30,7 @@ from djl_trtllm.errors import (
     ExecutorError,
     GenerationError,
     NotReadyError,
+    PromptTooLongError,
     RequestError,
 )
 from djl_trtllm.executor.client import ExecutorClient
@@ -244,6 +245,8 @@ class ModelService:
         else:
             assert request.prompt is not None
             text, special = request.prompt, True
+        if request.truncate is None:
+            _require_short_enough(len(text), tokenizer.longest_token, self.model.limits.max_input_len)
         if len(text) <= _INLINE_CHARACTERS:
             return text, tokenizer.encode(text, special)
         return text, await asyncio.to_thread(tokenizer.encode, text, special)
@@ -342,3 +345,12 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
         consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation))
 
     return consume
+
+
+def _require_short_enough(characters: int, longest_token: int | None, max_input_len: int) -> None:
+    """Raise PromptTooLongError for a text that no tokenising makes short enough, before work is done for it."""
+    if longest_token is not None and characters > longest_token * max_input_len:
+        raise PromptTooLongError(
+            f"the prompt has {characters} characters, which are more than {characters // longest_token} tokens, and "
+            f"max_input_len is {max_input_len}: shorten it, or raise option.max_input_len"
+        )

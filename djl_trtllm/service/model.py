@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from djl_trtllm.api.custom.formatters import FILE_NAME as CUSTOM_FILE
 from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
 from djl_trtllm.backends.options import without_effect
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.quantization import method_of
 from djl_trtllm.batching.limits import BatchLimits
-from djl_trtllm.config import Config, Options, load, names_configuration
+from djl_trtllm.config import Config, Options, Origin, load, names_configuration
+from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules import check_model
 from djl_trtllm.engines import EnginePlan
@@ -30,11 +32,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model directory and its resolved configuration."""
+    """A model directory and its resolved configuration.
+
+    `trusted`: whether Python code in the directory may run. The operator's own directories and archives are; what was
+    fetched is only where the environment or the command line says so.
+    """
 
     name: str
     directory: Path
     config: Config
+    trusted: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,13 +85,32 @@ def open_source(path: Path, environ: Mapping[str, str]) -> ModelSource:
 def open_remote(text: str, environ: Mapping[str, str]) -> ModelSource:
     """Fetch a model from the hub or S3 and open it with the serving.properties that comes with it, if any.
 
-    Raises ModelError and ConfigError.
+    Its code runs only where `environ` sets trust_remote_code, whatever its own files say. Raises ModelError and
+    ConfigError.
     """
     # HF_MODEL_ID names the model fetched here; it does not name another one inside its directory.
     local = {name: value for name, value in environ.items() if name != "HF_MODEL_ID"}
     config = load(None, local)
     source = open_source(fetch_model(text, config, config.options.revision), local)
-    return replace(source, name=source.config.options.model_name or remote_name(text))
+    trusted = config.options.trust_remote_code
+    return replace(
+        source,
+        name=source.config.options.model_name or remote_name(text),
+        config=source.config if trusted else _distrusted(source.config, text),
+        trusted=trusted,
+    )
+
+
+def _distrusted(config: Config, model: str) -> Config:
+    """The configuration of a fetched model without the permission that it gives itself."""
+    if not config.options.trust_remote_code:
+        return config
+    ignored = (
+        f"{format_setting(config, 'trust_remote_code')} is ignored: {model} was fetched, and its own files cannot "
+        "allow their code to run; if you have read it, set OPTION_TRUST_REMOTE_CODE=true in the environment"
+    )
+    config = config.replace(Origin.derived("a fetched model"), trust_remote_code=False)
+    return replace(config, warnings=(*config.warnings, ignored))
 
 
 def remote_name(text: str) -> str:
@@ -131,7 +157,15 @@ def prepare(source: ModelSource) -> Model:
         max_seq_len=engine_plan.max_seq_len,
     )
     tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
-    custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
+    custom = None
+    if source.trusted:
+        custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
+    elif (code := source.directory / CUSTOM_FILE).is_file():
+        logger.warning(
+            "%s is not run: it came with a fetched model; if you have read it, set OPTION_TRUST_REMOTE_CODE=true in "
+            "the environment, or serve a copy of the directory",
+            code,
+        )
     return Model(source.name, source.directory, config, tokenizer, start, limits, custom, engine_plan.gpus)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
@@ -52,6 +53,95 @@ def test_importing_the_package_imports_no_large_library() -> None:
 
 def _environment() -> dict[str, str]:
     return {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
+
+
+class Calls:
+    """A tokenizer that notes by which call it encodes."""
+
+    def __init__(self, raw: tokenizers.Tokenizer) -> None:
+        self.raw = raw
+        self.names: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.append(name)
+        return getattr(self.raw, name)
+
+
+@pytest.mark.parametrize(("length", "call"), [(1024, "encode"), (1025, "encode_batch_fast")])
+def test_a_long_text_is_encoded_by_the_call_that_releases_the_gil(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, length: int, call: str
+) -> None:
+    text = ("the wolf and the girl. " * 60)[:length]
+    calls = Calls(tokenizer.raw)
+    monkeypatch.setattr(tokenizer, "raw", calls)
+    for special in (True, False):
+        assert tokenizer.encode(text, special) == calls.raw.encode(text, add_special_tokens=special).ids
+    assert calls.names == [call, call]
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        tokenizer.encode(text + "\ud800")
+
+
+def test_the_longest_token_bounds_what_a_token_holds(tokenizer: Tokenizer) -> None:
+    assert tokenizer.longest_token == max(map(len, tokenizer.raw.get_vocab()))
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_no_text_has_fewer_tokens_than_the_bound_says(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.longest_token is not None
+    assert len(tokenizer.encode(text, False)) * tokenizer.longest_token >= len(text)
+
+
+def _stripping(raw: tokenizers.Tokenizer) -> None:
+    raw.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, special=True)])
+
+
+def _normalized(normalizer: Any) -> Callable[[tokenizers.Tokenizer], None]:
+    def change(raw: tokenizers.Tokenizer) -> None:
+        raw.normalizer = normalizer
+
+    return change
+
+
+def _without_bytes(raw: tokenizers.Tokenizer) -> None:
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+
+
+@pytest.mark.parametrize(
+    ("change", "bounded"),
+    [
+        (_stripping, False),
+        (_without_bytes, False),
+        (_normalized(tokenizers.normalizers.NFKC()), False),
+        (_normalized(tokenizers.normalizers.Replace("  ", " ")), False),
+        (_normalized(tokenizers.normalizers.Replace(tokenizers.Regex(" +"), " ")), False),
+        (_normalized(tokenizers.normalizers.Replace(" ", "_")), True),
+        (
+            _normalized(
+                tokenizers.normalizers.Sequence(
+                    [tokenizers.normalizers.Prepend("_"), tokenizers.normalizers.Replace(" ", "_")]
+                )
+            ),
+            True,
+        ),
+    ],
+)
+def test_there_is_no_bound_where_characters_may_vanish(
+    change: Callable[[tokenizers.Tokenizer], None], bounded: bool, tmp_path: Path
+) -> None:
+    raw = byte_level()
+    change(raw)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    assert (load_tokenizer(tmp_path).longest_token is not None) is bounded
+
+
+@pytest.mark.parametrize("missing", [None, 0, 255])
+def test_bytes_to_fall_back_to_are_a_bound_where_all_are_there(tmp_path: Path, missing: int | None) -> None:
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256) if byte != missing), "a", "wolf"]
+    vocabulary = {token: id_ for id_, token in enumerate(tokens)}
+    model = tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).longest_token == (None if missing is not None else 6)
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -180,9 +181,44 @@ async def test_a_worker_that_does_not_start_is_an_error_and_the_others_serve(
 # -- unregistering -----------------------------------------------------------------------------------------------------
 
 
+STORE = Path("/")
+"""Holds whatever a model of `application` comes from."""
+
+
+@in_virtual_time
+async def test_a_server_without_a_store_keeps_its_models(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        refused = await served.client.get("/models/story", method="DELETE")
+        assert (refused.status, refused.headers["allow"]) == (405, "GET, PUT")
+        assert "--model-store DIR (SERVING_MODEL_STORE)" in refused.json["message"]
+        assert (await served.client.get("/ping")).json == {"story": {"status": "Healthy"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "at_startup", "status"),
+    [
+        ("/elsewhere/story", True, 503),
+        ("/store/story", True, 200),
+        ("story", True, 200),
+        ("/elsewhere/story", False, 200),
+    ],
+)
+@in_virtual_time
+async def test_ping_tells_of_a_model_of_the_start_that_cannot_come_back(
+    source: str, at_startup: bool, status: int
+) -> None:
+    async with application(store=Path("/store")) as served:
+        served.registry.add(ServedModel("story", source, at_startup=at_startup))
+        assert (await served.client.get("/models/story", method="DELETE")).status == 200
+        answer = await served.client.get("/ping")
+        assert (answer.status, answer.json) == (status, {"story": {"status": "Unregistered"}} if status == 503 else {})
+        served.registry.add(ServedModel("story", source, at_startup=False))
+        assert (await served.client.get("/ping")).status == 200
+
+
 @in_virtual_time
 async def test_an_unregistered_model_ends_what_it_has_begun(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
+    async with application(tokenizer, store=STORE) as served:
         request = served.client.begin("POST", "/invocations", body(1))
         await until(lambda: bool(hosts.last.submitted))
         gone = served.client.begin("DELETE", "/models/story")
@@ -198,7 +234,7 @@ async def test_an_unregistered_model_ends_what_it_has_begun(hosts: Hosts, tokeni
 
 @in_virtual_time
 async def test_an_unregistered_model_has_shutdown_timeout_seconds(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
+    async with application(tokenizer, store=STORE) as served:
         request = served.client.begin("POST", "/invocations", body(100))
         await until(lambda: bool(hosts.last.submitted))
         gone = served.client.begin("DELETE", "/models/story")

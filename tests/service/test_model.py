@@ -6,6 +6,7 @@ import json
 import logging
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,31 @@ def test_a_remote_model_may_name_itself_and_its_revision(fetching: Fetching) -> 
     (fetching.found / "serving.properties").write_text("option.model_name=fable\n")
     assert open_remote("acme/story", {"OPTION_REVISION": "v2"}).name == "fable"
     assert fetching.calls[0]["revision"] == "v2"
+
+
+def test_a_fetched_model_does_not_allow_its_own_code_to_run(fetching: Fetching) -> None:
+    (fetching.found / "serving.properties").write_text("option.trust_remote_code=true\n")
+    source = open_remote("acme/story", {})
+    assert (source.config.options.trust_remote_code, source.trusted) == (False, False)
+    (warning,) = source.config.warnings
+    assert all(part in warning for part in ("remote_code=True (", "acme/story was fetched", "OPTION_TRUST_REMOTE_CODE"))
+
+
+def test_the_operator_allows_the_code_of_a_fetched_model(fetching: Fetching) -> None:
+    source = open_remote("acme/story", {"OPTION_TRUST_REMOTE_CODE": "true"})
+    assert (source.config.options.trust_remote_code, source.trusted, source.config.warnings) == (True, True, ())
+
+
+def test_the_model_py_of_a_fetched_model_runs_only_where_it_is_allowed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = scripted_model(tmp_path / "model")
+    code = "def shout(response):\n    return response\n\n\nshout.is_output_formatter = True\n"
+    (path / "model.py").write_text(code)
+    source = open_source(path, {})
+    assert prepare(source).custom is not None and "is not run" not in caplog.text
+    assert prepare(replace(source, trusted=False)).custom is None
+    assert f"{path / 'model.py'} is not run: it came with a fetched model" in caplog.text
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
