@@ -1,0 +1,107 @@
+"""Documents, messages, docstrings and comments in plain English: active, present tense, the field's words."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+INSTEAD = {
+    r"\b(?:is|are|was|were|be|been|being) told\b": "say who reports it: `the log names X`, `X is reported`",
+    r"\btells?\b(?! me\b)": "says, reports, shows, identifies",
+    r"\bcom(?:e|es|ing) to\b": "gives, resolves to, extracts to",
+    r"\bso many\b": "N, this number of",
+    r"\bnoticed besides\b": "warnings",
+    r"\bdoes not count\b": "is overridden by X, is ignored, has no effect",
+    r"\bis stronger\b": "overrides",
+    r"\bwhat further\b": "other, more, further",
+    r"\bwhoever\b": "a verb in the imperative, or the role: operator, client, thread",
+    r"\bcannot be had\b": "cannot download, is not available",
+    r"\bunheard\b": "discarded",
+}
+"""Phrases that a reader stumbles over, and what to write."""
+
+PENDING: tuple[str, ...] = (
+    "djl_trtllm/__init__.py",
+    "djl_trtllm/request.py",
+    "djl_trtllm/handler.py",
+    "djl_trtllm/async_handler.py",
+    "djl_trtllm/config/",
+    "djl_trtllm/batching/",
+    "djl_trtllm/executor/",
+    "djl_trtllm/backends/",
+    "djl_trtllm/api/",
+    "djl_trtllm/server/",
+    "djl_trtllm/offline/",
+    "tools/",
+    "docs/options",
+    "docs/tensorrt-llm-names.md",
+)
+
+
+def pages() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def modules() -> list[Path]:
+    return [file for folder in ("djl_trtllm", "tools") for file in (ROOT / folder).rglob("*.py")]
+
+
+def prose_of_page(text: str) -> str:
+    """The page with its code replaced by blanks, so that lines keep their numbers."""
+    code = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+    return code.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+
+
+def prose_of_module(text: str) -> str:
+    """Comments and strings, each on its own lines, without quotes and comment signs."""
+    lines = [""] * (text.count("\n") + 2)
+    inside = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in inside:
+            for number, line in enumerate(token.string.split("\n"), token.start[0]):
+                lines[number - 1] += " " + re.sub(r"^[rbfRBF]*[\"']+|[\"']+$|^#", "", line.strip())
+    return "\n".join(lines)
+
+
+def found_in(text: str) -> list[str]:
+    """Each phrase with its line; a phrase may continue on the next line."""
+    found = []
+    for phrase, instead in INSTEAD.items():
+        for match in re.finditer(phrase.replace(" ", r"\s+"), text, re.IGNORECASE):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(f"{line}: {' '.join(match[0].split())!r}: write {instead}")
+    return found
+
+
+@pytest.mark.parametrize("file", [*pages(), *modules()], ids=lambda file: str(file.relative_to(ROOT)))
+def test_nothing_is_said_in_a_private_english(file: Path) -> None:
+    if str(file.relative_to(ROOT)).startswith(PENDING):
+        pytest.skip("its words are being changed")
+    text = file.read_text(encoding="utf-8")
+    assert found_in(prose_of_page(text) if file.suffix == ".md" else prose_of_module(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("prose", "line"),
+    [
+        ("# It is\n# told by name.\n", 1),
+        ('raise ValueError("a value that does "\n    "not count")\n', 1),
+        ('"""First.\n\nThe archive comes to 3 GB.\n"""\n', 3),
+        ('f"{name} is\t\\\nstronger"\n', 1),
+    ],
+)
+def test_a_phrase_is_found_in_comments_strings_and_over_lines(prose: str, line: int) -> None:
+    (found,) = found_in(prose_of_module(prose))
+    assert found.startswith(f"{line}: ")
+
+
+def test_code_may_have_any_name() -> None:
+    assert found_in(prose_of_module("def tell(told: str) -> None:\n    tell(told)\n")) == []
+    assert found_in(prose_of_page("Write `tell`.\n\n```\nit is told\n```\n")) == []
+    assert len(found_in(prose_of_page("It is told.\n\n```\nit is told\n```\nSo it is told.\n"))) == 2
