@@ -93,7 +93,7 @@ def test_nothing_is_said_in_a_private_english(file: Path) -> None:
         ("# It is\n# told by name.\n", 1),
         ('raise ValueError("a value that does "\n    "not count")\n', 1),
         ('"""First.\n\nThe archive comes to 3 GB.\n"""\n', 3),
-        ('f"{name} is\t\\\nstronger"\n', 1),
+        ('f"""{name} is\nstronger"""\n', 1),
     ],
 )
 def test_a_phrase_is_found_in_comments_strings_and_over_lines(prose: str, line: int) -> None:
