@@ -1,7 +1,7 @@
 """DJL Serving's entry point in async mode: `option.entryPoint=djl_trtllm.async_handler`, `option.async_mode=true`.
 
-DJL's Python engine calls `handle` on its event loop; the model lives on the same loop, its engine in a process of its
-own. Answers are those of the HTTP server. Every one ends with an item that is the last, whatever happens.
+DJL's Python engine calls `handle` on its event loop; the model runs on the same loop, its engine in a separate process.
+Responses are those of the HTTP server. Every response ends with an item marked as the last, whatever happens.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ try:
     from djl_python.outputs import Output  # type: ignore[import-not-found]
 except ImportError as error:
     raise ImportError(
-        "djl_trtllm.async_handler runs inside DJL Serving's Python engine, which brings djl_python; by itself the "
-        "model is served by `djl-trtllm serve`"
+        "djl_trtllm.async_handler runs inside DJL Serving's Python engine, which provides djl_python; without DJL, "
+        "serve the model with `djl-trtllm serve`"
     ) from error
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_SECONDS = 1.0
+_EXIT_DELAY_SECONDS = 1.0
 
 
 class Worker:
@@ -56,39 +56,39 @@ class Worker:
         model = await asyncio.to_thread(open_worker_model, properties)
 
         def failed(error: DjlTrtllmError) -> None:
-            # DJL starts another worker, as often as its retry_threshold allows; first the clients get their answers.
-            # After a failed load what has to arrive is the load's answer. DJL kills this process as soon as it has read
-            # the status (PyProcess.predictStandard), so that this is only for models with a MAR-INF folder, for which
-            # it goes on (PyModel: failOnInitialize): without a model the next request would be taken for the load.
-            loop.call_later(_LAST_WORDS_SECONDS, os._exit, 1)
+            # DJL starts another worker, up to its retry_threshold; the delay lets responses reach the clients first.
+            # After a failed load, it lets DJL read the status of the load. DJL then kills this process
+            # (PyProcess.predictStandard), except for models with a MAR-INF folder (PyModel: failOnInitialize): there
+            # this process has to exit by itself, or it would take the next request for the load.
+            loop.call_later(_EXIT_DELAY_SECONDS, os._exit, 1)
 
         service = ModelService(model.name, on_failed=failed)
         await service.load(model)
         settle_garbage_collector()
         return cls(service, model.options)
 
-    async def answer(self, inputs: Any) -> AsyncGenerator[Streams, None]:
-        """What djl_python sends for a request."""
+    async def respond(self, inputs: Any) -> AsyncGenerator[Streams, None]:
+        """Generate for a request; yields what djl_python has to send."""
         stream = Stream(self._streams, inputs.get_property("request_tracking_id"))
-        answer = ItemWriter(stream.put, self._options)
-        generations: list[RequestState] = []
+        writer = ItemWriter(stream.put, self._options)
+        states: list[RequestState] = []
         try:
             properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
             body = bytes(inputs.get_as_bytes() or b"")
             call = DEFAULT.parse(RawRequest(body, properties), self._service.model)
-            answer.expect(call)
-            generations = await self._service.generate(call, answer.deliver)
+            writer.expect(call)
+            states = await self._service.generate(call, writer.deliver)
         except Exception as error:
-            answer.fail(error)
+            writer.fail(error)
         try:
             async for streams in stream.carry():
                 yield streams
         finally:
             # The response may have ended before its tokens did.
-            self._service.cancel(generations)
+            self._service.cancel(states)
 
     def change_adapters(self, change: Callable[[ModelService, Any], Item], inputs: Any) -> Any:
-        """What DJL is told of a change of the LoRA adapters."""
+        """Change the LoRA adapters; returns the reply for DJL."""
         return Output().add(change(self._service, inputs).encode(), key="data")
 
     def _print_metrics(self) -> None:
@@ -111,7 +111,7 @@ async def handle(inputs: Any) -> Any:
         except DjlTrtllmError as error:
             logger.error("%s", error)
             return Output(code=load_status(error), message=str(error))
-    return None if inputs.is_empty() else _worker.answer(inputs)
+    return None if inputs.is_empty() else _worker.respond(inputs)
 
 
 async def register_adapter(inputs: Any) -> Any:
@@ -125,7 +125,7 @@ async def update_adapter(inputs: Any) -> Any:
 
 
 async def unregister_adapter(inputs: Any) -> Any:
-    """DJL's call to take a LoRA adapter away: property `name`."""
+    """DJL's call to remove a LoRA adapter: property `name`."""
     return _loaded().change_adapters(adapters.unregister, inputs)
 
 

@@ -2,8 +2,8 @@
 
 With `option.entryPoint=djl_trtllm.handler` and `option.rolling_batch=enable`.
 
-DJL's Python engine calls `handle` with its whole list of requests, again and again while there are any. Compatible with
-what used it before; async mode (`djl_trtllm.async_handler`) is the one that fails well (docs/deploying.md).
+DJL's Python engine calls `handle` with its whole list of requests, again and again while there are any. Use it for
+compatibility; async mode (`djl_trtllm.async_handler`) handles failures better (docs/deploying.md).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ try:
     from djl_python.outputs import Output  # type: ignore[import-not-found]
 except ImportError as error:
     raise ImportError(
-        "djl_trtllm.handler runs inside DJL Serving's Python engine, which brings djl_python; by itself the model is "
-        "served by `djl-trtllm serve`"
+        "djl_trtllm.handler runs inside DJL Serving's Python engine, which provides djl_python; without DJL, serve the "
+        "model with `djl-trtllm serve`"
     ) from error
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _QUIET = content(QUIET)
 
 
 class BatchOutput(Output):  # type: ignore[misc]
-    """What came up for each request of a batch, by position; written in one go."""
+    """The new items of each request of a batch, by position; written with one call."""
 
     def __init__(self, items: list[Item | None]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ _worker: RollingWorker | None = None
 
 
 def handle(inputs: Any) -> Any:
-    """DJL's first call has no content and loads the model; the others have its list of requests."""
+    """DJL's first call has no content and loads the model; later calls have its list of requests."""
     global _worker
     if _worker is None:
         if is_passive():
@@ -85,7 +85,7 @@ def update_adapter(inputs: Any) -> Any:
 
 
 def unregister_adapter(inputs: Any) -> Any:
-    """DJL's call to take a LoRA adapter away: property `name`."""
+    """DJL's call to remove a LoRA adapter: property `name`."""
     return _change(adapters.unregister, inputs)
 
 

@@ -1,4 +1,4 @@
-"""The ways in which requests ask for output of a form, all read into one `Guide`.
+"""The parameters for guided decoding of several APIs, all parsed into a `Guide`.
 
 TGI: `grammar` = `{"type": "json" | "regex", "value": ...}`. vLLM: `guided_json`, `guided_regex`, `guided_choice`,
 `guided_grammar`. OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
@@ -16,7 +16,7 @@ from djl_trtllm.api.parameters import Kind, Parameter
 from djl_trtllm.request import Guide, GuideKind
 
 _MOST_CHARACTERS = 65_536
-"""Compiling a grammar takes the engine's time."""
+"""Limits the time that the engine needs to compile a grammar."""
 
 _MOST_CHOICES = 64
 
@@ -55,7 +55,7 @@ def _choice(value: Any) -> Guide:
 
 def _bounded(kind: GuideKind, text: str) -> Guide:
     if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f" (it has {len(text)} characters, at most {_MOST_CHARACTERS} are taken)")
+        raise ValueError(f" (it has {len(text)} characters, at most {_MOST_CHARACTERS} are accepted)")
     return Guide(kind, text)
 
 

@@ -1,4 +1,4 @@
-"""Request headers that mean something to a dialect: custom attributes and the request id."""
+"""Request headers that dialects use: custom attributes and the request id."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ INFERENCE_ID = "x-amzn-sagemaker-inference-id"
 REQUEST_ID = "x-request-id"
 
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,256}")
-"""An id goes into logs and a response header: printable ASCII without blanks, and bounded."""
+"""An id appears in logs and in a response header: printable ASCII without spaces, of limited length."""
 
 
 def properties(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Headers by lower-case name, with SageMaker's custom attributes spread out among them.
+    """Headers by lower-case name, with SageMaker's custom attributes added.
 
-    `X-Amzn-SageMaker-Custom-Attributes: k=v;k2=v2` adds `k` and `k2`. A header of the same name wins over an
-    attribute; of headers given twice the first counts.
+    `X-Amzn-SageMaker-Custom-Attributes: k=v;k2=v2` adds `k` and `k2`. A header overrides an attribute of the same
+    name; the first of repeated headers is used.
     """
     found: dict[str, str] = {}
     for name, value in headers:
@@ -29,7 +29,7 @@ def properties(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def custom_attributes(value: str) -> dict[str, str]:
-    """`k=v;k2=v2` as a dictionary with lower-case keys. Items without `=` have no key and are skipped."""
+    """Parse `k=v;k2=v2` into a dictionary with lower-case keys; items without `=` are skipped."""
     attributes: dict[str, str] = {}
     for item in value.split(";"):
         name, equals, content = item.partition("=")
@@ -39,7 +39,7 @@ def custom_attributes(value: str) -> dict[str, str]:
 
 
 def request_id(properties: Mapping[str, str], header: str = REQUEST_ID) -> str:
-    """The id that the client gave, else SageMaker's inference id, else a new one.
+    """The id from the client, else SageMaker's inference id, else a new one.
 
     `header` is the configured header's name. An id that is too long or not printable is replaced.
     """

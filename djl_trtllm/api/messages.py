@@ -1,4 +1,4 @@
-"""Chat messages: checked, and in the form that chat templates take."""
+"""Checks chat messages and converts them to the form that chat templates accept."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from djl_trtllm.api.parameters import Problems, show
 
 
 def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
-    """The messages with contents as strings; text parts are joined by newlines.
+    """Return the messages with contents as strings; text parts are joined by newlines.
 
-    Most chat templates cannot take a list of parts. Fields besides `role` and `content` (`name`, `tool_calls`, ...)
-    go through to the template as they are; whether a role is known is the template's to say.
+    Most chat templates do not accept a list of parts. Other fields (`name`, `tool_calls`, ...) are passed to the
+    template as they are; the template decides which roles exist.
     """
     if type(raw) is not list or not raw:
         problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")

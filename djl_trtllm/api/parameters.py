@@ -1,8 +1,8 @@
-"""The parameter table: one row per request parameter, and the function that reads a request by it.
+"""Parameter tables: a row per request parameter, and the function that reads a request with them.
 
-A row says what a parameter is called, what values it takes and what it becomes. Rows without a `target` are
-parameters of the schema that cannot be honoured here: they are accepted while their value changes nothing, and
-refused by name otherwise. All problems of a request are collected before any is raised.
+A row has the names of a parameter, its type and range, and where its value goes. Rows without a `target` are
+parameters of the API that this server does not support: a value that changes nothing is accepted, any other is
+refused by name. All problems of a request are reported together.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import orjson
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 
 IGNORED = ""
-"""Target of parameters that are accepted and have no effect by design."""
+"""Target of parameters that are accepted and have no effect, on purpose."""
 
 _SHOWN = 80
 _MOST_PROBLEMS = 10
-# Every token is checked against every stop string, so their number is bounded.
+# Every token is checked against every stop string, so their number is limited.
 _MOST_STRINGS = 64
 _MOST_IDS = 1024
 
@@ -38,9 +38,9 @@ class Kind(NamedTuple):
 class Parameter:
     """One row.
 
-    `names`: the first is the documented one. `target`: the key of the value in what `read` returns, `IGNORED`, or
+    `names`: the first is the documented one. `target`: the key of the value in the result of `read`, `IGNORED`, or
     None for a parameter that is refused unless its value is one of `neutral`. `advice` completes the refusal.
-    Several names of one row may be given with equal values; with `union`, their lists are joined.
+    A request may use several names of one row with equal values; with `union`, their lists are joined.
     """
 
     names: tuple[str, ...]
@@ -53,13 +53,13 @@ class Parameter:
 
 @dataclass(slots=True)
 class Problems:
-    """Everything that is wrong with one request."""
+    """The problems of one request."""
 
     invalid: list[str] = field(default_factory=list)
     unsupported: list[str] = field(default_factory=list)
 
     def raise_any(self, prefix: str = "") -> None:
-        """Raises one error that tells all problems; UnsupportedParameterError if there is no other kind."""
+        """Raise one error with all problems, UnsupportedParameterError if no parameter is invalid."""
         lines = self.invalid + self.unsupported
         if not lines:
             return
@@ -71,14 +71,14 @@ class Problems:
 
 
 class Table:
-    """Rows by name. `elsewhere` says of names that are known and misplaced where they belong."""
+    """Rows by name. `elsewhere` says where misplaced names belong."""
 
     def __init__(self, *groups: Iterable[Parameter], elsewhere: Mapping[str, str] | None = None) -> None:
         self.rows: dict[str, Parameter] = {name: row for group in groups for row in group for name in row.names}
         self._elsewhere = elsewhere or {}
 
     def read(self, given: Mapping[str, Any], problems: Problems, where: str) -> dict[str, Any]:
-        """Values by target. A JSON null counts as not given. `where` says in errors what the names belong to."""
+        """Return the values by target. A JSON null means not given. `where` is the kind of name in errors."""
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
         for name, raw in given.items():
@@ -120,7 +120,7 @@ def show(value: object) -> str:
     """The value as JSON, at most about 80 characters of it."""
     try:
         text = orjson.dumps(value[:_SHOWN] if isinstance(value, str) else value).decode()
-    except TypeError:  # not out of JSON: a model directory's own formatter made it
+    except TypeError:  # not from JSON: made by a model directory's own formatter
         text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

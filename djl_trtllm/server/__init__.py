@@ -1,1 +1,1 @@
-"""HTTP: bytes in, bytes out. What a request means stands in `api`, what becomes of it in `service`."""
+"""The HTTP server: the routes of the dialects (`api`) and of model management, metrics, start and shutdown."""

@@ -5,7 +5,7 @@
     GET    /models/{model}/adapters/{adapter}  one
     DELETE /models/{model}/adapters/{adapter}  unregister
 
-and the same below `/adapters` for the one model of a server.
+and the same below `/adapters` on a server with one model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.service import Registry, ServedModel, State
 
 PATHS = ("/models/{model}/adapters", "/adapters")
-"""Where the adapters of a model are, and those of the only one."""
+"""The adapters of a named model, and of the only model."""
 
 
 class AdapterRoutes:
@@ -33,13 +33,13 @@ class AdapterRoutes:
 
     async def collection(self, exchange: Exchange) -> None:
         """List (GET) or register (POST)."""
-        await exchange.reply(self._answer(exchange, self._collection))
+        await exchange.reply(self._reply(exchange, self._collection))
 
     async def member(self, exchange: Exchange) -> None:
         """Describe (GET) or unregister (DELETE)."""
-        await exchange.reply(self._answer(exchange, self._member))
+        await exchange.reply(self._reply(exchange, self._member))
 
-    def _answer(self, exchange: Exchange, work: Any) -> Reply:
+    def _reply(self, exchange: Exchange, work: Any) -> Reply:
         model = self._registry.find(exchange.scope["path_params"].get("model"))
         if model is None:
             return front_end_error(404, "there is no such model here")

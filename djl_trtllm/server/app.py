@@ -1,4 +1,4 @@
-"""The server process: one uvicorn with the routes in front of the models, from start to SIGTERM."""
+"""The server process: uvicorn with the routes and the models, from start to SIGTERM."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ logger = logging.getLogger(__name__)
 _STALL_TICK_SECONDS = 0.02
 _NO_LINGER = struct.pack("ii", 1, 0)
 _FLUSH_SECONDS = 2
-"""How long connections may take to send what has been answered, once every request has ended."""
+"""How long connections may take to send their last bytes after every request has ended."""
 
 
 class _HttpProtocol(HttpToolsProtocol):
-    """uvicorn's, with the extension that drops a connection."""
+    """uvicorn's protocol with an extension that drops the connection."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"call": self._reset}}
 
     def _reset(self) -> None:
-        # Without lingering the kernel, too, forgets what the client has not read: megabytes, for minutes, otherwise.
+        # Otherwise the kernel keeps what the client has not read, megabytes, for minutes.
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -52,7 +52,7 @@ class _HttpProtocol(HttpToolsProtocol):
 
 
 class Startup(NamedTuple):
-    """A model that the server is started with: its name, where it comes from, and what prepares it."""
+    """A model that the server starts with: its name, its source, and the function that prepares it."""
 
     name: str
     source: str
@@ -60,10 +60,10 @@ class Startup(NamedTuple):
 
 
 class Server(uvicorn.Server):
-    """Serves the models it is started with, prepared in threads while /ping answers 503, and those of a model store.
+    """Serves the models of its start, prepared in threads while /ping returns 503, and those of a model store.
 
-    On SIGTERM new requests are refused at once, running streams get `shutdown_timeout` seconds to end.
-    `exit_status` is what the process should end with.
+    On SIGTERM it refuses new requests at once, and running ones get `shutdown_timeout` seconds to end.
+    `exit_status` is the exit status for the process.
     """
 
     def __init__(self, options: Options, startup: Sequence[Startup], store: Path | None) -> None:
@@ -95,14 +95,14 @@ class Server(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT: refuse new requests, then let uvicorn end what is open. A second SIGINT is immediate."""
+        """SIGTERM or SIGINT: refuse new requests, wait for the others, stop uvicorn. A second SIGINT stops at once."""
         if self._loop is None:
             super().handle_exit(sig, frame)
         elif self._interrupted and sig == signal.SIGINT:
             self.should_exit = self.force_exit = True
         else:
             self._interrupted |= sig == signal.SIGINT
-            # A signal handler runs between any two bytecodes: the loop's own turn is the place for the rest.
+            # A signal handler runs between any two bytecodes, so the rest runs on the event loop.
             self._loop.call_soon_threadsafe(self._drain, signal.Signals(sig).name)
 
     def _drain(self, reason: str) -> None:
@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
             await asyncio.gather(*(model.close() for model in self._registry.models.values()))
 
     async def _load(self) -> None:
-        """One after the other: compiling takes all the memory there is."""
+        """Load the models one after the other: compiling needs all the memory."""
         for startup in self._startup:
             try:
                 await self._registry.models[startup.name].load(startup.prepare)
@@ -147,11 +147,11 @@ class Server(uvicorn.Server):
             except Exception:
                 logger.exception("loading model %s failed", startup.name)
                 self._exit(1)
-        # Not after a model that comes later: what is frozen is not collected when it goes again.
+        # Not for models registered later: frozen objects are not collected when such a model is unregistered.
         settle_garbage_collector()
 
     async def _watch_stalls(self) -> None:
-        """How late the event loop runs a timer is how long everything else has to wait."""
+        """Measure how late the event loop runs a timer: everything else waits as long."""
         now = asyncio.get_running_loop().time
         while True:
             due = now() + _STALL_TICK_SECONDS
@@ -168,7 +168,7 @@ class Server(uvicorn.Server):
 
 
 def run(options: Options, startup: Sequence[Startup], store: Path | None = None) -> int:
-    """Serve until a signal ends it; the process's exit status."""
+    """Serve until a signal. Returns the exit status."""
     server = Server(options, startup, store)
     server.run()
     return server.exit_status

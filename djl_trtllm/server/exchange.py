@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, a little above ASGI."""
+"""One HTTP request and its response: the layer between ASGI and the routes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from djl_trtllm.server.metrics import ServerCounts
 Headers: TypeAlias = Iterable[tuple[str, str]]
 
 ABORT = "djl_trtllm.abort"
-"""ASGI extension of our server; its `call` drops the connection. Closing it would wait for the client to read."""
+"""ASGI extension of our server: its `call` drops the connection. A normal close would wait for the client to read."""
 
 _NO_CACHE = (b"cache-control", b"no-cache")
 
 
 class ClientGone(Exception):
-    """The client went away while its request was being read."""
+    """The client disconnected while its request was read."""
 
 
 class Exchange:
@@ -45,20 +45,20 @@ class Exchange:
         self.receive = receive
         self.request_id = request_id(self.properties, options.request_id_header_key)
         self.send = send
-        """The server's own, for bodies; answers are begun with `begin`."""
+        """The ASGI server's `send`, for bodies; `begin` sends status and headers."""
         self.sent_head = False
         self._counts = counts
         self._dialect = dialect
 
     @property
     def query(self) -> dict[str, str]:
-        """The query's parameters; of those given twice the first."""
+        """The parameters of the query string; the first value of each."""
         pairs = parse_qs(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         return {name: values[0] for name, values in pairs.items()}
 
     @property
     def model_name(self) -> str | None:
-        """The model that query or header ask for, where the path has none."""
+        """The model that the query or a header names, used if the path names none."""
         return self.query.get("model_name") or self.properties.get("model_name") or None
 
     async def body(self) -> bytes | None:
@@ -79,7 +79,7 @@ class Exchange:
                 return bytes(body)
 
     async def begin(self, status: int, content_type: str, length: int | None, more: Headers = ()) -> None:
-        """Send status and headers; without `length` the body comes in chunks."""
+        """Send status and headers; without `length` the body is chunked."""
         headers = [("content-type", content_type), (self.options.request_id_header_key, self.request_id), *more]
         if length is not None:
             headers.append(("content-length", str(length)))
@@ -89,17 +89,17 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": [*fields, _NO_CACHE]})
 
     async def reply(self, reply: Reply) -> None:
-        """Answer with a whole reply."""
+        """Send a whole response."""
         await self.begin(reply.status, reply.content_type, len(reply.body), reply.headers)
         await self.send({"type": "http.response.body", "body": reply.body})
 
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
-        """Answer with an error, and headers beside its own; nothing may have been sent yet."""
+        """Send an error with additional headers; nothing may have been sent yet."""
         reply = self._dialect.encode_error(error, self.options)
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 
     def abort(self) -> None:
-        """Drop the connection together with what its client has not read yet."""
+        """Drop the connection and what its client has not read yet."""
         extension = self.scope.get("extensions", {}).get(ABORT)
         if extension is not None:
             extension["call"]()

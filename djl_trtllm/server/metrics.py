@@ -1,4 +1,4 @@
-"""`GET /metrics`: the counts of every model, in Prometheus' text format."""
+"""`GET /metrics`: the statistics of every model in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _ENGINE_GAUGES = (
     ("engine_iterations", "iterations", "Number of the last iteration (TensorRT-LLM)."),
     ("engine_iteration_seconds", "iteration_seconds", "Duration of the last iteration (TensorRT-LLM)."),
 )
-"""Metric, field of `Stats`, and what it is. Statistics that an engine does not give are 0."""
+"""Metric, field of `Stats`, help text. Statistics that an engine does not provide are 0."""
 
 
 class ServerCounts:
-    """What the HTTP side counts: answers by status."""
+    """Counts responses by status."""
 
     def __init__(self) -> None:
         self.responses: dict[int, int] = {}
 
     def response(self, status: int) -> None:
-        """Count an answer."""
+        """Count a response."""
         self.responses[status] = self.responses.get(status, 0) + 1
 
 
 class ModelCollector:
-    """Reads the models' statistics when it is asked to, so that counting costs the token path no locks."""
+    """Reads the models' statistics on each scrape, so that counting a token needs no lock."""
 
     def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
         self._registry = registry
@@ -55,7 +55,7 @@ class ModelCollector:
 
     def collect(self) -> Iterator[Metric]:
         """All metric families."""
-        responses = CounterMetricFamily(_PREFIX + "http_responses", "HTTP answers by status.", labels=["status"])
+        responses = CounterMetricFamily(_PREFIX + "http_responses", "HTTP responses by status.", labels=["status"])
         for status, count in sorted(self._counts.responses.items()):
             responses.add_metric([str(status)], count)
         yield responses
@@ -76,7 +76,7 @@ def _gauges(models: list[ServedModel]) -> Iterator[Metric]:
 
     batches = {model.name: [worker.batch for worker in model.workers if worker.batch] for model in models}
     yield gauge("ready", "1 while the model can generate.", {m.name: float(m.state is State.READY) for m in models})
-    yield gauge("workers", "Executor hosts of the model.", {m.name: float(len(m.workers)) for m in models})
+    yield gauge("workers", "Engine processes of the model.", {m.name: float(len(m.workers)) for m in models})
     yield gauge(
         "waiting", "Sequences in the queue.", {n: float(sum(b.waiting for b in bs)) for n, bs in batches.items()}
     )
@@ -84,7 +84,7 @@ def _gauges(models: list[ServedModel]) -> Iterator[Metric]:
         "running", "Sequences in the engine.", {n: float(sum(b.running for b in bs)) for n, bs in batches.items()}
     )
     for name, field, text in _ENGINE_GAUGES:
-        # Of several workers the fullest, slowest, furthest.
+        # Of several workers the largest value.
         values = {n: max((float(getattr(b.engine_stats, field)) for b in bs), default=0.0) for n, bs in batches.items()}
         yield gauge(name, text, values)
 
@@ -102,7 +102,7 @@ def _counters(models: list[ServedModel]) -> Iterator[Metric]:
     reused = {n: s.reused_prompt_tokens for n, s in statistics.items()}
     yield counter("reused_prompt_tokens", "Prompt tokens taken from the prefix cache.", reused)
     yield counter("generated_tokens", "Tokens generated.", {n: s.generated_tokens for n, s in statistics.items()})
-    yield counter("executor_restarts", "Executor hosts replaced.", {m.name: m.restarts for m in models})
+    yield counter("executor_restarts", "Engine processes replaced.", {m.name: m.restarts for m in models})
     finished = CounterMetricFamily(_PREFIX + "finished", "Sequences by finish reason.", labels=["model", "reason"])
     for name, figures in statistics.items():
         for reason, count in figures.finished.items():

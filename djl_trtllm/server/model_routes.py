@@ -6,8 +6,8 @@
     PUT    /models/{model}    scale: `min_worker`, `max_worker`
     DELETE /models/{model}    unregister
 
-A model is registered from the model store and from nowhere else: its directory may bring code. A server without a
-model store keeps the models that it was started with.
+Models are registered from the model store only, because their directories may contain code. A server without a model
+store keeps the models that it was started with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_WORKERS = 64
 
 
 class ModelRoutes:
-    """The handlers. `store` is the folder of models that may be registered; without one none may."""
+    """The handlers. `store` is the folder of models that may be registered; without it, none may."""
 
     def __init__(self, registry: Registry, store: Path | None, shutdown_timeout: float) -> None:
         self._registry = registry
@@ -73,7 +73,7 @@ class ModelRoutes:
                 await exchange.reply(method_not_allowed("this takes GET, PUT and DELETE", "GET, PUT, DELETE"))
 
     async def close(self) -> None:
-        """Stop what is still being loaded."""
+        """Cancel the loads that still run."""
         for task in self._work.values():
             task.cancel()
         await asyncio.gather(*self._work.values(), return_exceptions=True)
@@ -91,7 +91,7 @@ class ModelRoutes:
             except orjson.JSONDecodeError as error:
                 return front_end_error(400, f"the body is not JSON: {error}")
             if not isinstance(given, dict):
-                return front_end_error(400, "the body is to be an object with model_name and url")
+                return front_end_error(400, "the body must be a JSON object with model_name and url")
             values = {key: str(value) for key, value in given.items() if value is not None} | values
         url = values.get("url", "")
         path = self._path(url)
@@ -119,11 +119,11 @@ class ModelRoutes:
     async def _load(self, model: ServedModel, path: Path, workers: int) -> None:
         # HF_MODEL_ID names the model that the server was started with.
         environ = {key: value for key, value in os.environ.items() if key != "HF_MODEL_ID"}
-        with contextlib.suppress(DjlTrtllmError):  # the model knows why it failed, and has logged it
+        with contextlib.suppress(DjlTrtllmError):  # `model.failure` has the reason, and the log
             await model.load(lambda: prepare(open_source(path, environ)), workers)
 
     def _path(self, url: str) -> Path | Reply:
-        """What `url` names in the model store."""
+        """The path in the model store that `url` names, or the reply that refuses it."""
         if self._store is None:
             return front_end_error(
                 400, "this server registers no models: start it with --model-store DIR (SERVING_MODEL_STORE)"
@@ -150,7 +150,7 @@ class ModelRoutes:
         if not 1 <= fewest <= most:
             message = f"min_worker={fewest} and max_worker={most}: expected 1 <= min_worker <= max_worker"
             return front_end_error(400, message)
-        # Workers neither idle away nor come by themselves here: the wanted number is the fewest.
+        # The number of workers is fixed here: it is the minimum.
         if model.state is not State.READY:
             message = f"model {model.name} is {model.state.value}: it is scaled when it is ready"
             return front_end_error(_CONFLICT, message)
@@ -168,7 +168,7 @@ class ModelRoutes:
                 "server with --model-store DIR (SERVING_MODEL_STORE)",
                 "GET, PUT",
             )
-        # First this: from now on nobody finds it.
+        # First this, so that no request finds it any more.
         self._registry.remove(model, lost=model.at_startup and not _is_in(self._store, model.source))
         task = self._work.get(model.name)
         if task is not None:

@@ -1,9 +1,8 @@
-"""The answer to one request, written by whoever pumps the rolling batch.
+"""Writes the response to one request, called by the rolling batch for every output chunk.
 
-A task per stream that wakes up for every token is what a streaming server mostly costs. Here the rolling batch calls
-`ResponseWriter.deliver`, and the bytes go to the transport at once, in the same turn of the event loop for all
-streams; the
-request's own task sleeps until its answer is complete or its client is gone.
+A task per stream that wakes up for every token would be the largest cost of a streaming server. Instead the rolling
+batch calls `ResponseWriter.deliver`, which gives the bytes to the transport at once, in the same turn of the event
+loop for all streams. The request's own task sleeps until its response is complete or its client is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @coroutine
 def _resume(step: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """Go on with a coroutine that has already been run up to where it awaits `waits_for`."""
+    """Continue a coroutine that already ran up to where it awaits `waits_for`."""
     while True:
         try:
             value = yield waits_for
@@ -44,9 +43,9 @@ async def _rest(step: Coroutine[Any, Any, None], waits_for: Any) -> None:
 
 
 def start_now(step: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
-    """Run a coroutine up to its first real wait. None if it ended there, else what is left of it, to be awaited.
+    """Run a coroutine up to its first real wait. Returns None if it ended, otherwise the rest of it, to be awaited.
 
-    What `asyncio.eager_task_factory` does from Python 3.12 on, without a task for those that never wait.
+    `asyncio.eager_task_factory` does this from Python 3.12 on; this needs no task for coroutines that never wait.
     """
     try:
         waits_for = step.send(None)
@@ -56,10 +55,10 @@ def start_now(step: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | No
 
 
 class ResponseWriter:
-    """Frames the updates of one request into ASGI messages.
+    """Encodes the output chunks of one request into ASGI messages.
 
-    `sequences`: how many will end. While the client does not read, updates are kept and sent in one chunk when it
-    does; after `stream_write_timeout` seconds of that it counts as gone.
+    `sequences`: how many will end. While the client does not read, chunks are kept and sent together when it reads
+    again; after `stream_write_timeout` seconds the client is dropped.
     """
 
     def __init__(self, encoder: ResponseEncoder, exchange: Exchange, *, sequences: int) -> None:
@@ -74,17 +73,17 @@ class ResponseWriter:
 
     # -- for the rolling batch -------------------------------------------------------------------------------------
 
-    def deliver(self, update: OutputChunk) -> None:
-        """Take in an update: send it, or keep it while the client does not read."""
+    def deliver(self, chunk: OutputChunk) -> None:
+        """Send a chunk, or keep it while the client does not read."""
         if self._blocked is not None:
-            self._kept.append(update)
+            self._kept.append(chunk)
         elif not self._closed.done():
-            self._send_encoded([update])
+            self._send_encoded([chunk])
 
     # -- for the request's task ------------------------------------------------------------------------------------
 
     async def wait(self) -> None:
-        """Sleep until the answer has been sent, or its client is gone, or does not read."""
+        """Sleep until the response is sent, or the client is gone or does not read."""
         disconnect = asyncio.ensure_future(self._disconnected())
         try:
             await asyncio.wait({disconnect, self._closed}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,43 +99,43 @@ class ResponseWriter:
         while (await self._exchange.receive())["type"] != "http.disconnect":
             pass
 
-    def _send_encoded(self, updates: list[OutputChunk]) -> None:
+    def _send_encoded(self, chunks: list[OutputChunk]) -> None:
         try:
-            chunk = b"".join([self._encode(update) for update in updates])
+            data = b"".join([self._encode(chunk) for chunk in chunks])
         except Exception as error:
             self._break_off(error)
             return
-        if chunk or self._complete:
-            self._run(self._body(chunk))
+        if data or self._complete:
+            self._run(self._body(data))
 
-    def _encode(self, update: OutputChunk) -> bytes:
-        finished = update.finished
+    def _encode(self, chunk: OutputChunk) -> bytes:
+        finished = chunk.finished
         if finished is not None:
             self._unfinished -= 1
             self._complete = not self._unfinished
             if finished.error is not None and not self._exchange.sent_head:
                 raise finished.error
-        return self._encoder.encode(update)
+        return self._encoder.encode(chunk)
 
     def _break_off(self, error: Exception) -> None:
-        """The answer cannot go on. What the engine still generates for it is thrown away."""
+        """End a response that cannot continue. What the engine still generates for it is discarded."""
         if not isinstance(error, RequestError):
-            logger.error("request %s: framing its answer failed", self._exchange.request_id, exc_info=error)
+            logger.error("request %s: encoding its response failed", self._exchange.request_id, exc_info=error)
         self._complete = True
         if not self._exchange.sent_head:
             self._run(self._exchange.fail(error))
         elif isinstance(error, RequestError) and (last := self._encoder.error(error)):
             self._run(self._body(last))
         else:
-            # Nothing can be said any more; a body that does not end is how the client learns of it.
+            # The format cannot express it: a body without an end shows the client that the response is incomplete.
             self._close()
 
-    def _body(self, chunk: bytes) -> Coroutine[Any, Any, None]:
+    def _body(self, data: bytes) -> Coroutine[Any, Any, None]:
         exchange = self._exchange
-        message = {"type": "http.response.body", "body": chunk, "more_body": not self._complete}
+        message = {"type": "http.response.body", "body": data, "more_body": not self._complete}
         if exchange.sent_head:
             return cast(Coroutine[Any, Any, None], exchange.send(message))
-        return self._first(message, len(chunk) if self._complete else None)
+        return self._first(message, len(data) if self._complete else None)
 
     async def _first(self, message: dict[str, Any], length: int | None) -> None:
         await self._exchange.begin(200, self._encoder.content_type, length)
@@ -154,7 +153,7 @@ class ResponseWriter:
             self._close()
 
     async def _wait_for_reader(self, rest: Coroutine[Any, Any, None]) -> None:
-        """The client does not read: wait for it, then send at once what has come up meanwhile."""
+        """Wait for a client that does not read, then send at once what was generated meanwhile."""
         try:
             await asyncio.wait_for(rest, self._write_timeout)
         except asyncio.TimeoutError:

@@ -36,7 +36,7 @@ _HEALTH = {
     State.FAILED: (500, "FAILED"),
     State.STOPPED: (503, "Unhealthy"),
 }
-"""Status of /ping and DJL's word for the state."""
+"""Status of /ping and DJL's name of the state."""
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -129,9 +129,9 @@ class Routes:
                 yield path, Endpoint(handler, "POST", self._options, self._counts, dialect)
 
     async def ping(self, exchange: Exchange) -> None:
-        """200 only when every model can generate that the server was started with.
+        """200 only if every model that the server was started with is ready.
 
-        Answered from state alone, so never slower under load.
+        Reads the states only, so load does not slow it down.
         """
         models = self._registry.models.values()
         lost = self._registry.lost
@@ -152,7 +152,7 @@ class Routes:
             await exchange.reply(self._unknown(exchange))
             return
         if model.state is State.DRAINING:
-            # Keep-alive clients are told to go elsewhere.
+            # Keep-alive clients have to open a connection to another server.
             error = NotReadyError(f"model {model.name} is shutting down")
             await exchange.fail(error, (("Connection", "close"),))
             return
@@ -178,7 +178,7 @@ class Routes:
     def _model(self, exchange: Exchange) -> ServedModel | None:
         params = exchange.scope["path_params"]
         if "endpoint" in params:
-            # SageMaker's client names the endpoint, which says nothing about the model unless it is one's name.
+            # SageMaker's client names the endpoint, which may also be the name of a model.
             return self._registry.find(params["endpoint"]) or self._registry.find(None)
         return self._registry.find(params.get("model") or exchange.model_name)
 

@@ -1,4 +1,4 @@
-"""What a server is started with: options, models, and the folder from which more may be registered."""
+"""Plans a server's start: its options, its models, and the folder from which more may be registered."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ALL = "ALL"
 
 
 def plan_startup(model: str | None, environ: Mapping[str, str]) -> tuple[Options, list[Startup], Path | None]:
-    """From the model that was named, if one was, and the environment. Raises DjlTrtllmError.
+    """Plan the start from the model named on the command line, if any, and the environment. Raises DjlTrtllmError.
 
-    In a SageMaker multi-model endpoint there is none, and SageMaker registers models when they are asked for.
+    A SageMaker multi-model endpoint starts without a model; SageMaker registers models when requests need them.
     """
     multi_model = environ.get(MULTI_MODEL, "").lower() == "true"
     store = _store(environ, multi_model)
@@ -37,7 +37,7 @@ def plan_startup(model: str | None, environ: Mapping[str, str]) -> tuple[Options
 
 
 def _store(environ: Mapping[str, str], multi_model: bool) -> Path | None:
-    """The operator's word only: a model directory does not say from where others come."""
+    """The folder of models. Only the operator sets it: a model directory cannot."""
     named = environ.get(_VARIABLE)
     if not named:
         return _MULTI_MODEL_STORE if multi_model else None
@@ -49,7 +49,7 @@ def _store(environ: Mapping[str, str], multi_model: bool) -> Path | None:
 
 def _single(model: str, environ: Mapping[str, str], store: Path | None) -> tuple[Options, list[Startup], Path | None]:
     if is_remote(model):
-        # The server listens while the model comes; what is in a remote serving.properties about it comes too late.
+        # The server listens while the model is fetched, so a remote serving.properties cannot configure it.
         options = load(None, environ).options
         name = options.model_name or remote_name(model)
         return options, [Startup(name, model, lambda: prepare(open_remote(model, environ)))], store
@@ -62,7 +62,7 @@ def _of_store(path: Path, environ: Mapping[str, str]) -> Startup:
 
 
 def _names(store: Path, wanted: str | None) -> list[str]:
-    """The models of the store that `load_models` names; none unless it is set."""
+    """The models of the store that `load_models` names; none if it is not set."""
     if wanted is None or wanted.upper() == "NONE":
         return []
     there = sorted(path.name for path in store.iterdir() if path.is_dir() or path.name.endswith(".tar.gz"))

@@ -1,8 +1,8 @@
 """The part of DJL's `djl_python` that formatters in a `model.py` import.
 
-`djl_python` is installed with DJL Serving and is on no package index. Where it is absent, `install` puts modules of
-the same names and members in its place, so that a formatter written for DJL runs unchanged; where it is present, that
-one is used and nothing is touched. Names, attributes and results follow DJL's documents
+`djl_python` is installed with DJL Serving and is on no package index. If it is absent, `install` adds modules with the
+same names and members, so that a formatter written for DJL runs unchanged; if it is present, `install` changes nothing
+and formatters get DJL's own. Names, attributes and results follow DJL's documents
 (`lmi/user_guides/input_formatter_schema.md`, `output_formatter_schema.md`) and its releases 0.27 to 0.36.
 """
 
@@ -28,19 +28,19 @@ def input_formatter(function: _Function) -> _Function:
 
 
 def output_formatter(function: _Function) -> _Function:
-    """Marks the function that formats answers."""
+    """Marks the function that formats responses."""
     function.is_output_formatter = True  # type: ignore[attr-defined]
     return function
 
 
 def prediction_handler(function: _Function) -> _Function:
-    """Marks a function that this server does not call; it says so at load."""
+    """Marks a function that this server does not call, which the log says at load."""
     function.is_prediction_handler = True  # type: ignore[attr-defined]
     return function
 
 
 def init_handler(function: _Function) -> _Function:
-    """Marks a function that this server does not call; it says so at load."""
+    """Marks a function that this server does not call, which the log says at load."""
     function.is_init_handler = True  # type: ignore[attr-defined]
     return function
 
@@ -297,11 +297,11 @@ _MODULES: dict[str, tuple[Any, ...]] = {
 
 
 def install() -> bool:
-    """Makes `djl_python` importable. True if that took the shim."""
+    """Make `djl_python` importable. Returns True if the shim is used."""
     if "djl_python" in sys.modules or importlib.util.find_spec("djl_python") is not None:
         return getattr(sys.modules.get("djl_python"), "__djl_trtllm_shim__", False)
     for name, members in _MODULES.items():
-        module = ModuleType(name, f"Stands in for DJL Serving's {name}.")
+        module = ModuleType(name, f"Replaces DJL Serving's {name}.")
         module.__path__ = []
         module.__djl_trtllm_shim__ = True  # type: ignore[attr-defined]
         for member in members:

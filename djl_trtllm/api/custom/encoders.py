@@ -1,4 +1,4 @@
-"""Framers around the output formatter of a model directory."""
+"""Encoders that call the output formatter of a model directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EVENT = b"data: "
 
 
 class ObjectEncoder:
-    """Sends every JSON object that another encoder makes through a formatter of dictionaries."""
+    """Passes every JSON object of another encoder through a formatter of dictionaries."""
 
     def __init__(self, formatter: Callable[[Any], Any], inner: ResponseEncoder) -> None:
         self._formatter = formatter
@@ -35,21 +35,21 @@ class ObjectEncoder:
         """See `ResponseEncoder`."""
         self._inner.begin(prompt)
 
-    def encode(self, update: OutputChunk) -> bytes:
-        """See `ResponseEncoder`. Raises GenerationError where the formatter does."""
-        if update.finished is not None and update.finished.error is not None:
-            tokens = self._inner.encode(OutputChunk(update.index, update.tokens, None))
-            return self._format(tokens) + self._inner.error(update.finished.error)
-        return self._format(self._inner.encode(update))
+    def encode(self, chunk: OutputChunk) -> bytes:
+        """See `ResponseEncoder`. Raises GenerationError if the formatter raises."""
+        if chunk.finished is not None and chunk.finished.error is not None:
+            tokens = self._inner.encode(OutputChunk(chunk.index, chunk.tokens, None))
+            return self._format(tokens) + self._inner.error(chunk.finished.error)
+        return self._format(self._inner.encode(chunk))
 
     def error(self, error: RequestError) -> bytes:
-        """As the inner encoder has it: the formatter may be what failed."""
+        """The inner encoder's, unformatted: the formatter may have failed."""
         return self._inner.error(error)
 
     def _format(self, encoded: bytes) -> bytes:
         if self.content_type == "text/plain":
             return encoded
-        # JSON holds no raw newline characters, so every line is an object, or blank at the end of an event.
+        # JSON has no raw newlines, so a line is an object, or blank at the end of an event.
         lines = encoded.split(b"\n")
         return b"\n".join([self._format_line(line) for line in lines])
 
@@ -74,9 +74,9 @@ class ObjectEncoder:
 
 
 class TokenEncoder:
-    """Calls a formatter of `TextGenerationOutput` once per token; what it returns is the answer.
+    """Calls a formatter of `TextGenerationOutput` once per token; the response consists of its results.
 
-    Without `stream` its results are sent together at the end.
+    Without `stream`, they are sent together at the end.
     """
 
     wants_prompt_tokens = True
@@ -90,7 +90,7 @@ class TokenEncoder:
         self.content_type = "application/jsonlines" if stream else "application/json"
         self._formatter = formatter
         self._make_token = request_io.Token
-        # DJL's own package has one form of sequence; ours has the form that the formatter was written for.
+        # DJL's own package has one form of sequence; the shim has the form that the formatter was written for.
         if request_io.Sequence is djl_python_shim.Sequence and not indexed_tokens:
             make_sequence: Any = djl_python_shim.ThreeValueSequence
         else:
@@ -111,13 +111,13 @@ class TokenEncoder:
             self._make_token(token.id, token.text, token.logprob, token.special) for token in prompt.tokens
         ]
 
-    def encode(self, update: OutputChunk) -> bytes:
-        """See `ResponseEncoder`. Raises GenerationError where the formatter does."""
-        index, tokens, finished = update.index, update.tokens, update.finished
+    def encode(self, chunk: OutputChunk) -> bytes:
+        """See `ResponseEncoder`. Raises GenerationError if the formatter raises."""
+        index, tokens, finished = chunk.index, chunk.tokens, chunk.finished
         if finished is not None and finished.error is not None:
             return self.encode(OutputChunk(index, tokens, None)) + self.error(finished.error)
         if finished is not None and not tokens:
-            # A formatter learns of the end with the last token, so there has to be one.
+            # The formatter receives the end together with a token, so there has to be one.
             tokens = [Token(self._last_id, "", 0.0, True)]
         for position, token in enumerate(tokens, 1):
             self._step(index, token, finished if position == len(tokens) else None)
@@ -127,7 +127,7 @@ class TokenEncoder:
         return text.encode(errors="replace")
 
     def error(self, error: RequestError) -> bytes:
-        """The formatter's own words for a last token that is an error, a line of JSON where it has none."""
+        """The formatter's output for a last token that is an error; a line of JSON if the formatter fails."""
         if not self._broken and self.stream:
             token = self._make_token(-1, "", -1.0, True, str(error))
             self._output.finished = True

@@ -1,14 +1,14 @@
 """Formatters of a model directory: `@input_formatter` and `@output_formatter` functions in its `model.py`.
 
-DJL has two signatures of each, and both are called as documented:
+DJL has two signatures of each, and both are called as documented by DJL:
 
 - `input(payload: dict, tokenizer=None, **kwargs) -> dict` changes the decoded payload before it is parsed;
   `input(input_item: Input, **kwargs) -> RequestInput` reads the request by itself.
-- `output(response: dict) -> dict` changes every JSON object of the answer: the whole one, or each line of a stream;
-  `output(request_output: TextGenerationOutput) -> str` is called per token and writes the answer by itself.
+- `output(response: dict) -> dict` changes every JSON object of the response: the whole one, or each line of a stream;
+  `output(request_output: TextGenerationOutput) -> str` is called per token and writes the response by itself.
 
-The annotation of the first argument tells them apart, its name where there is none (`input_item`, `request_output`).
-The functions run on the server's event loop. What they raise fails their request alone, with the traceback in the log.
+The annotation of the first argument, or without one its name (`input_item`, `request_output`), says which one it is.
+The functions run on the server's event loop. An exception fails only its own request; the log has the traceback.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _NOT_CALLED = ("handle", "model_fn", "input_fn", "predict_fn", "output_fn")
 
 @dataclass(frozen=True, slots=True)
 class CustomFormatters:
-    """What `model.py` brings. `parse` takes the place of `lmi.parse`.
+    """The formatters of a `model.py`. `parse` replaces LMI's parser for the model.
 
-    `attributes` go to the input formatter as keyword arguments, those of them that it takes. `indexed_tokens`: the
-    output formatter unpacks four values from `get_next_token`, as since DJL 0.32, and not three.
+    The input formatter gets the `attributes` that it accepts as keyword arguments. `indexed_tokens`: the output
+    formatter unpacks four values from `get_next_token`, as since DJL 0.32, and not three.
     """
 
     input_formatter: _Function | None = None
@@ -105,10 +105,10 @@ class CustomFormatters:
 
 
 def load_custom(model_dir: Path, attributes: Mapping[str, Any] = _NOTHING) -> CustomFormatters | None:
-    """The formatters of a model directory; None if it has no `model.py` or that has none.
+    """Run the `model.py` of a model directory. Returns None if there is none, or no formatter in it.
 
-    `attributes` is what input formatters may ask for by name, such as `tokenizer`. Runs the file. Raises ModelError
-    if that fails.
+    `attributes` are the keyword arguments that input formatters may accept, such as `tokenizer`. Raises ModelError if
+    the file fails.
     """
     path = model_dir / FILE_NAME
     if not path.is_file():
@@ -126,7 +126,7 @@ def load_custom(model_dir: Path, attributes: Mapping[str, Any] = _NOTHING) -> Cu
     ]
     if not_called:
         _logger.warning(
-            "%s: %s not called: this server runs the model itself and takes only formatters from %s",
+            "%s: %s not called: this server runs the model itself and uses only the formatters of %s",
             path,
             ", ".join(not_called) + (" are" if len(not_called) > 1 else " is"),
             FILE_NAME,
@@ -137,7 +137,7 @@ def load_custom(model_dir: Path, attributes: Mapping[str, Any] = _NOTHING) -> Cu
 
 
 def _run(path: Path) -> ModuleType:
-    # Siblings of model.py are imported by their plain names, now or when a formatter is first called.
+    # model.py imports files beside it by their plain names, at once or in a formatter.
     directory = str(path.parent.resolve())
     if directory not in sys.path:
         sys.path.append(directory)
@@ -152,7 +152,7 @@ def _run(path: Path) -> ModuleType:
         del sys.modules[name]
         raise ModelError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}. Only its formatters are used: correct it, or "
-            "remove it to serve the model with the built-in ones."
+            "remove it to serve the model without them."
         ) from error
     return module
 
@@ -163,7 +163,7 @@ def _marked(functions: Mapping[str, _Function], mark: str) -> _Function | None:
 
 
 def _unpacks_four(path: Path) -> bool:
-    """Whether the file unpacks four values from `get_next_token()`: the only trace that tells DJL's two forms apart."""
+    """Whether the file unpacks four values from `get_next_token()`: nothing else distinguishes DJL's two forms."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if (
             isinstance(node, ast.Assign)
@@ -177,7 +177,7 @@ def _unpacks_four(path: Path) -> bool:
 
 
 def _takes(function: _Function, types: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    """Whether the first argument is annotated with one of `types`, or bears one of `names` without an annotation."""
+    """Whether the first argument is annotated with one of `types`, or has no annotation and one of `names`."""
     try:
         first = next(iter(inspect.signature(function).parameters.values()), None)
     except (TypeError, ValueError):
@@ -216,7 +216,7 @@ def _input_object(body: bytes, content_type: str | None, properties: Mapping[str
 
 
 def _payload(request_input: Any) -> dict[str, Any]:
-    """The LMI payload that says what a `RequestInput` says."""
+    """The LMI payload that is equivalent to a `RequestInput`."""
     text = getattr(request_input, "input_text", None)
     parameters = getattr(request_input, "parameters", None)
     if not hasattr(request_input, "input_text") or not isinstance(parameters, dict):

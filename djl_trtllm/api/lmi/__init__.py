@@ -1,1 +1,1 @@
-"""The dialect of LMI, the DJL containers' own."""
+"""LMI, the API of the DJL containers. `dialect` has the object, the other modules its parser and encoders."""

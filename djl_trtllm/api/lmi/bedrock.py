@@ -1,7 +1,7 @@
-"""Answers under `option.bedrock_compat`: `3p` and `3p_stream`, as DJL's rolling batch has them.
+"""The encoders for `option.bedrock_compat`: `3p` and `3p_stream`, as in DJL's rolling batch.
 
-`generation` of a whole answer begins with the prompt, as DJL's does; `stop_reason` is the LMI schema's finish reason.
-Differs on purpose: `prompt_token_count` is counted (DJL with TensorRT-LLM: 0).
+`generation` of a whole response begins with the prompt, as in DJL; `stop_reason` is the LMI schema's finish reason.
+One difference is on purpose: `prompt_token_count` is the real count (DJL with TensorRT-LLM: 0).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BedrockEncoder(WholeResponseEncoder):
 
     def _body(self) -> bytes:
         presentation = self._presentation
-        sequence = self._sequences.all[0]
+        sequence = self._output.sequences[0]
         finished = sequence.finished
         assert finished is not None
         text = presentation.inputs + sequence.text if presentation.return_full_text else sequence.text
@@ -46,7 +46,7 @@ class BedrockEncoder(WholeResponseEncoder):
 
 
 class BedrockStreamEncoder:
-    """`3p_stream`: such an object per token; the prompt's count is in the first, the stop reason in the last."""
+    """`3p_stream`: an object per token; the first has the prompt's token count, the last the stop reason."""
 
     stream = True
     content_type = "application/jsonlines"
@@ -61,10 +61,10 @@ class BedrockStreamEncoder:
         """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
-    def encode(self, update: OutputChunk) -> bytes:
+    def encode(self, chunk: OutputChunk) -> bytes:
         """See `ResponseEncoder`."""
-        texts = [token.text for token in update.tokens]
-        finished = update.finished
+        texts = [token.text for token in chunk.tokens]
+        finished = chunk.finished
         if finished is None:
             return b"".join([self._line(text, None) for text in texts])
         if finished.error is not None:

@@ -1,7 +1,7 @@
-"""The LMI schema's chat answers: `json_chat`, `jsonlines_chat` and `sse_chat`.
+"""The encoders of LMI's chat responses: `json_chat`, `jsonlines_chat` and `sse_chat`.
 
-OpenAI's shapes without a `model` field, as DJL's rolling batch had them. Where DJL's values made OpenAI's own clients
-fail, the values are OpenAI's, because these shapes exist for those clients:
+OpenAI's format without a `model` field, as in DJL's rolling batch. Where DJL's values made OpenAI's own clients fail,
+the values are OpenAI's, because the format exists for those clients:
 
 - `finish_reason` is `stop` (end token or stop string) or `length`; DJL put `eos_token` there, which typed clients
   refuse. What OpenAI has no word for keeps ours: `error`, `cancelled`.
@@ -33,7 +33,7 @@ class ChatEncoder(WholeResponseEncoder):
         presentation = self._presentation
         choices: list[dict[str, Any]] = []
         generated = 0
-        for index, sequence in enumerate(self._sequences.all):
+        for index, sequence in enumerate(self._output.sequences):
             assert sequence.finished is not None
             generated += sequence.finished.generated_tokens
             choices.append(
@@ -58,8 +58,7 @@ class ChatEncoder(WholeResponseEncoder):
 class ChatStreamEncoder:
     """`jsonlines_chat`: a `chat.completion.chunk` per token and line; `sse_chat`: as events, and `[DONE]`.
 
-    The last token's chunk carries the `finish_reason`; where the end comes without a token, a chunk with an empty
-    content does.
+    The last token's chunk has the `finish_reason`; if the end has no token, a chunk with an empty content has it.
     """
 
     stream = True
@@ -68,18 +67,18 @@ class ChatStreamEncoder:
     def __init__(self, presentation: Presentation, *, sse: bool) -> None:
         self._presentation = presentation
         self._running = presentation.n
-        self._spoken = [False] * presentation.n
+        self._begun = [False] * presentation.n
         self._generated = 0
         self._before, self._after = (b"data: ", b"\n\n") if sse else (b"", b"\n")
         self._done = b"data: [DONE]\n\n" if sse else b""
         self.content_type = "text/event-stream" if sse else "application/jsonlines"
-        # Everything up to the choice is the same in every chunk.
+        # The same in every chunk: everything before the choice.
         self._head = b'%b{"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"choices":[' % (
             self._before,
             presentation.id.encode(),
             presentation.created,
         )
-        # The hot path: all but the content is the same in every chunk that neither begins nor ends a choice.
+        # The hot path: between the first and the last chunk of a choice only the content differs.
         self._middle = [
             b'%b{"index":%d,"delta":{"content":%%b},"logprobs":null,"finish_reason":null}]}%b'
             % (self._head, index, self._after)
@@ -91,9 +90,9 @@ class ChatStreamEncoder:
         """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
-    def encode(self, update: OutputChunk) -> bytes:
+    def encode(self, chunk: OutputChunk) -> bytes:
         """See `ResponseEncoder`."""
-        index, tokens, finished = update.index, update.tokens, update.finished
+        index, tokens, finished = chunk.index, chunk.tokens, chunk.finished
         if self._failed:
             return b""
         if finished is None:
@@ -113,14 +112,14 @@ class ChatStreamEncoder:
 
     def error(self, error: RequestError) -> bytes:
         """A last chunk with finish reason `error` and an `error` object, which OpenAI's clients raise."""
-        self._failed = True  # the other choices end with it
+        self._failed = True  # the other choices end too
         choice = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": "error"}
         failure = {"message": str(error), "type": type(error).__name__}
-        chunk = b'%b%b],"error":%b}%b' % (self._head, dump_line(choice), dump_line(failure), self._after)
-        return chunk + self._done
+        last = b'%b%b],"error":%b}%b' % (self._head, dump_line(choice), dump_line(failure), self._after)
+        return last + self._done
 
     def _chunks(self, index: int, tokens: list[Token]) -> bytes:
-        if not self._spoken[index] or self._presentation.logprobs:
+        if not self._begun[index] or self._presentation.logprobs:
             return b"".join([self._chunk(index, token, None) for token in tokens])
         middle = self._middle[index]
         if len(tokens) == 1:
@@ -129,8 +128,8 @@ class ChatStreamEncoder:
 
     def _chunk(self, index: int, token: Token | None, reason: str | None) -> bytes:
         delta = {"content": "" if token is None else token.text}
-        if not self._spoken[index]:
-            self._spoken[index] = True
+        if not self._begun[index]:
+            self._begun[index] = True
             delta["role"] = "assistant"
         choice = {
             "index": index,

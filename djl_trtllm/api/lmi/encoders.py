@@ -1,18 +1,19 @@
-"""The LMI schema's answers: `json`, `jsonlines`, `sse` and `none`.
+"""The encoders of LMI's responses: `json`, `jsonlines`, `sse` and `none`.
 
-The shapes are those of DJL's rolling batch (LMI 0.25 to 0.32), with these differences on purpose:
+The formats are those of DJL's rolling batch (LMI 0.25 to 0.32), with these differences on purpose:
 
 - `finish_reason` is what happened (`eos_token`, `stop_sequence`, `length`, `cancelled`, `error`); DJL guessed it from
   the number of tokens and never said `stop_sequence`.
-- With `tgi_compat`, details carry TGI's `seed`, and TGI's `prefill` (whole) or `input_length` (streamed); every
-  token says whether it is `special`; an error inside a stream also carries TGI's `error` and `error_type`, which
+- With `tgi_compat`, details have TGI's `seed`, and TGI's `prefill` (whole) or `input_length` (streamed); every
+  token says whether it is `special`; an error inside a stream also has TGI's `error` and `error_type`, which
   its clients raise.
-- `generated_tokens` counts the end token, also where no token line shows it.
+- `generated_tokens` counts the end token, even if no token line shows it.
 
-In a stream every token is a line of its own, at once. The last line is the last token's if the end is known with
-it. If it comes alone (a stop string swallowed the text, a cancel), one more line is sent whose token repeats the last
-id with an empty text and is special, so that joined texts and summed log-probabilities stay right; its id is -1 if
-nothing was generated. An error's token has id -1, `log_prob` -1 and the message as `error_msg`, as documented by DJL.
+In a stream every token is a line, sent at once. If the end is known with the last token, that line is the last. If the
+end comes without a token (a stop string removed the text, or the request was cancelled), one more line is sent: its
+token repeats the last id with an empty text and is special, so that joined texts and summed log-probabilities are
+right; its id is -1 if nothing was generated. The token of an error has id -1, `log_prob` -1 and the message as
+`error_msg`, as DJL documents.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.lmi.errors import tgi_error_type
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.api.lmi.presentation import (
-    GeneratedSequence,
+    CollectedSequence,
     Presentation,
-    Sequences,
+    SequenceCollector,
     WholeResponseEncoder,
     dump_line,
     lmi_token,
@@ -44,24 +45,24 @@ PLAIN = "text/plain"
 class JsonEncoder(WholeResponseEncoder):
     """`{"generated_text", "details"?}`, in a list of one with `tgi_compat`.
 
-    More than one sequence: always with details, and `best_of_sequences` holds the others.
+    With more than one sequence there are always details, and `best_of_sequences` has the others.
     """
 
     def _body(self) -> bytes:
         presentation = self._presentation
-        best, *others = self._sequences.all
-        answer: dict[str, Any] = {"generated_text": self._text(best)}
+        best, *others = self._output.sequences
+        response: dict[str, Any] = {"generated_text": self._text(best)}
         if presentation.details or others:
             details = self._details(best)
             if others:
                 details["best_of_sequences"] = [self._other(other) for other in others]
-            answer["details"] = details
-        return orjson.dumps([answer] if presentation.tgi_compat else answer)
+            response["details"] = details
+        return orjson.dumps([response] if presentation.tgi_compat else response)
 
-    def _text(self, sequence: GeneratedSequence) -> str:
+    def _text(self, sequence: CollectedSequence) -> str:
         return self._presentation.inputs + sequence.text if self._presentation.return_full_text else sequence.text
 
-    def _details(self, sequence: GeneratedSequence) -> dict[str, Any]:
+    def _details(self, sequence: CollectedSequence) -> dict[str, Any]:
         presentation = self._presentation
         assert sequence.finished is not None
         as_token = tgi_token if presentation.tgi_compat else lmi_token
@@ -71,9 +72,9 @@ class JsonEncoder(WholeResponseEncoder):
             details["prefill"] = [as_token(token) for token in presentation.prompt_tokens]
         return details
 
-    def _other(self, sequence: GeneratedSequence) -> dict[str, Any]:
+    def _other(self, sequence: CollectedSequence) -> dict[str, Any]:
         shown = self._details(sequence) | {"generated_text": self._text(sequence)}
-        del shown["inputs"]  # told once, beside them
+        del shown["inputs"]  # the best sequence's details have it
         return shown
 
 
@@ -86,7 +87,7 @@ class JsonLinesEncoder:
         self._presentation = presentation
         self._texts: list[str] = []
         self._last_id = -1
-        # The hot path: one dumps per token, with bytes formatted around it.
+        # The hot path: one `dumps` per token, formatted into these bytes.
         self._tgi = presentation.tgi_compat
         self._token = tgi_token if presentation.tgi_compat else lmi_token
         self._line = b'data: {"token":%b}\n\n' if sse else b'{"token":%b}\n'
@@ -98,12 +99,12 @@ class JsonLinesEncoder:
         """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
-    def encode(self, update: OutputChunk) -> bytes:
+    def encode(self, chunk: OutputChunk) -> bytes:
         """See `ResponseEncoder`."""
-        tokens, finished = update.tokens, update.finished
+        tokens, finished = chunk.tokens, chunk.finished
         line = self._tgi_line if self._tgi else self._lmi_line
         if finished is None:
-            # Not joined where there is nothing to join: nearly every update of a server that keeps up is one token.
+            # Most chunks are one token, which needs no join.
             return line(tokens[0]) if len(tokens) == 1 else b"".join([line(token) for token in tokens])
         if finished.error is not None:
             return b"".join([line(token) for token in tokens]) + self.error(finished.error)
@@ -113,7 +114,7 @@ class JsonLinesEncoder:
         return before + self._end_line(self._token(last), finished)
 
     def error(self, error: RequestError) -> bytes:
-        """A last line whose token carries the message."""
+        """A last line whose token has the message."""
         token = self._token(Token(-1, "", -1.0, True)) | {"error_msg": str(error)}
         finished = SequenceResult(FinishReason.ERROR, len(self._texts), None, None, error=error)
         return self._end_line(token, finished)
@@ -154,9 +155,9 @@ class JsonLinesEncoder:
 
 
 class PlainTextEncoder:
-    """`none`: the generated text and nothing else, streamed if the request asks for a stream.
+    """`none`: the generated text only, streamed if the request asks for a stream.
 
-    A failure cannot be told in plain text: the body is left unended then.
+    Plain text cannot express a failure: the body then has no end.
     """
 
     content_type = PLAIN
@@ -164,7 +165,7 @@ class PlainTextEncoder:
 
     def __init__(self, presentation: Presentation) -> None:
         self._presentation = presentation
-        self._sequences = Sequences(presentation.n)
+        self._output = SequenceCollector(presentation.n)
         self._begun = False
         self.stream = presentation.stream and presentation.n == 1
 
@@ -172,14 +173,14 @@ class PlainTextEncoder:
         """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
-    def encode(self, update: OutputChunk) -> bytes:
+    def encode(self, chunk: OutputChunk) -> bytes:
         """See `ResponseEncoder`."""
         if self.stream:
-            text = "".join([token.text for token in update.tokens])
-        elif update.finished is not None and update.finished.error is not None:
+            text = "".join([token.text for token in chunk.tokens])
+        elif chunk.finished is not None and chunk.finished.error is not None:
             return b""
-        elif self._sequences.add(update):
-            text = self._sequences.all[0].text
+        elif self._output.add(chunk):
+            text = self._output.sequences[0].text
         else:
             return b""
         if self._presentation.return_full_text and not self._begun:

@@ -1,7 +1,7 @@
-"""The LMI schema's parameters, as tables: DJL's documented ones, TGI's and vLLM's where clients send them.
+"""The tables of LMI's parameters: those that DJL documents, and those of TGI and vLLM that clients send.
 
-Targets are the field names of `Sampling`, `GenerationRequest` and `Presentation`. Ranges are DJL's where
-it documents any, otherwise TGI's; `top_k` -1 is vLLM's way to say 0.
+Targets are the field names of `Sampling`, `GenerationRequest` and `Presentation`. Ranges are DJL's if it documents
+them, otherwise TGI's; `top_k` -1 means 0, as in vLLM.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ INPUTS_FIELDS = Table(
         Parameter(("parameters",), target=IGNORED),
         Parameter(("stream",), BOOLEAN, "stream"),
         Parameter(("model",), target=IGNORED),
-        # Hugging Face's hosted inference API; its clients send it wherever they point.
+        # Clients of Hugging Face's hosted inference API send it to every server.
         Parameter(("options",), target=IGNORED),
     ),
     elsewhere=dict.fromkeys(INPUTS_PARAMETERS.rows, "in 'parameters'")

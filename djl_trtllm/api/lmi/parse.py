@@ -1,18 +1,18 @@
-"""The LMI dialect: `{"inputs", "parameters", "stream"}`, `{"messages", ...}`, and Bedrock's under `bedrock_compat`.
+"""Parses LMI's requests: `{"inputs", "parameters", "stream"}`, `{"messages", ...}`, and Bedrock's (`bedrock_compat`).
 
-How requests are read, where DJL's rolling batch left it open or differed by version:
+Where DJL's documents leave it open, or DJL differs by version:
 
-- Sampling: `do_sample` decides where it is given. Otherwise a request samples if it sets `temperature` (not 0, not 1),
-  `top_k` (above 1) or `top_p` (below 1), as LMI does from 0.32 on; a seed alone does not. Chat samples unless its
-  temperature is 0. A temperature of 0 is greedy, with `do_sample` true as well.
-- `max_new_tokens` is 30 where `inputs` gives none, as documented. Chat without `max_tokens` gets as much as fits
-  (`max_new_tokens` 0 in the request): an answer cut after 30 tokens is never what a chat wants.
-- `n` sequences are answered with, `best_of` (by default `n`) are generated. `best_of` alone means one answer, with
-  `tgi_compat` TGI's: the best, and all others beside it.
-- Every parameter is honoured, or refused by name unless its value changes nothing. Types are JSON's, strictly.
-- The formatter: `parameters.output_formatter`, else the option, else `json`, or for streams `jsonlines` (`sse` with
+- Sampling: `do_sample` decides if it is given. Otherwise a request samples if it sets `temperature` (not 0, not 1),
+  `top_k` (above 1) or `top_p` (below 1), as in LMI from 0.32 on; a seed alone does not. Chat samples unless its
+  temperature is 0. A temperature of 0 is greedy, even if `do_sample` is true.
+- `max_new_tokens` is 30 if `inputs` does not set it, as documented. Chat without `max_tokens` gets as much as fits
+  (`max_new_tokens` 0 in the request): a chat needs whole answers.
+- `best_of` sequences (by default `n`) are generated and `n` returned. `best_of` alone returns one sequence, or with
+  `tgi_compat` all, as TGI does.
+- Every parameter has its effect or is refused by name, unless its value changes nothing. Types are JSON's, strictly.
+- The encoder: `parameters.output_formatter`, else the option, else `json`, or for streams `jsonlines` (`sse` with
   `tgi_compat`). Chat: `json_chat` or `jsonlines_chat`, unless the request or the option names another *chat*
-  formatter. An unknown name is logged and the default taken.
+  formatter. An unknown name is logged and ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ AS_MUCH_AS_FITS = 0
 _DEFAULT_NEW_TOKENS = 30
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
-"""What boto3 and others send when the caller named no type."""
+"""What boto3 and others send if the caller sets no type."""
 
 _SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
 
@@ -75,10 +75,9 @@ def parse(
     defaults: Defaults = Defaults(),  # noqa: B008  immutable
     properties: Mapping[str, str] = _NO_PROPERTIES,
 ) -> Call:
-    """Reads a request. `properties` are its headers and custom attributes, with lower-case names.
+    """Parse a request. `properties` are its headers and custom attributes, with lower-case names.
 
-    Raises InvalidRequestError with everything that is wrong, or UnsupportedParameterError where nothing is wrong
-    but that parameters cannot be honoured.
+    See `Dialect.parse` for what it raises.
     """
     return parse_payload(decode(body, content_type), defaults, properties)
 
@@ -145,7 +144,7 @@ def parse_payload(
 def choose_encoder(name: str | None, presentation: Presentation, *, several: bool = False) -> ResponseEncoder:
     """The encoder for an `output_formatter` name. `several`: more than one sequence is generated, whatever `n` is."""
     if name is not None and name not in FORMATTERS:
-        _logger.warning("Unsupported output formatter: %s; taking the default", show(name))
+        _logger.warning("Unsupported output formatter: %s; using the default", show(name))
         name = None
     if name is None:
         name = "json" if not presentation.stream else "sse" if presentation.tgi_compat else "jsonlines"
@@ -165,11 +164,11 @@ FORMATTERS: dict[str, Callable[[Presentation], ResponseEncoder]] = {
     "3p_stream": BedrockStreamEncoder,
     "none": PlainTextEncoder,
 }
-"""Every `output_formatter` by its name."""
+"""The encoder for each `output_formatter`."""
 
 _CHAT_FORMATTERS = ("json_chat", "jsonlines_chat", "sse_chat")
 _SINGLE = ("jsonlines", "sse", "3p", "3p_stream")
-"""These have no place for a second sequence."""
+"""Formats for a single sequence."""
 
 
 def _parse_inputs(payload: dict[str, Any], defaults: Defaults, problems: Problems) -> Call:
@@ -206,7 +205,7 @@ def _parse_inputs(payload: dict[str, Any], defaults: Defaults, problems: Problem
         n=sampling.n,
     )
     encoder = choose_encoder(values.get("output_formatter", defaults.output_formatter), presentation, several=several)
-    # Wherever the LMI schema shows a token it shows its log-probability.
+    # In the LMI schema every token has its log-probability.
     logprobs = encoder.stream or presentation.details
     return Call((_request(values, sampling, logprobs, prompt=inputs),), encoder)
 
@@ -237,7 +236,7 @@ def _parse_chat(payload: dict[str, Any], defaults: Defaults, problems: Problems)
         name = defaults.output_formatter
     if name not in FORMATTERS:
         if name is not None:
-            _logger.warning("Unsupported output formatter: %s; taking the default", show(name))
+            _logger.warning("Unsupported output formatter: %s; using the default", show(name))
         name = "jsonlines_chat" if stream else "json_chat"
     encoder = choose_encoder(name, presentation, several=sampling.n > 1)
     logprobs = presentation.logprobs or name in ("json", "jsonlines", "sse")
@@ -285,7 +284,7 @@ def _read_sampling(values: dict[str, Any], defaults: Defaults, problems: Problem
             chosen.get("temperature", 1.0) != 1.0 or chosen.get("top_k", 0) > 1 or chosen.get("top_p", 1.0) < 1.0
         )
     if chosen.get("temperature") == 0:
-        # Sampling at temperature 0 is the limit of sampling: the most likely token, always.
+        # At temperature 0, sampling always takes the most likely token.
         del chosen["temperature"]
         chosen["do_sample"] = False
     n = chosen.setdefault("n", 1)
@@ -300,8 +299,8 @@ def _read_sampling(values: dict[str, Any], defaults: Defaults, problems: Problem
     if max(n, best_of) > defaults.max_best_of:
         name = "n" if n == max(n, best_of) and "n" in values else "num_beams" if beams > 1 else "best_of"
         problems.invalid.append(f"'{name}' is {max(n, best_of)}: expected at most {defaults.max_best_of}")
-        n = best_of = beams = chosen["n"] = chosen["beam_width"] = 1  # nothing is laid out for what is refused
-    # Ranked only where a rank can be seen: LMI shows the best apart, chat shows all in the order they have.
+        n = best_of = beams = chosen["n"] = chosen["beam_width"] = 1  # the encoder of a refused request stays small
+    # Ranked only if the response shows it: LMI's has the best apart, a chat's has all in the order of their index.
     chosen["best_of"] = best_of if beams == 1 and (best_of > n or (ranked and n > 1)) else None
     sampling = Sampling(**chosen)
     if 0 < sampling.max_new_tokens < sampling.min_new_tokens:

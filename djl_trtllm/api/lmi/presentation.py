@@ -1,4 +1,4 @@
-"""What of the output a request wants to see, and the generated sequences it is taken from."""
+"""What a response shows of the output, and the collected sequences from which it is made."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _dumps = orjson.dumps
 
 @dataclass(slots=True)
 class Presentation:
-    """The view of one request's output.
+    """What one response shows.
 
-    `inputs` is the prompt as `details` and `return_full_text` show it. `n` sequences are shown, the best
-    first. `stream` is what the request asked for; a formatter may have its own mind. `logprobs` and `include_usage`
-    concern chat only, `id` (unique) and `created` (seconds since the epoch) too.
+    `inputs` is the prompt for `details` and `return_full_text`. The response has `n` sequences, the best first.
+    `stream` is the value in the request; an encoder may differ. `logprobs`, `include_usage`, `id` (unique) and
+    `created` (seconds since the epoch) are for chat only.
     """
 
     inputs: str = ""
@@ -42,7 +42,7 @@ class Presentation:
     prompt_tokens: Sequence[Token] = ()
 
     def begin(self, prompt: Prompt) -> None:
-        """Takes over what tokenising found out."""
+        """See `ResponseEncoder`."""
         self.inputs = prompt.text
         self.prompt_length = prompt.length
         if self.prefill:
@@ -50,45 +50,45 @@ class Presentation:
 
 
 @dataclass(slots=True)
-class GeneratedSequence:
-    """One sequence while it grows."""
+class CollectedSequence:
+    """One sequence and what was generated of it so far."""
 
     tokens: list[Token] = field(default_factory=list)
     finished: SequenceResult | None = None
 
     @property
     def text(self) -> str:
-        """What was generated so far."""
+        """The text so far."""
         return "".join([token.text for token in self.tokens])
 
 
-class Sequences:
-    """The sequences of one request that are shown. The rolling batch numbers them, best first where it ranks them."""
+class SequenceCollector:
+    """Collects the chunks of a response. The rolling batch numbers the sequences, the best first if it ranks them."""
 
     def __init__(self, count: int) -> None:
-        self.all = [GeneratedSequence() for _ in range(count)]
+        self.sequences = [CollectedSequence() for _ in range(count)]
         self._running = count
 
-    def add(self, update: OutputChunk) -> bool:
-        """Takes the update in; True if it ended the last running sequence."""
-        sequence = self.all[update.index]
-        sequence.tokens += update.tokens
-        if update.finished is None:
+    def add(self, chunk: OutputChunk) -> bool:
+        """Add a chunk. Returns True if it ended the last running sequence."""
+        sequence = self.sequences[chunk.index]
+        sequence.tokens += chunk.tokens
+        if chunk.finished is None:
             return False
-        sequence.finished = update.finished
+        sequence.finished = chunk.finished
         self._running -= 1
         return self._running == 0
 
 
 class WholeResponseEncoder(ABC):
-    """A `ResponseEncoder` whose answer is one body, made by `_body` when every sequence has ended."""
+    """A `ResponseEncoder` of one body, which `_body` makes when every sequence has ended."""
 
     stream = False
     content_type = "application/json"
 
     def __init__(self, presentation: Presentation) -> None:
         self._presentation = presentation
-        self._sequences = Sequences(presentation.n)
+        self._output = SequenceCollector(presentation.n)
 
     @property
     def wants_prompt_tokens(self) -> bool:
@@ -99,26 +99,26 @@ class WholeResponseEncoder(ABC):
         """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
-    def encode(self, update: OutputChunk) -> bytes:
+    def encode(self, chunk: OutputChunk) -> bytes:
         """See `ResponseEncoder`."""
-        if update.finished is not None and update.finished.error is not None:
+        if chunk.finished is not None and chunk.finished.error is not None:
             return b""
-        return self._body() if self._sequences.add(update) else b""
+        return self._body() if self._output.add(chunk) else b""
 
     def error(self, error: RequestError) -> bytes:
-        """Nothing: no byte of a whole answer is sent before its end."""
+        """Nothing: no byte of a whole response is sent before its end."""
         return b""
 
     @abstractmethod
     def _body(self) -> bytes:
-        """The answer."""
+        """The response."""
 
 
 def dump_line(value: object) -> bytes:
-    """JSON for line-based formats: without the characters that `str.splitlines` takes for line ends.
+    """JSON for line-based formats: escapes the characters that `str.splitlines` treats as line ends.
 
-    JSON allows U+0085, U+2028 and U+2029 unescaped, and clients that read lines of text (httpx, and so
-    huggingface_hub) would cut a line there.
+    JSON allows U+0085, U+2028 and U+2029 unescaped, but clients that read lines of text (httpx, and so
+    huggingface_hub) would end a line there.
     """
     data: bytes = _dumps(value)
     if data.isascii():
@@ -129,7 +129,7 @@ def dump_line(value: object) -> bytes:
 
 
 def lmi_token(token: Token) -> dict[str, Any]:
-    """A token as the LMI schema has it; `special_token` only where it is true."""
+    """A token in the LMI schema; `special_token` only if it is true."""
     shown: dict[str, Any] = {"id": token.id, "text": token.text, "log_prob": token.logprob}
     if token.special:
         shown["special_token"] = True
@@ -137,5 +137,5 @@ def lmi_token(token: Token) -> dict[str, Any]:
 
 
 def tgi_token(token: Token) -> dict[str, Any]:
-    """A token as TGI has it. `special` is always there: TGI's own client requires it."""
+    """A token in TGI's schema. `special` is always present: TGI's own client requires it."""
     return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}

@@ -74,7 +74,7 @@ def test_every_documented_import_finds_its_name() -> None:
         importlib.import_module("djl_python.nothing")
     package = sys.modules["djl_python"]
     assert package.inputs is sys.modules["djl_python.inputs"]
-    assert package.__doc__ == "Stands in for DJL Serving's djl_python."
+    assert package.__doc__ == "Replaces DJL Serving's djl_python."
 
 
 def test_decorators_mark_their_function() -> None:

@@ -119,7 +119,7 @@ def test_a_file_that_cannot_run_leaves_no_module_and_is_told_with_what_to_do(tmp
         load_custom(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}/model.py cannot be loaded: ZeroDivisionError: division by zero. Only its formatters are used: "
-        "correct it, or remove it to serve the model with the built-in ones."
+        "correct it, or remove it to serve the model without them."
     )
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert not any(name.startswith("djl_trtllm_model_") for name in sys.modules)

@@ -314,7 +314,7 @@ def test_choice_of_chat_formatter(option: str | None, asked: str | None, stream:
 
 
 def test_an_unknown_formatter_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    message = 'Unsupported output formatter: "unheard"; taking the default'
+    message = 'Unsupported output formatter: "unheard"; using the default'
     inputs(output_formatter="unheard")
     assert caplog.messages == [message]
     chat(output_formatter="unheard")

@@ -5,9 +5,9 @@ import time
 import uuid
 
 from djl_trtllm.api.lmi.presentation import (
-    GeneratedSequence,
+    CollectedSequence,
     Presentation,
-    Sequences,
+    SequenceCollector,
     WholeResponseEncoder,
     dump_line,
     lmi_token,
@@ -22,7 +22,7 @@ class Texts(WholeResponseEncoder):
 
     def _body(self) -> bytes:
         view = self._presentation
-        texts = [sequence.text for sequence in self._sequences.all]
+        texts = [sequence.text for sequence in self._output.sequences]
         return json.dumps([view.inputs, view.prompt_length, len(view.prompt_tokens), texts]).encode()
 
 
@@ -59,12 +59,12 @@ def test_a_presentation_shows_one_text_and_nothing_else_unless_it_is_asked() -> 
 
 
 def test_sequences_grow_and_end_one_by_one() -> None:
-    sequences = Sequences(2)
+    collector = SequenceCollector(2)
     updates = several(2)
-    assert [sequences.add(update) for update in updates] == [False, False, False, True]
-    assert [sequence.text for sequence in sequences.all] == ["00 01", "10 11"]
-    assert [sequence.finished for sequence in sequences.all] == [updates[2].finished, updates[3].finished]
-    assert GeneratedSequence().text == ""
+    assert [collector.add(update) for update in updates] == [False, False, False, True]
+    assert [sequence.text for sequence in collector.sequences] == ["00 01", "10 11"]
+    assert [sequence.finished for sequence in collector.sequences] == [updates[2].finished, updates[3].finished]
+    assert CollectedSequence().text == ""
 
 
 def test_a_whole_answer_is_made_when_every_sequence_has_ended() -> None:
@@ -104,7 +104,7 @@ def test_a_token_is_shown_as_its_schema_has_it() -> None:
 
 
 def test_an_update_may_end_a_sequence_and_add_to_it() -> None:
-    sequences = Sequences(1)
+    collector = SequenceCollector(1)
     finished = SequenceResult(FinishReason.LENGTH, 1, None, None)
-    assert sequences.add(OutputChunk(0, [Token(1, "a", None, False)], finished))
-    assert (sequences.all[0].text, sequences.all[0].finished) == ("a", finished)
+    assert collector.add(OutputChunk(0, [Token(1, "a", None, False)], finished))
+    assert (collector.sequences[0].text, collector.sequences[0].finished) == ("a", finished)
