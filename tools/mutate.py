@@ -47,7 +47,7 @@ CORE = (
     "api/parameters.py",
     "batching/*.py",
     "config/resolve.py",
-    "config/rules.py",
+    "config/rules/*.py",
     "engines/cache.py",
     "engines/manifest.py",
     "executor/channel.py",

@@ -17,13 +17,13 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 
 from djl_trtllm.backends.options import AUTOMATIC, EFFECTS, describe
-from djl_trtllm.config.environment import ANSWERED, variables_of
-from djl_trtllm.config.option import Scope
 from djl_trtllm.config.options import GROUPS
-from djl_trtllm.config.registry import OPTIONS, DeclaredOption, find
+from djl_trtllm.config.options.option import Scope
+from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption, find
+from djl_trtllm.config.options.values import as_text
 from djl_trtllm.config.resolve import precedence
-from djl_trtllm.config.rules import RULES
-from djl_trtllm.config.values import as_text
+from djl_trtllm.config.rules.table import RULES
+from djl_trtllm.config.sources.environment import ANSWERED, variables_of
 from tools.disagreements import DISAGREEMENTS
 from tools.options_tasks import TASKS
 from tools.tensorrt_llm.page import names_page

@@ -12,8 +12,8 @@ import javaproperties
 
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.config import Config
-from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.values import as_text
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.options.values import as_text
 from djl_trtllm.engines.build import build_engine
 from djl_trtllm.engines.directory import EngineDir
 from djl_trtllm.engines.manifest import Manifest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from djl_trtllm.config import Config
 from djl_trtllm.config.explain import shown_origin, shown_value
-from djl_trtllm.config.registry import OPTIONS, DeclaredOption
+from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
 
 
 @dataclass(frozen=True, order=True)

@@ -10,7 +10,7 @@ from djl_trtllm.backends.openvino.options import EFFECTS as OPENVINO
 from djl_trtllm.backends.scripted.options import EFFECTS as SCRIPTED
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.config import Backend, Config
-from djl_trtllm.config.registry import DeclaredOption
+from djl_trtllm.config.options.registry import DeclaredOption
 
 EFFECTS: Mapping[Backend, Effects] = {
     Backend.TENSORRT: ENGINE,

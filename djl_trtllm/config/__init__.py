@@ -4,14 +4,21 @@
 `resolve.precedence`, and raises one `ConfigError` with every problem.
 """
 
-from djl_trtllm.config.choices import Backend, DType, KvCacheDType, Quantization, SchedulerPolicy
 from djl_trtllm.config.compat.detect import names_configuration, read_source
 from djl_trtllm.config.configuration import Config
-from djl_trtllm.config.environment import read_environment
 from djl_trtllm.config.options import Options
-from djl_trtllm.config.origin import Origin, OriginKind
+from djl_trtllm.config.options.choices import Backend, DType, KvCacheDType, Quantization, SchedulerPolicy
 from djl_trtllm.config.resolve import load, resolve
-from djl_trtllm.config.sources import Layer, Setting, Source, parse_properties, read_arguments, read_properties
+from djl_trtllm.config.sources.environment import read_environment
+from djl_trtllm.config.sources.origin import Origin, OriginKind
+from djl_trtllm.config.sources.properties import (
+    Layer,
+    Setting,
+    Source,
+    parse_properties,
+    read_arguments,
+    read_properties,
+)
 
 __all__ = [
     "Backend",

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config.options import Options
-from djl_trtllm.config.origin import Origin
-from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.sources import Setting
-from djl_trtllm.config.values import NotAValueError, as_text
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.options.values import NotAValueError, as_text
+from djl_trtllm.config.sources.origin import Origin
+from djl_trtllm.config.sources.properties import Setting
 from djl_trtllm.errors import ConfigError
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from djl_trtllm.config.origin import Origin
-from djl_trtllm.config.sources import Setting
-from djl_trtllm.config.values import as_text
+from djl_trtllm.config.options.values import as_text
+from djl_trtllm.config.sources.origin import Origin
+from djl_trtllm.config.sources.properties import Setting
 
 
 @dataclass

@@ -9,15 +9,15 @@ from typing import Any
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.derive import RULES, Draft
-from djl_trtllm.config.environment import read_environment, variables_of
-from djl_trtllm.config.option import Scope
 from djl_trtllm.config.options import Options
-from djl_trtllm.config.origin import Origin, OriginKind
-from djl_trtllm.config.registry import OPTIONS, DeclaredOption, find, suggest
-from djl_trtllm.config.rule_context import subject_of_draft
-from djl_trtllm.config.rules import OPTION_RULES, check
-from djl_trtllm.config.sources import Layer, Setting, Source, read_arguments, read_properties
-from djl_trtllm.config.values import NotAValueError, is_quoted, without_comment
+from djl_trtllm.config.options.option import Scope
+from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption, find, suggest
+from djl_trtllm.config.options.values import NotAValueError, is_quoted, without_comment
+from djl_trtllm.config.rules.context import subject_of_draft
+from djl_trtllm.config.rules.table import OPTION_RULES, check
+from djl_trtllm.config.sources.environment import read_environment, variables_of
+from djl_trtllm.config.sources.origin import Origin, OriginKind
+from djl_trtllm.config.sources.properties import Layer, Setting, Source, read_arguments, read_properties
 from djl_trtllm.errors import ConfigError
 
 Candidate = tuple[Layer, Setting]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config import Origin, load, names_configuration
-from djl_trtllm.config.registry import find, suggest
-from djl_trtllm.config.values import as_text
+from djl_trtllm.config.options.registry import find, suggest
+from djl_trtllm.config.options.values import as_text
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.service import Model, open_remote, open_source, prepare

@@ -17,7 +17,7 @@ from djl_trtllm.backends.effects import (
     without_effect,
 )
 from djl_trtllm.config import load
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.registry import OPTIONS
 from tests.config.helpers import from_text
 
 SIZE = Target("LLM", "tensor_parallel_size")

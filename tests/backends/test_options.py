@@ -6,7 +6,7 @@ import pytest
 
 from djl_trtllm.backends.options import AUTOMATIC, EFFECTS, describe, without_effect
 from djl_trtllm.config import Backend
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.registry import OPTIONS
 from tests.config.helpers import from_text
 
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from djl_trtllm.config import Config, Source, parse_properties, read_arguments, read_environment, resolve
-from djl_trtllm.config.environment import ANSWERED, variables_of
-from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.rules import check_model
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.rules.table import check_model
+from djl_trtllm.config.sources.environment import ANSWERED, variables_of
 from djl_trtllm.errors import ConfigError
 
 KEYS = tuple(spelling for declared in OPTIONS.values() for spelling in declared.spellings)

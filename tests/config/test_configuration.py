@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config import Backend, Config, Options, parse_properties, read_environment, resolve
-from djl_trtllm.config.origin import Origin
+from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text
 

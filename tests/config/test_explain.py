@@ -9,7 +9,7 @@ from djl_trtllm.config import Backend, Config, load
 from djl_trtllm.config.diff import diff_as_json, render_diff
 from djl_trtllm.config.explain import as_json, plain_value, render, shown_origin, shown_value
 from djl_trtllm.config.masking import MASK
-from djl_trtllm.config.registry import OPTIONS, DeclaredOption
+from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, printed, rows
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from djl_trtllm.config.masking import MASK, is_secret_key, masked
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.registry import OPTIONS
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pydantic
 import pytest
 
 from djl_trtllm.config import Options
-from djl_trtllm.config.option import Scope
 from djl_trtllm.config.options import GROUPS
-from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.values import NotAValueError, as_text
+from djl_trtllm.config.options.option import Scope
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.options.values import NotAValueError, as_text
 from tests.config.helpers import from_text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djl_trtllm.config.registry import find
+from djl_trtllm.config.options.registry import find
 
 LMI = """
 model_id tensor_parallel_degree max_rolling_batch_size max_input_len max_output_len use_custom_all_reduce

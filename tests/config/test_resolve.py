@@ -15,10 +15,10 @@ from djl_trtllm.config import (
     load,
     resolve,
 )
-from djl_trtllm.config.option import Scope
-from djl_trtllm.config.origin import Origin
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.option import Scope
+from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.config.resolve import precedence
+from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, problems_of
 

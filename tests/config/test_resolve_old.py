@@ -16,8 +16,8 @@ import pytest
 
 from djl_trtllm.config import Config, OriginKind, load
 from djl_trtllm.config.explain import as_json
-from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.values import as_text
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.options.values import as_text
 from djl_trtllm.errors import ConfigError
 
 HERE = Path(__file__).parent

@@ -13,8 +13,8 @@ import pytest
 from djl_trtllm.backends.options import without_effect
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.config import Backend, Config, load
-from djl_trtllm.config.registry import find
-from djl_trtllm.config.rules import check_model
+from djl_trtllm.config.options.registry import find
+from djl_trtllm.config.rules.table import check_model
 from djl_trtllm.engines import Gpu, Hardware
 from djl_trtllm.model import Layout, inspect
 

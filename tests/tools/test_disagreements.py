@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from djl_trtllm.backends.options import describe
 from djl_trtllm.config import Backend
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.registry import OPTIONS
 from tools.disagreements import DISAGREEMENTS
 from tools.options_docs import pages
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config import parse_properties, resolve
-from djl_trtllm.config.option import Scope
-from djl_trtllm.config.registry import OPTIONS, find
-from djl_trtllm.config.rules import RULES
+from djl_trtllm.config.options.option import Scope
+from djl_trtllm.config.options.registry import OPTIONS, find
+from djl_trtllm.config.rules.table import RULES
 from tools.options_docs import example_file, main, pages
 from tools.options_tasks import TASKS
 

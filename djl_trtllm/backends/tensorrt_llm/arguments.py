@@ -17,10 +17,10 @@ from djl_trtllm.backends.effects import Passed, Target
 from djl_trtllm.backends.tensorrt_llm.names import all_members, default_of, has, members, owners
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.config import Backend, Config, DType
-from djl_trtllm.config.choices import Choice, PluginDType
 from djl_trtllm.config.masking import masked
-from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.values import as_text
+from djl_trtllm.config.options.choices import Choice, PluginDType
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.options.values import as_text
 
 Arguments = dict[str, Any]
 """Keyword arguments of LLM: a configuration object is `{"class": NAME, field: value}`, a member of an enum

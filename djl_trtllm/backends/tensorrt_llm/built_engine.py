@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config import Config, DType, KvCacheDType
-from djl_trtllm.config.choices import BatchingType
 from djl_trtllm.config.format_setting import format_setting
-from djl_trtllm.config.values import as_text
+from djl_trtllm.config.options.choices import BatchingType
+from djl_trtllm.config.options.values import as_text
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineMismatchError, LayoutError

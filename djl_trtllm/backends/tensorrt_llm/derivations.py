@@ -12,7 +12,7 @@ from djl_trtllm.backends.effects import Target
 from djl_trtllm.backends.tensorrt_llm.arguments import ArgumentBuilder, Phase, PlanInputs
 from djl_trtllm.backends.tensorrt_llm.quantization import kv_cache_format, quantization
 from djl_trtllm.config import Backend
-from djl_trtllm.config.choices import GuidedDecoding, KvCacheType
+from djl_trtllm.config.options.choices import GuidedDecoding, KvCacheType
 from djl_trtllm.engines.hardware import release_of
 
 _FREE_MEMORY_FRACTION = 0.95

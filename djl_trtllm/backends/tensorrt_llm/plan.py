@@ -26,7 +26,7 @@ from djl_trtllm.backends.tensorrt_llm.names import has, members
 from djl_trtllm.backends.tensorrt_llm.quantization import is_calibrated
 from djl_trtllm.config import Backend, Config, DType
 from djl_trtllm.config.format_setting import format_setting
-from djl_trtllm.config.origin import Origin
+from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences

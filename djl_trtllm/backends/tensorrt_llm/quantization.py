@@ -5,7 +5,7 @@ from __future__ import annotations
 from djl_trtllm.backends.effects import Target
 from djl_trtllm.backends.tensorrt_llm.arguments import ArgumentBuilder
 from djl_trtllm.config import Backend, Config, KvCacheDType, Quantization
-from djl_trtllm.config.choices import AwqFormat
+from djl_trtllm.config.options.choices import AwqFormat
 
 _ALGORITHMS = {
     Quantization.INT8: "W8A16",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from djl_trtllm.config.compat import triton, truss
-from djl_trtllm.config.sources import Layer, Source, read_properties
+from djl_trtllm.config.sources.properties import Layer, Source, read_properties
 
 PROPERTIES_FILE = "serving.properties"
 _YAML = (".yaml", ".yml")

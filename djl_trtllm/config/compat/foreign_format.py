@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from djl_trtllm.config.masking import is_secret_key, masked
-from djl_trtllm.config.origin import Origin
-from djl_trtllm.config.sources import Layer, Setting, Source
+from djl_trtllm.config.sources.origin import Origin
+from djl_trtllm.config.sources.properties import Layer, Setting, Source
 
 _LONGEST = 60
 

@@ -23,7 +23,7 @@ from djl_trtllm.config.compat.triton_names import (
     TO_FILL,
     TRITON_ONLY,
 )
-from djl_trtllm.config.sources import Layer, Source
+from djl_trtllm.config.sources.properties import Layer, Source
 
 CONFIG_FILE = "config.pbtxt"
 _PRESETS = {"option.batch_scheduler_policy": "guaranteed_no_evict"}

@@ -22,7 +22,7 @@ from djl_trtllm.config.compat.truss_names import (
     TO_ACT_ON,
 )
 from djl_trtllm.config.compat.yaml_tree import YamlError, entries
-from djl_trtllm.config.sources import Layer, Source
+from djl_trtllm.config.sources.properties import Layer, Source
 
 CONFIG_FILE = "config.yaml"
 TRITON_FOLDER = Path("packages", "inflight_batcher_llm")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from djl_trtllm.config.choices import ProfilingVerbosity
-from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.choices import ProfilingVerbosity
 from djl_trtllm.config.options.documents import DJL, TRITON, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
+from djl_trtllm.config.options.option import Option
 
 
 class BuildOptions(OptionGroup):

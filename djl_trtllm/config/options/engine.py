@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from djl_trtllm.config.option import Option
 from djl_trtllm.config.options.documents import OURS
 from djl_trtllm.config.options.group import OptionGroup
+from djl_trtllm.config.options.option import Option
 
 
 class EngineOptions(OptionGroup):

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import create_model
 
-from djl_trtllm.config.choices import Choice
-from djl_trtllm.config.option import Option, Scope
+from djl_trtllm.config.options.choices import Choice
 from djl_trtllm.config.options.group import OptionGroup
+from djl_trtllm.config.options.option import Option, Scope
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from djl_trtllm.config.option import Option
 from djl_trtllm.config.options.documents import FINDING, LMI, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
+from djl_trtllm.config.options.option import Option
 
 
 class LimitOptions(OptionGroup):

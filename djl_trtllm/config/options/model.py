@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from djl_trtllm.config.choices import Backend, DType, LoadFormat
-from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.choices import Backend, DType, LoadFormat
 from djl_trtllm.config.options.documents import DJL, LMI, TRITON, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
+from djl_trtllm.config.options.option import Option
 
 
 class ModelOptions(OptionGroup):

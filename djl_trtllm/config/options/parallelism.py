@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from djl_trtllm.config.choices import AllReduceStrategy, EmbeddingParallelMode
-from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.choices import AllReduceStrategy, EmbeddingParallelMode
 from djl_trtllm.config.options.documents import DJL, LMI, TRITON, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
+from djl_trtllm.config.options.option import Option
 
 
 class ParallelismOptions(OptionGroup):

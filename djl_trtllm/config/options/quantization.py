@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from djl_trtllm.config.choices import AwqFormat, CalibDevice, KvCacheQuantAlgorithm, QuantAlgorithm, Quantization
-from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.choices import (
+    AwqFormat,
+    CalibDevice,
+    KvCacheQuantAlgorithm,
+    QuantAlgorithm,
+    Quantization,
+)
 from djl_trtllm.config.options.documents import DJL, LMI, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
+from djl_trtllm.config.options.option import Option
 
 
 class QuantizationOptions(OptionGroup):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from djl_trtllm.config.choices import BatchingType, ChunkingPolicy, SchedulerPolicy
-from djl_trtllm.config.option import Option
+from djl_trtllm.config.options.choices import BatchingType, ChunkingPolicy, SchedulerPolicy
 from djl_trtllm.config.options.documents import DJL, LMI, RUNTIME, TRITON, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
+from djl_trtllm.config.options.option import Option
 
 
 class SchedulerOptions(OptionGroup):

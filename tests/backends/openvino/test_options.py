@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from djl_trtllm.backends.effects import NoEffect, Target, has_effect
 from djl_trtllm.backends.openvino.options import EFFECTS
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.registry import OPTIONS
 
 
 def test_the_options_that_openvino_has() -> None:

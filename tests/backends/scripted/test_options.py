@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from djl_trtllm.backends.effects import describe
 from djl_trtllm.backends.scripted.options import EFFECTS
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.registry import OPTIONS
 
 
 def test_there_are_limits_and_a_script_and_nothing_else() -> None:

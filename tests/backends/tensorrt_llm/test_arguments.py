@@ -15,7 +15,7 @@ from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
 from djl_trtllm.config import Backend
-from djl_trtllm.config.registry import OPTIONS, find
+from djl_trtllm.config.options.registry import OPTIONS, find
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import inspect
 from tests.backends.tensorrt_llm.cases import CASES

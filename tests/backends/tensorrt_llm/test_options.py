@@ -9,7 +9,7 @@ from djl_trtllm.backends.effects import Derived, Effect, Effects, NoEffect, Pass
 from djl_trtllm.backends.tensorrt_llm.names import has, members
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.config import Backend
-from djl_trtllm.config.registry import OPTIONS, find
+from djl_trtllm.config.options.registry import OPTIONS, find
 
 VERSION = "1.2.1"
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from djl_trtllm.config import Layer
 from djl_trtllm.config.compat.foreign_format import Entry, Reading, presets
 from djl_trtllm.config.masking import MASK
-from djl_trtllm.config.origin import Origin, OriginKind
-from djl_trtllm.config.sources import Setting
+from djl_trtllm.config.sources.origin import Origin, OriginKind
+from djl_trtllm.config.sources.properties import Setting
 
 
 def test_an_entry_is_shown_with_secrets_masked_and_long_values_shortened() -> None:

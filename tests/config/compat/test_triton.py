@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from djl_trtllm.config import Config, OriginKind, parse_properties, resolve
 from djl_trtllm.config.compat import triton
 from djl_trtllm.config.compat.triton_names import ANSWERS, EXAMPLES, MODELS, OPTION_OF, TO_FILL
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from djl_trtllm.config.compat.triton_names import (
     TO_FILL,
     TRITON_ONLY,
 )
-from djl_trtllm.config.registry import find
+from djl_trtllm.config.options.registry import find
 
 
 def test_every_name_is_an_option() -> None:

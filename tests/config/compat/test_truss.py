@@ -11,7 +11,7 @@ from djl_trtllm.config.compat.truss_names import (
     OPTION_OF,
     TO_ACT_ON,
 )
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.errors import ConfigError
 
 

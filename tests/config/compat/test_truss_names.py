@@ -12,7 +12,7 @@ from djl_trtllm.config.compat.truss_names import (
     STACK_PRESETS,
     TO_ACT_ON,
 )
-from djl_trtllm.config.registry import find
+from djl_trtllm.config.options.registry import find
 
 
 def test_every_name_is_an_option() -> None:

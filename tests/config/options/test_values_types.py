@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
-from djl_trtllm.config.choices import Backend, EmbeddingParallelMode
-from djl_trtllm.config.option import Option
-from djl_trtllm.config.values import NotAValueError, ValueType, as_text, is_quoted, without_comment
+from djl_trtllm.config.options.choices import Backend, EmbeddingParallelMode
+from djl_trtllm.config.options.option import Option
+from djl_trtllm.config.options.values import NotAValueError, ValueType, as_text, is_quoted, without_comment
 
 FREE = Option("option.x", "d")
 BOUND = Option("option.x", "d", unit="tokens", at_least=1)

@@ -3,9 +3,9 @@ from __future__ import annotations
 from djl_trtllm.config import Config, parse_properties, resolve
 from djl_trtllm.config.derive import Draft
 from djl_trtllm.config.masking import MASK
-from djl_trtllm.config.origin import Origin
-from djl_trtllm.config.rule_context import subject_of, subject_of_draft
-from djl_trtllm.config.sources import Setting
+from djl_trtllm.config.rules.context import subject_of, subject_of_draft
+from djl_trtllm.config.sources.origin import Origin
+from djl_trtllm.config.sources.properties import Setting
 
 
 def a_draft() -> Draft:

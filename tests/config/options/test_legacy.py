@@ -8,7 +8,7 @@ import pytest
 
 from djl_trtllm.config.options import GROUPS
 from djl_trtllm.config.options.legacy import ROWS, with_legacy
-from djl_trtllm.config.registry import OPTIONS, find
+from djl_trtllm.config.options.registry import OPTIONS, find
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import javaproperties
 
 from djl_trtllm.config.masking import masked
-from djl_trtllm.config.origin import Origin, OriginKind
-from djl_trtllm.config.registry import find
+from djl_trtllm.config.options.registry import find
+from djl_trtllm.config.sources.origin import Origin, OriginKind
 
 
 class Layer(enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from djl_trtllm.config import Config
-from djl_trtllm.config.rules import RULES, check_model
+from djl_trtllm.config.rules.table import RULES, check_model
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, problems_of
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from djl_trtllm.config import conditions
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.options.documents import LMI, RUNTIME, TRTLLM
-from djl_trtllm.config.rule_context import RuleContext, subject_of
+from djl_trtllm.config.rules import conditions
+from djl_trtllm.config.rules.context import RuleContext, subject_of
 from djl_trtllm.errors import ConfigError
 
 

@@ -154,7 +154,7 @@ def test_users_write_options_by_name_in_files_on_the_command_line_and_in_option_
 
 
 def test_the_page_names_every_layer() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "options.md").read_text(encoding="utf-8")
     rows = page.partition("## Precedence")[2].partition("\n## ")[0]
     assert [layer.value for layer in Layer if f"| {layer.value} |" not in rows.replace("\\*", "*")] == []
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from djl_trtllm.config.option import Option, Scope
+from djl_trtllm.config.options.option import Option, Scope
 
 
 def test_bounds_include_or_exclude_their_number() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from djl_trtllm.config.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
-from djl_trtllm.config.rule_context import RuleContext
+from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
+from djl_trtllm.config.rules.context import RuleContext
 
 
 def rotary_scaling_pair(subject: RuleContext) -> str | None:

@@ -9,9 +9,9 @@ from typing import Any
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.derive import Draft
 from djl_trtllm.config.masking import masked
-from djl_trtllm.config.origin import Origin
-from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.values import as_text
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.options.values import as_text
+from djl_trtllm.config.sources.origin import Origin
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.config.registry import OPTIONS
-from djl_trtllm.config.rule_context import subject_of
-from djl_trtllm.config.rules import MODEL_RULES, OPTION_RULES, RULES, Rule, Severity, check, check_model
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.rules.context import subject_of
+from djl_trtllm.config.rules.table import MODEL_RULES, OPTION_RULES, RULES, Rule, Severity, check, check_model
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text
 
@@ -28,7 +28,7 @@ def test_every_rule_names_options_says_whether_it_is_lifted_and_where_it_stands(
 
 
 def test_the_page_shows_the_rules_as_they_are() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "options" / "rules.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "options" / "rules.md").read_text(encoding="utf-8")
     cells = [(f"`{OPTIONS[rule.options[-1]].key}`", rule.condition, rule.severity.value, rule.lifted) for rule in RULES]
     lines = page.splitlines()
     lacking = [

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from djl_trtllm.config.origin import Origin, OriginKind
+from djl_trtllm.config.sources.origin import Origin, OriginKind
 
 ORIGINS = {
     OriginKind.FILE: Origin.file("serving.properties", 3),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from djl_trtllm.config.origin import Origin
-from djl_trtllm.config.registry import find
-from djl_trtllm.config.sources import Layer, Setting, Source
+from djl_trtllm.config.options.registry import find
+from djl_trtllm.config.sources.origin import Origin
+from djl_trtllm.config.sources.properties import Layer, Setting, Source
 
 OPTION_PREFIX = "OPTION_"
 SERVING_PREFIX = "SERVING_"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.config.registry import OPTIONS, find, suggest
+from djl_trtllm.config.options.registry import OPTIONS, find, suggest
 
 
 def test_every_spelling_finds_its_option_only() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from djl_trtllm.config.choices import Backend, Choice
+from djl_trtllm.config.options.choices import Backend, Choice
 
 
 def test_a_choice_is_its_word() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from djl_trtllm.config.option import Option
 from djl_trtllm.config.options import GROUPS, Group, Options
-from djl_trtllm.config.values import ValueType, as_text
+from djl_trtllm.config.options.option import Option
+from djl_trtllm.config.options.values import ValueType, as_text
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config import load
-from djl_trtllm.config.environment import ANSWERED, option_key, serving_key, variables_of
-from djl_trtllm.config.option import Scope
-from djl_trtllm.config.registry import OPTIONS
+from djl_trtllm.config.options.option import Scope
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.sources.environment import ANSWERED, option_key, serving_key, variables_of
 from djl_trtllm.errors import ConfigError
 
 
@@ -134,7 +134,7 @@ def test_variables_of_the_container_are_answered_by_name() -> None:
 
 
 def test_the_page_lists_them() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "options" / "legacy.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "options" / "legacy.md").read_text(encoding="utf-8")
     rows = page.partition("## Variables without effect")[2].partition("\n## ")[0]
     assert [name for name, why in ANSWERED.items() if f"| `{name}` | {why} |" not in rows] == []
 

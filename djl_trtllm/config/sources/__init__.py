@@ -1,0 +1,1 @@
+"""Where values come from: property files, the environment, arguments."""
