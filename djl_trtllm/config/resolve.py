@@ -26,6 +26,9 @@ _DEFAULTS = Options()
 _DEFAULT_ORIGINS = dict.fromkeys(OPTIONS, Origin.default())
 
 
+_FILES_OF_A_MODEL = (Layer.FILE, Layer.DIALECT, Layer.PRESET)
+
+
 def precedence(scope: Scope) -> tuple[Layer, ...]:
     """The layers that may set an option, the strongest first.
 
@@ -52,7 +55,12 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
     HF_MODEL_ID names the model that is served, and only that one: it comes before the model that a file names, beside
     which DJL Serving would load it as a second one, and a revision of the file's model does not become its own.
     A `config.pbtxt` or `config.yaml` is not written for this server, and everything that is comes before it.
+
+    Permissions (`option.trust_remote_code`) are options of a model that every other layer may take back: the files of a
+    model come last.
     """
+    if scope is Scope.PERMISSION:
+        return tuple(sorted(precedence(Scope.MODEL), key=_FILES_OF_A_MODEL.__contains__))
     if scope is Scope.OPERATOR:
         return (Layer.SERVING,)
     if scope is Scope.SERVER:

@@ -85,6 +85,22 @@ def test_the_precedence_table_in_the_docstring_is_the_function() -> None:
         assert cells == [words[layer] for layer in precedence(scope)]
 
 
+@pytest.mark.parametrize("variable", ["OPTION_TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"])
+def test_the_operator_takes_back_what_a_model_allows_itself(tmp_path: Path, variable: str) -> None:
+    (tmp_path / "serving.properties").write_text("option.trust_remote_code=true\n")
+    assert load(tmp_path, {}).options.trust_remote_code
+    config = load(tmp_path, {variable: "false"})
+    assert not config.options.trust_remote_code
+    assert variable in str(config.origin("trust_remote_code"))
+    assert any("option.trust_remote_code=true" in warning for warning in config.warnings)
+
+
+def test_files_of_a_model_come_last_for_permissions() -> None:
+    order = precedence(Scope.PERMISSION)
+    assert order[-3:] == (Layer.FILE, Layer.DIALECT, Layer.PRESET)
+    assert set(order) == set(precedence(Scope.MODEL))
+
+
 def test_the_environment_a_command_line_a_directory_and_the_servers_file_are_read(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

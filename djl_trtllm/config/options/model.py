@@ -7,7 +7,7 @@ from typing import Annotated
 from djl_trtllm.config.options.choices import Backend, DType, LoadFormat
 from djl_trtllm.config.options.documents import DJL, LMI, TRITON, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
-from djl_trtllm.config.options.option import Option
+from djl_trtllm.config.options.option import Option, Scope
 
 
 class ModelOptions(OptionGroup):
@@ -46,8 +46,10 @@ class ModelOptions(OptionGroup):
         Option(
             "option.trust_remote_code",
             "Run Python code that comes with the model's files (its model and tokenizer classes). Set it only for "
-            "models whose code you have read.",
+            "models whose code you have read. What the operator sets comes before what a model's files set, and a "
+            "fetched model cannot set it.",
             source=DJL,
+            scope=Scope.PERMISSION,
         ),
     ] = False
     model_name: Annotated[

@@ -12,11 +12,13 @@ class Scope(enum.Enum):
 
     MODEL options travel with the model; SERVER options are about the process and the operator's word comes first;
     OPERATOR options let a model do something to the machine, so nothing inside a model directory can set them.
+    PERMISSION options let code of the model run: a model directory may set them unless the operator says otherwise.
     """
 
     MODEL = "model"
     SERVER = "server"
     OPERATOR = "operator"
+    PERMISSION = "permission"
 
 
 @dataclass(frozen=True)

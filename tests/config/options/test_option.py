@@ -32,4 +32,4 @@ def test_an_option_without_effect_says_what_happens_instead() -> None:
 
 def test_an_option_is_the_models_unless_it_says_otherwise() -> None:
     assert Option("k", "d").scope is Scope.MODEL
-    assert [scope.value for scope in Scope] == ["model", "server", "operator"]
+    assert [scope.value for scope in Scope] == ["model", "server", "operator", "permission"]
