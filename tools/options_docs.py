@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
 
-from djl_trtllm.backends.options import AUTOMATIC, EFFECTS, describe
+from djl_trtllm.backends.options import automatic_backends, describe, option_maps
 from djl_trtllm.config.options import GROUPS
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption, find
@@ -258,9 +258,10 @@ def _section(declared: DeclaredOption) -> Iterator[str]:
     if option.effect:
         rows.append(("effect", option.effect))
     else:
-        others = [backend for backend in EFFECTS if backend not in AUTOMATIC and declared.name in EFFECTS[backend]]
-        found = [backend for backend in AUTOMATIC if declared.name in EFFECTS[backend]]
-        rows += [(f"on {backend}", describe(declared, backend)) for backend in (AUTOMATIC if found else others)]
+        automatic, maps = automatic_backends(), option_maps()
+        others = [backend for backend in maps if backend not in automatic and declared.name in maps[backend]]
+        found = [backend for backend in automatic if declared.name in maps[backend]]
+        rows += [(f"on {backend}", describe(declared, backend)) for backend in (automatic if found else others)]
     rows.append(("from", option.source))
     for head, text in rows:
         yield f"| {head} | {_cell(text)} |"

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.backends.options import AUTOMATIC, EFFECTS, describe, without_effect
+from djl_trtllm.backends.options import automatic_backends, describe, option_maps, without_effect
 from djl_trtllm.config import Backend
 from djl_trtllm.config.options.registry import OPTIONS
 from tests.config.helpers import from_text
 
 
 def test_every_backend_has_a_map() -> None:
-    assert set(EFFECTS) == set(Backend) - {Backend.AUTO}
+    assert set(option_maps()) == set(Backend) - {Backend.AUTO}
 
 
-@pytest.mark.parametrize("backend", EFFECTS)
+@pytest.mark.parametrize("backend", option_maps())
 def test_a_map_names_options_whose_effect_depends_on_the_backend(backend: Backend) -> None:
-    assert [name for name in EFFECTS[backend] if name not in OPTIONS or OPTIONS[name].option.effect_everywhere] == []
+    assert [
+        name for name in option_maps()[backend] if name not in OPTIONS or OPTIONS[name].option.effect_everywhere
+    ] == []
 
 
 def test_an_option_has_an_effect_somewhere() -> None:
-    mapped = {name for effects in EFFECTS.values() for name in effects}
+    mapped = {name for effects in option_maps().values() for name in effects}
     assert [
         name for name, declared in OPTIONS.items() if not declared.option.effect_everywhere and name not in mapped
     ] == []
@@ -28,13 +30,13 @@ def test_an_option_has_an_effect_somewhere() -> None:
 
 def test_auto_names_the_backends_that_it_chooses_from() -> None:
     text = describe(OPTIONS["max_num_tokens"], Backend.AUTO)
-    assert text == "; ".join(f"{one}: {describe(OPTIONS['max_num_tokens'], one)}" for one in AUTOMATIC)
+    assert text == "; ".join(f"{one}: {describe(OPTIONS['max_num_tokens'], one)}" for one in automatic_backends())
     assert text.startswith("tensorrt: BuildConfig.max_num_tokens and LLM(max_num_tokens); pytorch: ")
     assert describe(OPTIONS["strict"], Backend.AUTO) == OPTIONS["strict"].option.effect
 
 
 def test_autodeploy_has_the_options_of_the_pytorch_backend() -> None:
-    assert EFFECTS[Backend.AUTODEPLOY] is EFFECTS[Backend.PYTORCH]
+    assert option_maps()[Backend.AUTODEPLOY] is option_maps()[Backend.PYTORCH]
 
 
 def test_what_has_no_effect_depends_on_the_backend() -> None:

@@ -9,7 +9,6 @@ import msgspec
 
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.format_setting import format_setting
-from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Layout
@@ -27,10 +26,8 @@ class ScriptedPlan(EnginePlan):
         return self.script
 
 
-def plan_scripted(
-    config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
-) -> ScriptedPlan:
-    """Derive the plan. Raises ConfigError where the script is no JSON object."""
+def plan_scripted(config: Config, layout: Layout, backend: Backend, reason: str) -> ScriptedPlan:
+    """Derive the plan. Raises ConfigError if the script is not a JSON object."""
     notes: list[str] = []
     return ScriptedPlan(
         **common_facts(config, layout),

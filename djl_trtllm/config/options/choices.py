@@ -14,9 +14,14 @@ class Choice(str, enum.Enum):
     def __str__(self) -> str:
         return str(self.value)
 
+    @classmethod
+    def all_values(cls) -> tuple[str, ...]:
+        """Every value in text."""
+        return tuple(member.value for member in cls)
+
 
 class Backend(Choice):
-    """Which engine runs the model."""
+    """Which engine runs the model: the members, and the names that backends add when they are registered."""
 
     AUTO = "auto"
     TENSORRT = "tensorrt"
@@ -24,6 +29,25 @@ class Backend(Choice):
     AUTODEPLOY = "autodeploy"
     OPENVINO = "openvino"
     SCRIPTED = "scripted"
+
+    @classmethod
+    def add(cls, name: str) -> None:
+        """Make `Backend(name)` a value, if it is none yet."""
+        if name not in cls.all_values():
+            added = str.__new__(cls, name)
+            added._name_, added._value_ = name.upper(), name
+            _ADDED[name] = added
+
+    @classmethod
+    def all_values(cls) -> tuple[str, ...]:
+        return (*super().all_values(), *_ADDED)
+
+    @classmethod
+    def _missing_(cls, value: object) -> Backend | None:
+        return _ADDED.get(value) if isinstance(value, str) else None
+
+
+_ADDED: dict[str, Backend] = {}
 
 
 class DType(Choice):

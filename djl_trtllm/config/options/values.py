@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from djl_trtllm.config.options.choices import Choice
 from djl_trtllm.config.options.option import Option
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -62,7 +63,7 @@ class ValueType:
     @property
     def choices(self) -> tuple[str, ...]:
         """The words of an enum, () for other types."""
-        return tuple(member.value for member in self.base) if issubclass(self.base, enum.Enum) else ()
+        return self.base.all_values() if issubclass(self.base, Choice) else ()
 
     def describe(self, option: Option) -> str:
         """What a value has to be, in words."""
@@ -136,8 +137,7 @@ class ValueType:
             number = _number(text, whole=self.base is int)
             return number if number is not None and option.allows(number) else None
         word = option.value_aliases.get(folded, folded)
-        members = (member for member in self.base if member.value.lower() == word.lower())  # type: ignore[attr-defined]
-        return next(members, None)
+        return next((self.base(value) for value in self.choices if value.lower() == word.lower()), None)
 
     def _items(self, text: str, option: Option) -> tuple[Any, ...] | None:
         """The items of `a,b` or of a JSON list, None where one is none or there are none."""

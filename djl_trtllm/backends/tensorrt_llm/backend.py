@@ -1,0 +1,112 @@
+"""TensorRT-LLM as a backend, under three names: its engine backend, its PyTorch backend and AutoDeploy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from packaging.version import Version
+
+from djl_trtllm.backends.base import EngineBackend, Offer
+from djl_trtllm.backends.effects import Effects
+from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
+from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan, plan_tensorrt_llm
+from djl_trtllm.config import Backend, Config
+from djl_trtllm.engines.hardware import Hardware, release_of
+from djl_trtllm.errors import EngineError
+from djl_trtllm.model import Kind, Layout
+
+_OWN_FILES = (Kind.TENSORRT_ENGINE, Kind.LMI_REPOSITORY, Kind.TENSORRT_CHECKPOINT)
+_OLDEST = Version("1.0.0rc0")
+_REMOVED = "1.3.0rc21 removed the backend that compiles and runs TensorRT engines"
+
+
+class TensorRtLlmBackend(EngineBackend):
+    """Only the engine backend loads engines and checkpoints in TensorRT-LLM's own format."""
+
+    effects: Mapping[str, Effects] = MappingProxyType(
+        {Backend.TENSORRT.value: ENGINE, Backend.PYTORCH.value: PYTORCH, Backend.AUTODEPLOY.value: PYTORCH}
+    )
+    automatic = (Backend.TENSORRT.value, Backend.PYTORCH.value)
+
+    def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
+        what = f"{layout.path} is a {layout.kind.value}"
+        if layout.kind in _OWN_FILES:
+            if backend is not Backend.TENSORRT:
+                raise EngineError(
+                    f"{setting}: {what}, and TensorRT-LLM's {backend} backend reads Hugging Face checkpoints only; set "
+                    "option.backend=tensorrt (or auto), or serve the Hugging Face checkpoint it was made from"
+                )
+            return _own_files(what, layout, hardware)
+        if layout.kind is not Kind.HF_CHECKPOINT:
+            raise EngineError(
+                f"{setting}: {what}; serve it with option.backend=openvino (or auto), or serve the checkpoint with "
+                f"option.backend={backend}"
+            )
+        _require(setting, hardware)
+        if backend is Backend.TENSORRT and not hardware.has_engine_backend:
+            raise EngineError(
+                f"{setting} and TensorRT-LLM {hardware.tensorrt_llm} is installed: {_REMOVED}. Serve the checkpoint "
+                "with option.backend=pytorch (or auto), or use TensorRT-LLM 1.2"
+            )
+        return setting
+
+    def offer(self, layout: Layout, hardware: Hardware) -> Offer:
+        if layout.kind in _OWN_FILES:
+            what = f"{layout.path} is a {layout.kind.value}"
+            return Offer(Backend.TENSORRT, _own_files(what, layout, hardware))
+        if layout.kind is not Kind.HF_CHECKPOINT:
+            return Offer(None, f"TensorRT-LLM cannot load a {layout.kind.value}")
+        if hardware.tensorrt_llm is None:
+            return Offer(None, "TensorRT-LLM is not installed" + ("" if hardware.gpus else ", and there is no GPU"))
+        installed = f"TensorRT-LLM {hardware.tensorrt_llm} is installed"
+        if not hardware.gpus:
+            return Offer(None, f"{installed}, but there is no GPU")
+        _require("there is a GPU", hardware)
+        if hardware.has_engine_backend:
+            return Offer(Backend.TENSORRT, f"{installed} and there is a GPU")
+        return Offer(Backend.PYTORCH, f"{installed}, which has no engine backend, and there is a GPU")
+
+    def usual(self, hardware: Hardware) -> Backend | None:
+        if hardware.tensorrt_llm is None or not hardware.gpus:
+            return None
+        return Backend.TENSORRT if hardware.has_engine_backend else Backend.PYTORCH
+
+    def plan(
+        self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
+    ) -> TensorRtLlmPlan:
+        return plan_tensorrt_llm(config, layout, hardware, backend, reason, compile_only=compile_only)
+
+
+def _own_files(what: str, layout: Layout, hardware: Hardware) -> str:
+    _require(what, hardware)
+    if not hardware.has_engine_backend:
+        raise EngineError(
+            f"{what}, and TensorRT-LLM {hardware.tensorrt_llm} is installed: {_REMOVED}. {_reader(layout)}, or serve "
+            "the Hugging Face checkpoint it was made from (it may be quantised by ModelOpt) with option.backend=pytorch"
+        )
+    return what
+
+
+def _reader(layout: Layout) -> str:
+    if layout.kind is Kind.TENSORRT_CHECKPOINT:
+        return "Compile and serve it with TensorRT-LLM 1.2 or 1.0"
+    version = (layout.config or {}).get("version")
+    if version is None:
+        return "Serve it with the TensorRT-LLM that compiled it, 1.2 or earlier"
+    return f"Serve it with TensorRT-LLM {version}, which compiled it: an engine is read by its own release only"
+
+
+def _require(why: str, hardware: Hardware) -> None:
+    missing = []
+    if hardware.tensorrt_llm is None:
+        missing.append("TensorRT-LLM is not installed (pip install 'djl-trtllm[trtllm]', or use its container)")
+    elif (release := release_of(hardware.tensorrt_llm)) is not None and release < _OLDEST:
+        missing.append(f"TensorRT-LLM {hardware.tensorrt_llm} is too old (install 1.2, or use its container)")
+    if not hardware.gpus:
+        missing.append("no NVIDIA GPU is visible (in a container: start it with --gpus all)")
+    if missing:
+        raise EngineError(
+            f"{why}, which needs TensorRT-LLM and a GPU: {'; '.join(missing)}. Or serve a Hugging Face checkpoint "
+            "on the CPU with option.backend=openvino"
+        )

@@ -1,0 +1,1 @@
+"""A toy engine that echoes the prompt: all that a backend needs."""
