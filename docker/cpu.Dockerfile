@@ -10,9 +10,9 @@ RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON}
 ARG PYTHON
-# `compile` brings the compiler of checkpoints as well, with torch; `cpu` serves what is compiled.
+# `compile` adds the compiler of checkpoints, with torch; `cpu` serves compiled engines only.
 ARG EXTRA=cpu
-# The dependencies are a layer of their own, which a change of the sources leaves as it is.
+# Install the dependencies in a separate layer, which stays cached when only the sources change.
 COPY pyproject.toml docker/pins.txt docker/install.sh /opt/djl-trtllm/
 RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/pins.txt "${EXTRA}"
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
@@ -22,7 +22,7 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     mkdir -p /opt/ml/model
 COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
 
-# The caches are where the old container had them: on SageMaker /tmp is the instance's large disk.
+# The caches are in the old container's places: on SageMaker /tmp is the instance's large disk.
 ENV DJL_CACHE_DIR=/tmp/.djl.ai \
     HF_HOME=/tmp/.cache/huggingface \
     PYTHONUNBUFFERED=1
@@ -35,11 +35,11 @@ LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
       org.opencontainers.image.base.name="docker.io/library/python:${PYTHON}"
 
 EXPOSE 8080
-# 0 where what SageMaker mounts has to be written: Neo, training jobs.
+# Use 0 if the server must write SageMaker's mounts: Neo, training jobs.
 ARG RUN_AS=1000
 USER ${RUN_AS}
 WORKDIR /tmp
-# A model that is compiled when it is loaded takes its time; failures of the first hour do not count.
+# Compiling at load takes long, so ignore failures in the first hour.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=60m --retries=4 \
     CMD ["/usr/local/bin/djl-trtllm-entrypoint", "healthcheck"]
 ENTRYPOINT ["/usr/local/bin/djl-trtllm-entrypoint"]

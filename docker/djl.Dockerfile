@@ -5,7 +5,7 @@ ARG TENSORRT_LLM=1.2.1
 ARG JAVA=17.0.15_6-jre-noble
 
 FROM maven:3.9.9-eclipse-temurin-17 AS front-end
-# Tag v0.36.0. The front end is in no registry, so it is built from its source.
+# Tag v0.36.0. No registry has the front end, so build it from its source.
 ARG DJL_SERVING_COMMIT=1e53e50dcbf307c765cf7cc0bb97d23d7c02fb76
 ADD https://github.com/deepjavalibrary/djl-serving/archive/${DJL_SERVING_COMMIT}.tar.gz /source.tar.gz
 COPY docker/djl /build
@@ -25,7 +25,7 @@ FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}
 ARG TENSORRT_LLM
 COPY --from=java /opt/java/openjdk /opt/java/openjdk
 COPY --from=front-end /front-end /opt/djl
-# The dependencies are a layer of their own, which a change of the sources leaves as it is.
+# Install the dependencies in a separate layer, which stays cached when only the sources change.
 COPY pyproject.toml docker/pins.txt docker/install.sh /opt/djl-trtllm/
 RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/pins.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
@@ -36,9 +36,9 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
 COPY serving/djl /opt/djl/conf
 COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
 
-# The caches are where the old container had them. SERVING_FEATURES stays unset: with it, Java looks for the old
-# container's scripts. With cuda.fork, Java asks another process for the GPUs and keeps no memory on them.
-# Open MPI, of which TensorRT-LLM makes its processes, refuses root otherwise.
+# The caches are in the old container's places. SERVING_FEATURES stays unset, because Java would look for the old
+# container's scripts. With cuda.fork, Java queries the GPUs in a subprocess and keeps no memory on them.
+# Without the OMPI variables Open MPI, which starts TensorRT-LLM's processes, refuses to run as root.
 ENV PATH="/opt/java/openjdk/bin:${PATH}" \
     JAVA_HOME=/opt/java/openjdk \
     JAVA_OPTS="-Xmx1g -Xms1g -XX:+ExitOnOutOfMemoryError -Dai.djl.util.cuda.fork=true" \
@@ -59,13 +59,13 @@ LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
       org.opencontainers.image.base.name="nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}"
 
 EXPOSE 8080
-# 0 where what SageMaker mounts has to be written: Neo, training jobs.
+# Use 0 if the server must write SageMaker's mounts: Neo, training jobs.
 ARG RUN_AS=1000
 USER ${RUN_AS}
 WORKDIR /tmp
-# DJL Serving listens when the model is loaded; failures of the first hour do not count.
+# DJL Serving listens only after the model is loaded, so ignore failures in the first hour.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=60m --retries=4 \
     CMD ["/usr/local/bin/djl-trtllm-entrypoint", "healthcheck"]
-# NVIDIA's script comes first: it puts CUDA's compatibility libraries in front where the driver is an older one.
+# NVIDIA's script runs first: on older drivers it enables CUDA's compatibility libraries.
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/usr/local/bin/djl-trtllm-entrypoint"]
 CMD ["serve"]

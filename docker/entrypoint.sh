@@ -1,10 +1,9 @@
 #!/bin/sh
-# Entry point of the images. `serve`, as SageMaker starts it, is also what runs without arguments; `partition` and
-# `train` compile a checkpoint, and so does a start by SageMaker Neo; `healthcheck` asks /ping; any other command is run
-# as given.
+# Entry point of the images. `serve`, SageMaker's command, is the default; `partition` and `train` compile a checkpoint,
+# and so does a start by SageMaker Neo; `healthcheck` calls /ping; any other command runs unchanged.
 #
-# Variables of SageMaker and of other servers are translated by djl-trtllm itself (docs/options.md).
-# DJL_SERVING_HOME is set by the image that has DJL Serving in it.
+# djl-trtllm itself translates the variables of SageMaker and of other servers (docs/options.md).
+# The image with DJL Serving sets DJL_SERVING_HOME.
 set -eu
 
 cache=${DJL_CACHE_DIR:-/tmp/.djl.ai}
@@ -15,7 +14,7 @@ fail() {
     exit 1
 }
 
-# A mount belongs to a user of the host. Said here, it is not said after a download or a compile.
+# A mount belongs to a user of the host. Check it now, before a download or a compile.
 writable() {
     mkdir -p "$1" 2>/dev/null || true
     { [ -d "$1" ] && [ -w "$1" ] && [ -x "$1" ]; } || fail "$1 ($2) cannot be written by uid $(id -u). If it is a" \
@@ -29,13 +28,13 @@ readable() {
 
 check_caches() {
     writable "$cache" "cache: DJL_CACHE_DIR"
-    # What is in the hub's cache can be served from a read-only mount.
+    # Offline, the hub's cache may be a read-only mount.
     if [ -n "${HF_HOME:-}" ] && [ -z "${HF_HUB_OFFLINE:-}" ]; then
         writable "$HF_HOME" "downloads of the Hugging Face hub: HF_HOME; read-only will do with HF_HUB_OFFLINE=1"
     fi
 }
 
-# default NAME VALUE: for a variable that is not set, or empty.
+# default NAME VALUE: set a variable that is unset or empty.
 default() {
     eval "[ -n \"\${$1:-}\" ] || export $1=\"\$2\""
 }
@@ -53,16 +52,15 @@ serve_with_djl() {
         default SERVING_INFERENCE_ADDRESS "http://0.0.0.0:$SAGEMAKER_BIND_TO_PORT"
         default SERVING_MANAGEMENT_ADDRESS "http://0.0.0.0:$SAGEMAKER_BIND_TO_PORT"
     fi
-    # Of what djl-trtllm translates Java has to know two: how long its queue gets, on how many GPUs a worker runs.
+    # Java needs two of the variables that djl-trtllm translates: the queue's length and the GPUs per worker.
     [ -z "${MAX_CONCURRENT_REQUESTS:-}" ] || default SERVING_JOB_QUEUE_SIZE "$MAX_CONCURRENT_REQUESTS"
     [ "${SM_NUM_GPUS:-0}" = 0 ] || default TENSOR_PARALLEL_DEGREE "$SM_NUM_GPUS"
-    # One engine batches everything; a worker that died is replaced.
+    # One engine batches all requests; a worker that died is replaced.
     default SERVING_MIN_WORKERS 1
     default SERVING_MAX_WORKERS 1
     default SERVING_RETRY_THRESHOLD 10
     default OPTION_ENGINE Python
-    # A model's own serving.properties wins over OPTION_*. There `trtllm` or `enable` asks for rolling batch, whatever is
-    # set here.
+    # A model's own serving.properties overrides OPTION_*. `trtllm` or `enable` in it selects rolling batch.
     if [ -z "${OPTION_ENTRYPOINT:-}${DJL_ENTRY_POINT:-}" ]; then
         if cat "$model_store/serving.properties" "$model_store"/*/serving.properties 2>/dev/null |
             grep -Eq '^[[:space:]]*option\.rolling_batch[[:space:]]*[=:][[:space:]]*(trtllm|enable)'; then
@@ -77,7 +75,7 @@ serve_with_djl() {
         ai.djl.serving.ModelServer -f "$DJL_SERVING_HOME/conf/config.properties" "$@"
 }
 
-# `partition CHECKPOINT OUT`, or with the arguments that the old container took.
+# `partition CHECKPOINT OUT`, or with the old container's arguments.
 partition() {
     checkpoint=/opt/ml/input/data/training
     out=""
@@ -121,7 +119,7 @@ urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0
 '
 }
 
-# A uid of `docker run -u` that the image does not know has neither a home nor a name, and PyTorch asks for both.
+# A uid of `docker run -u` that does not exist in the image has no home and no name, and PyTorch needs both.
 if ! id -un >/dev/null 2>&1; then
     HOME=$cache
     LOGNAME=uid$(id -u)

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Install what the project depends on beside what an image has already: install.sh PYPROJECT PINS [EXTRA ...]
+# Install the project's dependencies beside the image's packages: install.sh PYPROJECT PINS [EXTRA ...]
 #
-# No package of the image moves: TensorRT-LLM's release image is a set of versions that work together. What comes new
-# has the versions in PINS.
+# The image's packages do not change: TensorRT-LLM's release image is a set of versions that work together. New packages
+# have the versions in PINS.
 set -eu
 pyproject=$1 pins=$2
 shift 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Not `pip freeze`: of a package that was installed from a file it tells the file and no version.
+# Not `pip freeze`: for a package installed from a file it prints the file instead of the version.
 python3 -m pip list --format=freeze >"$work/installed"
 awk -F '==' '
     { name = tolower($1); gsub(/[-_.]+/, "-", name) }
@@ -22,7 +22,7 @@ import sys, tomllib
 with open(sys.argv[1], "rb") as file:
     project = tomllib.load(file)["project"]
 wanted = project["dependencies"] + [line for extra in sys.argv[2:] for line in project["optional-dependencies"][extra]]
-# An extra that is made of another one.
+# An extra that includes another one.
 name = project["name"]
 while nested := [line for line in wanted if line.startswith(f"{name}[")]:
     wanted = [line for line in wanted if line not in nested]

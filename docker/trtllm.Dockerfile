@@ -10,7 +10,7 @@ RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}
 ARG TENSORRT_LLM
-# The dependencies are a layer of their own, which a change of the sources leaves as it is.
+# Install the dependencies in a separate layer, which stays cached when only the sources change.
 COPY pyproject.toml docker/pins.txt docker/install.sh /opt/djl-trtllm/
 RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/pins.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
@@ -20,8 +20,8 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     mkdir -p /opt/ml/model
 COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
 
-# The caches are where the old container had them: on SageMaker /tmp is the instance's large disk. Open MPI, of which
-# TensorRT-LLM makes its processes, refuses root otherwise.
+# The caches are in the old container's places: on SageMaker /tmp is the instance's large disk. Without
+# the OMPI variables Open MPI, which starts TensorRT-LLM's processes, refuses to run as root.
 ENV DJL_CACHE_DIR=/tmp/.djl.ai \
     HF_HOME=/tmp/.cache/huggingface \
     OMPI_ALLOW_RUN_AS_ROOT=1 \
@@ -36,13 +36,13 @@ LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
       org.opencontainers.image.base.name="nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}"
 
 EXPOSE 8080
-# 0 where what SageMaker mounts has to be written: Neo, training jobs.
+# Use 0 if the server must write SageMaker's mounts: Neo, training jobs.
 ARG RUN_AS=1000
 USER ${RUN_AS}
 WORKDIR /tmp
-# A model that is compiled when it is loaded takes its time; failures of the first hour do not count.
+# Compiling at load takes long, so ignore failures in the first hour.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=60m --retries=4 \
     CMD ["/usr/local/bin/djl-trtllm-entrypoint", "healthcheck"]
-# NVIDIA's script comes first: it puts CUDA's compatibility libraries in front where the driver is an older one.
+# NVIDIA's script runs first: on older drivers it enables CUDA's compatibility libraries.
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/usr/local/bin/djl-trtllm-entrypoint"]
 CMD ["serve"]

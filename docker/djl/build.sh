@@ -1,8 +1,8 @@
 #!/bin/sh
 # Build DJL Serving's HTTP front end and its Python engine: build.sh SOURCE OUT
 #
-# SOURCE is a checkout of deepjavalibrary/djl-serving, OUT gets lib/*.jar. One javac call with Maven for the libraries:
-# Gradle would configure all of DJL's modules and their plugins for the four that are needed.
+# SOURCE is a checkout of deepjavalibrary/djl-serving; the result is OUT/lib/*.jar. One javac call, with Maven for the
+# libraries, because Gradle would configure all of DJL's modules and plugins for the four that are needed.
 set -eu
 source=$(CDPATH='' cd -- "$1" && pwd)
 mkdir -p "$2/lib"
@@ -25,7 +25,7 @@ for module in wlm prometheus engines/python serving; do
 done
 javac -nowarn --release 17 -encoding UTF-8 -classpath "$out/lib/*" -d "$classes" @"$sources"
 
-# The Python half, with the list of its files by which the engine unpacks it.
+# The Python part, with the list of files that the engine unpacks.
 cp "$source/engines/python/setup/djl_python_engine.py" "$classes/"
 cp -R "$source/engines/python/setup/djl_python" "$classes/"
 rm -rf "$classes/djl_python/tests"
