@@ -217,9 +217,9 @@ def config(
     """Show the resolved configuration: each value, where it came from and what it does."""
     with errors_for_the_reader():
         from djl_trtllm.backends.options import describe
+        from djl_trtllm.backends.registry import this_machine
         from djl_trtllm.backends.select import likely_backend
         from djl_trtllm.config import explain, load
-        from djl_trtllm.engines import Hardware
         from djl_trtllm.model.remote.fetch import is_remote
         from djl_trtllm.service import open_source, plan
 
@@ -230,7 +230,7 @@ def config(
         found = _find_model(model)
         if found is None or is_remote(found):
             resolved = load(None, os.environ)
-            backend = likely_backend(resolved, Hardware.probe())
+            backend = likely_backend(resolved, this_machine())
             summary = [] if found is None else [f"not planned: {found} is fetched when it is served"]
         else:
             source = open_source(Path(found), os.environ)
@@ -238,7 +238,7 @@ def config(
             try:
                 model_id = source.config.options.model_id
                 if model_id is not None and is_remote(model_id):
-                    backend = likely_backend(resolved, Hardware.probe())
+                    backend = likely_backend(resolved, this_machine())
                     summary = [f"not planned: {model_id} is fetched when it is served"]
                 else:
                     resolved, _, engine_plan = plan(source)
@@ -246,7 +246,7 @@ def config(
                     summary = [engine_plan.describe(), *engine_plan.details(), *engine_plan.notes]
             except DjlTrtllmError as error:
                 # The configuration can be shown anyway.
-                backend = likely_backend(resolved, Hardware.probe())
+                backend = likely_backend(resolved, this_machine())
                 summary = [f"cannot be served here: {error}"]
         if as_json:
             print(json.dumps({**explain.as_json(resolved, backend, describe=describe), "summary": summary}, indent=2))

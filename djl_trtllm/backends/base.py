@@ -38,6 +38,10 @@ class EngineBackend(ABC):
     automatic: tuple[str, ...] = ()
     """Those of them that `auto` may select."""
 
+    def inspect(self, hardware: Hardware) -> Hardware:
+        """Add to this machine's hardware what is installed for the engine; imports no engine."""
+        return hardware
+
     @abstractmethod
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
         """Accept a model that the user assigns to `backend`, one of its names; returns the reason in one line.

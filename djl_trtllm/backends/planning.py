@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djl_trtllm.backends.registry import backend_named
+from djl_trtllm.backends.registry import backend_named, this_machine
 from djl_trtllm.backends.select import choose_backend
 from djl_trtllm.config import Config
 from djl_trtllm.engines.hardware import Hardware
@@ -19,6 +19,6 @@ def plan_engine(
     backend cannot run here, EngineMismatchError for an engine that does not fit, ConfigError (all problems at once) for
     options that the backend cannot honour, and LayoutError for damaged weight files.
     """
-    hardware = Hardware.probe() if hardware is None else hardware
+    hardware = this_machine() if hardware is None else hardware
     backend, reason = choose_backend(config, layout, hardware)
     return backend_named(backend).plan(config, layout, hardware, backend, reason, compile_only=compile_only)

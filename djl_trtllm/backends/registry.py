@@ -7,6 +7,7 @@ from djl_trtllm.backends.openvino.backend import OpenVinoBackend
 from djl_trtllm.backends.scripted.backend import ScriptedBackend
 from djl_trtllm.backends.tensorrt_llm.backend import TensorRtLlmBackend
 from djl_trtllm.config import Backend
+from djl_trtllm.engines.hardware import Hardware
 
 _BACKENDS: list[EngineBackend] = []
 
@@ -26,6 +27,14 @@ def backends() -> tuple[EngineBackend, ...]:
 def backend_named(name: Backend) -> EngineBackend:
     """The backend that a value of `option.backend` selects; not for `auto`."""
     return next(backend for backend in _BACKENDS if name.value in backend.effects)
+
+
+def this_machine() -> Hardware:
+    """The hardware of this machine now, and which engines are installed."""
+    hardware = Hardware.probe()
+    for backend in _BACKENDS:
+        hardware = backend.inspect(hardware)
+    return hardware
 
 
 for _backend in (

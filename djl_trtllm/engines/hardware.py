@@ -1,11 +1,8 @@
-"""What this machine has: GPUs, TensorRT-LLM, memory."""
+"""What this machine has: GPUs, memory, and installed engines."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +15,6 @@ __all__ = ["Gpu", "Hardware", "available_memory", "release_of"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 _ENGINE_BACKEND_REMOVED = Version("1.3.0rc21")
-_TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
-_VERSION_LINE = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -40,17 +35,9 @@ class Hardware:
 
     @classmethod
     def probe(cls) -> Hardware:
-        """Inspect this machine now, without importing TensorRT-LLM or initialising a GPU."""
+        """Inspect this machine now, without initialising a GPU. Backends add what is installed (`EngineBackend`)."""
         gpus, driver = visible_gpus(os.environ)
-        package = _tensorrt_llm_package()
-        return cls(
-            gpus=gpus,
-            tensorrt_llm=None if package is None else _tensorrt_llm_version(package),
-            available_memory=available_memory(),
-            driver=driver,
-            tensorrt=_installed(_TENSORRT_PACKAGES),
-            engine_backend=None if package is None else any(package.glob("_tensorrt_engine*")),
-        )
+        return cls(gpus=gpus, tensorrt_llm=None, available_memory=available_memory(), driver=driver)
 
     @property
     def has_engine_backend(self) -> bool:
@@ -126,31 +113,3 @@ def _statistic(directory: Path, key: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), 0)
-
-
-def _tensorrt_llm_package() -> Path | None:
-    """The folder of the package, found without importing it: an import takes seconds and starts MPI."""
-    spec = importlib.util.find_spec("tensorrt_llm")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _tensorrt_llm_version(package: Path) -> str:
-    installed = _installed(("tensorrt-llm",))
-    if installed is not None:
-        return installed
-    try:
-        line = _VERSION_LINE.search((package / "version.py").read_text(encoding="utf-8"))
-    except OSError:
-        line = None
-    return "of unknown version" if line is None else line[1]
-
-
-def _installed(names: tuple[str, ...]) -> str | None:
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -31,24 +31,6 @@ class CompileSpec(msgspec.Struct, frozen=True, kw_only=True):
     def save(self, path: Path) -> None:
         """Write a spec file. Raises OSError."""
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
-
-
-class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
-    """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq."""
-
-    dtype: str
-    quantize: str
-    trust_remote_code: bool
-
-
-class TensorRtLlmSpec(CompileSpec, frozen=True, kw_only=True):
-    """`arguments` are those of TensorRT-LLM's LLM, as plain data (see `backends.tensorrt_llm.objects.build_arguments`).
-
-    `converter_alias` is a name that TensorRT-LLM must find in the checkpoint's path (see `converter_aliases`).
-    """
-
-    arguments: dict[str, Any]
-    converter_alias: str | None = None
 
 
 def report_phase(name: str) -> None:

@@ -8,7 +8,6 @@ from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.scripted.plan import ScriptedPlan
 from djl_trtllm.backends.tensorrt_llm.plan import CheckpointPlan, TensorRtEnginePlan
-from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
@@ -32,7 +31,7 @@ def test_each_backend_has_its_own_plan(checkpoint: Path, backend: str, kind: typ
 
 
 def test_the_machine_is_this_one_where_none_is_given(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Hardware, "probe", lambda: gpu_machine("1.3.0"))
+    monkeypatch.setattr("djl_trtllm.backends.planning.this_machine", lambda: gpu_machine("1.3.0"))
     assert isinstance(plan_engine(configured(), inspect(checkpoint)), CheckpointPlan)
     assert isinstance(plan_engine(configured(), inspect(checkpoint), CPU_ONLY), OpenVinoPlan)
 

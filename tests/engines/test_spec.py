@@ -6,7 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from djl_trtllm.engines.spec import PHASE_MARK, CompileSpec, OpenVinoSpec, TensorRtLlmSpec, report_phase
+from djl_trtllm.backends.openvino.compiler import OpenVinoSpec
+from djl_trtllm.backends.tensorrt_llm.compiler import TensorRtLlmSpec
+from djl_trtllm.engines.spec import PHASE_MARK, CompileSpec, report_phase
 
 PLACES = {"checkpoint": "/models/it", "tokenizer_dir": "/models/tokenizer", "out": "/engines/it"}
 

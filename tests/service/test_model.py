@@ -16,7 +16,7 @@ from djl_trtllm.api import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config
-from djl_trtllm.engines import EngineDir, EnginePlan, Hardware
+from djl_trtllm.engines import EngineDir, EnginePlan
 from djl_trtllm.errors import ConfigError, LayoutError, ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, load_tokenizer
@@ -263,7 +263,7 @@ def test_a_compiled_engine_cannot_be_quantised(checkpoint: Path) -> None:
 def test_a_compiled_engine_that_is_quantised_so_already_is_no_contradiction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, fits: bool
 ) -> None:
-    monkeypatch.setattr(Hardware, "probe", gpu_machine)
+    monkeypatch.setattr("djl_trtllm.backends.planning.this_machine", gpu_machine)
     path = write_tensorrt_engine(tmp_path / "engine")
     config = json.loads((path / "config.json").read_text())
     config["pretrained_config"]["quantization"] = {"quant_algo": "W4A16_AWQ"}

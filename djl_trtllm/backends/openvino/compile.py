@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.backends.openvino.compiler import OpenVinoSpec
 from djl_trtllm.engines.identity import identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
-from djl_trtllm.engines.spec import OpenVinoSpec, report_phase
+from djl_trtllm.engines.spec import report_phase
 
 _TASK = "text-generation-with-past"
 _GROUP_SIZE = 128

@@ -1,10 +1,20 @@
-"""The compiler of OpenVINO engines: how it is started, and how its log is read."""
+"""The compiler of OpenVINO engines: how it is started, its input, and how its log is read."""
 
 from __future__ import annotations
 
 import re
 
 from djl_trtllm.engines.compiler import DISK, HOST_MEMORY, Cause, Compiler
+from djl_trtllm.engines.spec import CompileSpec
+
+
+class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
+    """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq."""
+
+    dtype: str
+    quantize: str
+    trust_remote_code: bool
+
 
 COMPILER = Compiler(
     module="djl_trtllm.backends.openvino.compile",

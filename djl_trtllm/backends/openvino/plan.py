@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.backends.openvino.compiler import COMPILER
+from djl_trtllm.backends.openvino.compiler import COMPILER, OpenVinoSpec
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.format_setting import format_setting
@@ -15,7 +15,6 @@ from djl_trtllm.engines.directory import check_engine
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions
 from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences
-from djl_trtllm.engines.spec import OpenVinoSpec
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Kind, Layout, ModelShape
 from djl_trtllm.model.remote.progress import shown

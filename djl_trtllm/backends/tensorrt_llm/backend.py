@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from djl_trtllm.backends.base import EngineBackend, Offer
 from djl_trtllm.backends.effects import Effects
+from djl_trtllm.backends.tensorrt_llm.installation import with_installation
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan, plan_tensorrt_llm
 from djl_trtllm.config import Backend, Config
@@ -28,6 +29,9 @@ class TensorRtLlmBackend(EngineBackend):
         {Backend.TENSORRT.value: ENGINE, Backend.PYTORCH.value: PYTORCH, Backend.AUTODEPLOY.value: PYTORCH}
     )
     automatic = (Backend.TENSORRT.value, Backend.PYTORCH.value)
+
+    def inspect(self, hardware: Hardware) -> Hardware:
+        return with_installation(hardware)
 
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
         what = f"{layout.path} is a {layout.kind.value}"

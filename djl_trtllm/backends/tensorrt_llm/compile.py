@@ -12,10 +12,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from djl_trtllm.backends.tensorrt_llm.compiler import TensorRtLlmSpec
 from djl_trtllm.backends.tensorrt_llm.ranks import ending_with_ranks
 from djl_trtllm.engines.identity import identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
-from djl_trtllm.engines.spec import TensorRtLlmSpec, report_phase
+from djl_trtllm.engines.spec import report_phase
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 # The engine's own config.json says how it is quantised.

@@ -1,11 +1,24 @@
-"""The compiler of TensorRT engines: how it is started, and how its log is read."""
+"""The compiler of TensorRT engines: how it is started, its input, and how its log is read."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from djl_trtllm.backends.tensorrt_llm.ranks import DIED
 from djl_trtllm.engines.compiler import DISK, GPU_MEMORY, HOST_MEMORY, Cause, Compiler
+from djl_trtllm.engines.spec import CompileSpec
+
+
+class TensorRtLlmSpec(CompileSpec, frozen=True, kw_only=True):
+    """`arguments` are those of TensorRT-LLM's LLM, as plain data (see `backends.tensorrt_llm.objects.build_arguments`).
+
+    `converter_alias` is a name that TensorRT-LLM must find in the checkpoint's path (see `converter_aliases`).
+    """
+
+    arguments: dict[str, Any]
+    converter_alias: str | None = None
+
 
 COMPILER = Compiler(
     module="djl_trtllm.backends.tensorrt_llm.compile",

@@ -19,7 +19,7 @@ from djl_trtllm.backends.tensorrt_llm.arguments import (
     shown,
 )
 from djl_trtllm.backends.tensorrt_llm.built_engine import LAUNCHED, BuiltEngine, check_built_engine, read_built_engine
-from djl_trtllm.backends.tensorrt_llm.compiler import COMPILER
+from djl_trtllm.backends.tensorrt_llm.compiler import COMPILER, TensorRtLlmSpec
 from djl_trtllm.backends.tensorrt_llm.converter_aliases import converter_alias
 from djl_trtllm.backends.tensorrt_llm.derivations import derive
 from djl_trtllm.backends.tensorrt_llm.names import has, members
@@ -30,7 +30,6 @@ from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences
-from djl_trtllm.engines.spec import TensorRtLlmSpec
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.backends.openvino import compile as openvino
-from djl_trtllm.engines.spec import OpenVinoSpec
+from djl_trtllm.backends.openvino.compiler import OpenVinoSpec
 from tests.engines.helpers import write_checkpoint
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from djl_trtllm.backends.tensorrt_llm import compile as tensorrt_llm
 from djl_trtllm.backends.tensorrt_llm import objects as tensorrt_llm_objects
-from djl_trtllm.engines.spec import TensorRtLlmSpec
+from djl_trtllm.backends.tensorrt_llm.compiler import TensorRtLlmSpec
 from tests.engines.helpers import write_checkpoint
 
 
