@@ -134,13 +134,33 @@ class ModelContext(Protocol):
         """The formatters of the model's own `model.py`, which replace LMI's parser and encoders."""
 
 
+class ModelStatus(NamedTuple):
+    """A model for a page. `context` is None while its files are prepared."""
+
+    name: str
+    ready: bool
+    context: ModelContext | None
+
+
 class Dialect(ABC):
     """One HTTP API. An object without state: `api.registry` lists one of each, and the server mounts its paths.
 
-    `paths` take POST requests; `{model}` in a path is the model's name, `{endpoint}` SageMaker's endpoint.
+    `paths` take POST requests and generate, `pages` take GET requests and do not. In both, `{model}` is the model's
+    name, in `paths` also `{endpoint}` SageMaker's endpoint.
     """
 
     paths: tuple[str, ...]
+    pages: tuple[str, ...] = ()
+    names_model: bool = False
+    """Whether `model_name` finds the model's name in the request, for paths without it."""
+
+    def model_name(self, request: RawRequest) -> str | None:
+        """The model that the request names. Called before `parse`; None for the only model."""
+        return None
+
+    def page(self, path: str, models: Sequence[ModelStatus]) -> Reply:
+        """One of `pages`. `models` are all models, or the one that the path names."""
+        raise NotImplementedError(f"{type(self).__name__} has no page {path}")
 
     @abstractmethod
     def parse(self, request: RawRequest, model: ModelContext) -> Call:

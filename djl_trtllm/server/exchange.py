@@ -23,6 +23,10 @@ ABORT = "djl_trtllm.abort"
 _NO_CACHE = (b"cache-control", b"no-cache")
 
 
+class BodyTooLarge(Exception):
+    """The request body is larger than `max_request_size`."""
+
+
 class ClientGone(Exception):
     """The client disconnected while its request was read."""
 
@@ -61,12 +65,12 @@ class Exchange:
         """The model that the query or a header names, used if the path names none."""
         return self.query.get("model_name") or self.properties.get("model_name") or None
 
-    async def body(self) -> bytes | None:
-        """The request body; None if it is larger than `max_request_size`."""
+    async def body(self) -> bytes:
+        """The request body. Raises BodyTooLarge and ClientGone."""
         limit = self.options.max_request_size
         declared = self.properties.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
-            return None
+            raise BodyTooLarge
         body = bytearray()
         while True:
             message = await self.receive()
@@ -74,7 +78,7 @@ class Exchange:
                 raise ClientGone
             body += message.get("body", b"")
             if len(body) > limit:
-                return None
+                raise BodyTooLarge
             if not message.get("more_body", False):
                 return bytes(body)
 

@@ -83,8 +83,6 @@ class ModelRoutes:
     async def _register(self, exchange: Exchange) -> Reply:
         values = exchange.query
         body = await exchange.body()
-        if body is None:
-            return front_end_error(413, "the request body is too large")
         if body:
             try:
                 given = orjson.loads(body)

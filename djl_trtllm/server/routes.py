@@ -13,14 +13,14 @@ import orjson
 from starlette.routing import Route, Router
 from starlette.types import Lifespan, Receive, Scope, Send
 
-from djl_trtllm.api import Dialect, RawRequest, Reply
+from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.front_end import front_end_error, method_not_allowed
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, RequestError
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
-from djl_trtllm.server.exchange import ClientGone, Exchange
+from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
 from djl_trtllm.server.response_writer import ResponseWriter
@@ -72,6 +72,9 @@ class Endpoint:
             await self._handler(exchange)
         except ClientGone:
             pass
+        except BodyTooLarge:
+            message = f"the request body is larger than max_request_size={self._options.max_request_size} bytes"
+            await exchange.reply(front_end_error(413, message))
         except RequestError as error:
             await exchange.fail(error)
         except Exception as error:
@@ -127,6 +130,9 @@ class Routes:
             for path in dialect.paths:
                 handler = partial(self.generate, dialect, path)
                 yield path, Endpoint(handler, "POST", self._options, self._counts, dialect)
+            for path in dialect.pages:
+                handler = partial(self.page, dialect, path)
+                yield path, Endpoint(handler, "GET", self._options, self._counts, dialect)
 
     async def ping(self, exchange: Exchange) -> None:
         """200 only if every model that the server was started with is ready.
@@ -147,21 +153,22 @@ class Routes:
 
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         """A request to a dialect's path."""
-        model = self._model(exchange)
+        request: RawRequest | None = None
+        name = exchange.scope["path_params"].get("model") or exchange.model_name
+        if name is None and dialect.names_model:
+            request = RawRequest(await exchange.body(), exchange.properties, path)
+            name = dialect.model_name(request)
+        model = self._find(name, exchange.scope["path_params"].get("endpoint"))
         if model is None:
-            await exchange.reply(self._unknown(exchange))
+            await exchange.reply(self._unknown(name))
             return
         if model.state is State.DRAINING:
             # Keep-alive clients have to open a connection to another server.
             error = NotReadyError(f"model {model.name} is shutting down")
             await exchange.fail(error, (("Connection", "close"),))
             return
-        body = await exchange.body()
-        if body is None:
-            message = f"the request body is larger than max_request_size={self._options.max_request_size} bytes"
-            await exchange.reply(front_end_error(413, message))
-            return
-        call = dialect.parse(RawRequest(body, exchange.properties, path), model.model)
+        request = request or RawRequest(await exchange.body(), exchange.properties, path)
+        call = dialect.parse(request, model.model)
         writer = ResponseWriter(call.encoder, exchange, sequences=call.sequences)
         service = model.pick()
         generations = await service.generate(call, writer.deliver)
@@ -171,20 +178,34 @@ class Routes:
             # The client may be gone, or its response have ended before its tokens did.
             service.cancel(generations)
 
+    async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+        """A dialect's page, of all models or of the one that the path names."""
+        models = list(self._registry.models.values())
+        name = exchange.scope["path_params"].get("model")
+        if name is not None:
+            models = [model for model in models if model.name == name]
+            if not models:
+                await exchange.reply(self._unknown(name))
+                return
+        await exchange.reply(dialect.page(path, [_status(model) for model in models]))
+
     async def not_found(self, exchange: Exchange) -> None:
         """Any other path."""
         await exchange.reply(front_end_error(404, f"there is nothing at {exchange.scope['path']}"))
 
-    def _model(self, exchange: Exchange) -> ServedModel | None:
-        params = exchange.scope["path_params"]
-        if "endpoint" in params:
+    def _find(self, name: str | None, endpoint: str | None) -> ServedModel | None:
+        if endpoint is not None:
             # SageMaker's client names the endpoint, which may also be the name of a model.
-            return self._registry.find(params["endpoint"]) or self._registry.find(None)
-        return self._registry.find(params.get("model") or exchange.model_name)
+            return self._registry.find(endpoint) or self._registry.find(None)
+        return self._registry.find(name)
 
-    def _unknown(self, exchange: Exchange) -> Reply:
-        name = exchange.scope["path_params"].get("model") or exchange.model_name
+    def _unknown(self, name: str | None) -> Reply:
         known = ", ".join(sorted(self._registry.models)) or "none"
         if name is None:
             return front_end_error(400, f"Parameter model_name is required; loaded: {known}")
         return front_end_error(404, f"there is no model named {name!r} here; loaded: {known}")
+
+
+def _status(model: ServedModel) -> ModelStatus:
+    ready = model.state is State.READY
+    return ModelStatus(model.name, ready, model.model if ready else None)

@@ -16,6 +16,7 @@ from djl_trtllm.errors import OverloadedError, RequestError
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
+from djl_trtllm.service import ServedModel
 from tests.server.application import application, body
 from tests.support.in_process import Hosts
 from tests.support.trial_dialect import TRIAL
@@ -44,7 +45,7 @@ def registered() -> Iterator[None]:
 
 
 def test_every_path_belongs_to_one_dialect() -> None:
-    paths = [path for dialect in DIALECTS for path in dialect.paths]
+    paths = [path for dialect in DIALECTS for path in (*dialect.paths, *dialect.pages)]
     assert len(set(paths)) == len(paths)
     assert all(dialect.paths for dialect in DIALECTS)
     assert DEFAULT in DIALECTS
@@ -140,6 +141,38 @@ async def test_an_error_in_a_stream_is_that_of_its_prompt(hosts: Hosts, tokenize
         hosts.last.send(Delta(0, [5], None, FinishReason.LENGTH))
         await stream.end()
         assert stream.complete
+
+
+@pytest.mark.usefixtures("registered")
+@in_virtual_time
+async def test_a_dialect_may_find_the_models_name_in_the_request(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with application(tokenizer) as served:
+        await served.load(tokenizer, "fable")
+        answer = await served.client.post("/trial", PROMPTS, {"x-model": "fable"})
+        assert (answer.status, hosts.made[0].submitted, len(hosts.made[1].submitted)) == (200, [], 2)
+        answer = await served.client.post("/trial", PROMPTS, {"x-model": "fable", "model_name": "story"})
+        assert (answer.status, len(hosts.made[0].submitted)) == (200, 2)
+        assert (await served.client.post("/trial", PROMPTS, {"x-model": "hen"})).status == 404
+        assert (await served.client.post("/trial", PROMPTS, {})).status == 400
+        assert (await served.client.post("/trial", b"x" * 1001, {"x-model": "hen"})).status == 413
+
+
+@pytest.mark.usefixtures("registered")
+@in_virtual_time
+async def test_a_dialect_has_pages_of_all_models_and_of_one(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer, tgi_compat=True) as served:
+        served.registry.add(ServedModel("fable", "/fable"))
+        answer = await served.client.get("/trial/models")
+        assert (answer.status, answer.body) == (200, b"story True\nfable -\n")
+        assert (await served.client.get("/trial/models/fable")).body == b"fable -\n"
+        assert (await served.client.get("/trial/models/hen")).status == 404
+        assert (await served.client.post("/trial/models")).status == 405
+
+
+def test_a_dialect_without_pages_has_none() -> None:
+    with pytest.raises(NotImplementedError, match="Lmi has no page /v1/models"):
+        DEFAULT.page("/v1/models", [])
 
 
 def line(tokenizer: Tokenizer, prompt: str) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import pytest
 
 from djl_trtllm.api import Reply
 from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, OverloadedError
-from djl_trtllm.server.exchange import ClientGone, Exchange
+from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.metrics import ServerCounts
 from tests.support.asgi import Connection
 from tests.support.virtual_time import in_virtual_time
@@ -95,13 +96,15 @@ async def test_a_body_ends_with_the_message_that_does_not_say_that_there_is_more
 async def test_a_body_has_at_most_max_request_size_bytes(size: int, fits: bool, declared: bool) -> None:
     content = b"x" * size
     pair = Pair(content, {"content-length": str(size)} if declared else {})
-    assert await pair.exchange.body() == (content if fits else None)
+    with nullcontext() if fits else pytest.raises(BodyTooLarge):
+        assert await pair.exchange.body() == content
 
 
 @in_virtual_time
 async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
     pair = Pair(None, {"content-length": "11"})
-    assert await pair.exchange.body() is None
+    with pytest.raises(BodyTooLarge):
+        await pair.exchange.body()
 
 
 @pytest.mark.parametrize("length", ["eleven", "¹¹"])
@@ -114,7 +117,8 @@ async def test_a_length_that_is_no_number_is_no_length(length: str) -> None:
 async def test_what_is_too_large_is_read_no_further() -> None:
     pair = Pair(None)
     pair.client.upload(b"x" * 11, more=True)
-    assert await pair.exchange.body() is None
+    with pytest.raises(BodyTooLarge):
+        await pair.exchange.body()
 
 
 @in_virtual_time

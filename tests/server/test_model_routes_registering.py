@@ -120,7 +120,7 @@ async def test_the_model_that_the_server_was_started_with_is_not_the_models(
         ("url=red&initial_workers=many", b"", 400, "initial_workers is 'many': expected a whole number up to 64"),
         ("url=red", b"{", 400, "the body is not JSON: "),
         ("url=red", b"[1]", 400, "the body must be a JSON object with model_name and url"),
-        ("url=red", b" " * 1001, 413, "the request body is too large"),
+        ("url=red", b" " * 1001, 413, "the request body is larger than max_request_size=1000 bytes"),
     ],
 )
 @in_virtual_time

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from djl_trtllm.api.base import Call, Dialect, ModelContext, Prompt, RawRequest, Reply, nearest_row
+from collections.abc import Sequence
+
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Prompt, RawRequest, Reply, nearest_row
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
@@ -56,6 +58,15 @@ class LinesEncoder:
 
 class Trial(Dialect):
     paths = ("/trial", "/trial/{model}/stream")
+    pages = ("/trial/models", "/trial/models/{model}")
+    names_model = True
+
+    def model_name(self, request: RawRequest) -> str | None:
+        return request.properties.get("x-model")
+
+    def page(self, path: str, models: Sequence[ModelStatus]) -> Reply:
+        lines = [f"{name} {context.options.tgi_compat if context else '-'}\n" for name, _, context in models]
+        return Reply(200, "text/lines", "".join(lines).encode())
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         prompts = request.body.decode().splitlines()
