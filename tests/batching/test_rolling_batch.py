@@ -49,7 +49,7 @@ def test_what_runs_is_no_queue(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [((), 2), ((6,), 12), ((2, 6), 8), ((0.25, 0.35), 1), ((15,), 30), ((14.6,), 30), ((16,), 30)],
+    [((), 2), ((6,), 12), ((2, 6), 8), ((0.25, 0.35), 1), ((0.0,), 1), ((15,), 30), ((14.6,), 30), ((16,), 30)],
 )
 def test_retry_after_is_what_the_queue_takes_within_bounds(
     bench: Bench, seconds: tuple[float, ...], expected: int

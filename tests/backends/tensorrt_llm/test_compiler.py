@@ -27,8 +27,10 @@ def test_tensorrt_llms_own_lines_tell_its_phases(line: str, phase: str) -> None:
     assert TENSORRT_LLM.phase_after("start", line) == phase
 
 
+# No line has two of the words that a class is known by: it would be found with either of them gone.
 TENSORRT_FAILURES = [
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "out of GPU memory"),
+    ("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.", "out of GPU memory"),
+    ("torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory", "out of GPU memory"),
     ("RuntimeError: Executor creation failed due to insufficient GPU memory.", "out of GPU memory"),
     ("[TRT] [E] Requested amount of GPU memory (17179869184 bytes) could not be allocated.", "out of GPU memory"),
     ("MemoryError", "out of host memory"),
@@ -41,18 +43,20 @@ TENSORRT_FAILURES = [
     ),
     ("AssertionError: Unsupported model architecture: FooForCausalLM", "unsupported architecture"),
     ("NotImplementedError: Unsupported quantization_config: {'quant_method': 'x'}", "unsupported quantisation"),
-    ("ValueError: LLM got invalid argument: foo", "bad option"),
+    ("[TRT-LLM] [E] LLM got invalid argument: foo", "bad option"),
     ("pydantic_core._pydantic_core.ValidationError: 1 validation error for TrtLlmArgs", "bad option"),
     ("AssertionError: Plugin gemm_plugin expects values in ['auto'], got fp4", "bad option"),
     ("ValueError: tp_size 2 is not consistent with the checkpoint's tp_size 4", "bad option"),
-    ("ImportError: libnvinfer.so.10: cannot open shared object file", "versions that do not belong together"),
+    ("OSError: libnvinfer.so.10: cannot open shared object file", "versions that do not belong together"),
+    ("ImportError: cannot import name 'LLM' from 'tensorrt_llm'", "versions that do not belong together"),
     ("RuntimeError: CUDA error: no kernel image is available", "versions that do not belong together"),
     ("ModuleNotFoundError: No module named 'tensorrt'", "versions that do not belong together"),
     ("symbol lookup error: undefined symbol: _ZN3c10", "versions that do not belong together"),
     ("CUDA driver version is insufficient for CUDA runtime version", "versions that do not belong together"),
     ("Cuda failure: 'system not yet initialized'", "versions that do not belong together"),
     ("[TRT] [E] Error Code 2: OutOfMemory (Cuda Runtime (out of memory))", "out of GPU memory"),
-    ("cudaErrorMemoryAllocation: CUDA_ERROR_OUT_OF_MEMORY", "out of GPU memory"),
+    ("RuntimeError: cudaErrorMemoryAllocation", "out of GPU memory"),
+    ("RuntimeError: CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY", "out of GPU memory"),
     ("ValueError: quant_algo FP8 conflicting with quant_algo in the checkpoint", "unsupported quantisation"),
     ("TypeError: LLM.__init__() got an unexpected keyword argument 'foo'", "bad option"),
     ("ValueError: the checkpoint does not recognize this architecture", "unsupported architecture"),
