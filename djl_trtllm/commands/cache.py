@@ -15,7 +15,7 @@ from djl_trtllm.config import load
 from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineError, EngineMismatchError
-from djl_trtllm.model.remote.progress import shown
+from djl_trtllm.model.remote.progress import format_bytes
 
 app = typer.Typer(help="List, verify and prune the engine cache.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ def list_entries() -> None:
     with errors_for_the_reader():
         cache = _cache()
         entries = cache.entries()
-        table = Table(title=f"{cache.root}: {shown(sum(entry.size for entry in entries))}", title_justify="left")
+        table = Table(title=f"{cache.root}: {format_bytes(sum(entry.size for entry in entries))}", title_justify="left")
         for heading in ("engine", "size", "last used", "compiled", "options"):
             table.add_column(heading)
         for entry in entries:
@@ -44,7 +44,7 @@ def list_entries() -> None:
                     compiled = manifest.created
                     options = ", ".join(f"{name}={value}" for name, value in manifest.options.items())
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
-            table.add_row(entry.key, shown(entry.size), used, compiled, options)
+            table.add_row(entry.key, format_bytes(entry.size), used, compiled, options)
         Console().print(table)
 
 
@@ -75,5 +75,5 @@ def prune(
         progress = progress_printer()
         removed = cache.prune(int(keep_gb * 1e9))
         for entry in removed:
-            progress(f"removed {entry.key} ({shown(entry.size)})")
-        progress(f"{shown(sum(entry.size for entry in removed))} freed; {len(cache.entries())} engines are left")
+            progress(f"removed {entry.key} ({format_bytes(entry.size)})")
+        progress(f"{format_bytes(sum(entry.size for entry in removed))} freed; {len(cache.entries())} engines are left")

@@ -19,7 +19,7 @@ def package(
         from djl_trtllm.config import load
         from djl_trtllm.errors import ModelError
         from djl_trtllm.model.package import package as pack
-        from djl_trtllm.model.remote.progress import shown
+        from djl_trtllm.model.remote.progress import format_bytes
 
         if not model.is_dir():
             raise ModelError(f"{model} is not a directory: name the model directory to pack")
@@ -31,4 +31,4 @@ def package(
         names = pack(model, out)
         if "serving.properties" not in names and config.options.model_id is None:
             progress("note: there is no serving.properties; the model is served with the defaults and its own files")
-        progress(f"{out}: {len(names)} files, {shown(out.stat().st_size)}")
+        progress(f"{out}: {len(names)} files, {format_bytes(out.stat().st_size)}")

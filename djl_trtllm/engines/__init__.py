@@ -12,7 +12,7 @@ from djl_trtllm.engines.hardware import Gpu, Hardware, available_memory
 from djl_trtllm.engines.identity import checkpoint_identity
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.engines.plan import EnginePlan
-from djl_trtllm.engines.preparation import prepare
+from djl_trtllm.engines.preparation import prepare_engine
 
 __all__ = [
     "EngineCache",
@@ -26,5 +26,5 @@ __all__ = [
     "cache_key",
     "check_engine",
     "checkpoint_identity",
-    "prepare",
+    "prepare_engine",
 ]

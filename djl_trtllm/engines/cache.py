@@ -18,7 +18,7 @@ from djl_trtllm.engines import in_use
 from djl_trtllm.engines.manifest import MANIFEST_FILE, Manifest, OptionValue
 from djl_trtllm.engines.staging import sweep
 from djl_trtllm.errors import EngineError, EngineMismatchError
-from djl_trtllm.model.remote.progress import shown
+from djl_trtllm.model.remote.progress import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,9 @@ class EngineCache:
             in_use.hold(self.root / f"{key}.use")
             if self._max_bytes is not None:
                 for removed in self.prune(self._max_bytes):
-                    progress(f"removed {removed.key} from the engine cache to stay below {shown(self._max_bytes)}")
+                    progress(
+                        f"removed {removed.key} from the engine cache to stay below {format_bytes(self._max_bytes)}"
+                    )
             return entry
         finally:
             lock.release()

@@ -121,7 +121,7 @@ class EnginePlan(ABC):
         raise ValueError(f"backend {self.backend} loads no engine")
 
     def at(self, engine_dir: Path) -> EnginePlan:
-        """This plan with the engine that `prepare` compiled or found."""
+        """This plan with the engine that `prepare_engine` compiled or found."""
         return replace(self, engine_dir=engine_dir)
 
     @abstractmethod

@@ -15,13 +15,13 @@ from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
 from djl_trtllm.model import Layout
-from djl_trtllm.model.remote.progress import shown
+from djl_trtllm.model.remote.progress import format_bytes
 from djl_trtllm.model.remote.s3 import S3Address
 
 _WORTH_REPORTING_BYTES = 2 * 10**9
 
 
-def prepare(
+def prepare_engine(
     config: Config,
     layout: Layout,
     progress: Callable[[str], None],
@@ -128,7 +128,7 @@ def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None], cance
 def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:
     size = sum(path.stat().st_size for path in plan.source.glob("*.safetensors"))
     if size > _WORTH_REPORTING_BYTES:
-        progress(f"reading {shown(size)} of weights to identify the checkpoint")
+        progress(f"reading {format_bytes(size)} of weights to identify the checkpoint")
     return plan.checkpoint_identity
 
 

@@ -6,7 +6,7 @@ code that comes with a model runs only if the operator allows it.
 """
 
 from djl_trtllm.model.archive import DEFAULT_BOUNDS, Bounds, extract, is_archive, open_model
-from djl_trtllm.model.layout import ENGINE_FOLDER, Kind, Layout, inspect
+from djl_trtllm.model.layout import ENGINE_FOLDER, Layout, ModelKind, inspect
 from djl_trtllm.model.requirements import handle_requirements
 from djl_trtllm.model.shape import ModelShape
 from djl_trtllm.model.tokenizer import Tokenizer, load_tokenizer
@@ -15,8 +15,8 @@ __all__ = [
     "DEFAULT_BOUNDS",
     "ENGINE_FOLDER",
     "Bounds",
-    "Kind",
     "Layout",
+    "ModelKind",
     "ModelShape",
     "Tokenizer",
     "extract",

@@ -27,7 +27,7 @@ _OPENVINO_MODEL = "openvino_model.xml"
 _REPOSITORY_MODEL = "tensorrt_llm"
 
 
-class Kind(enum.Enum):
+class ModelKind(enum.Enum):
     """The kinds of model directories; the value is the name in messages."""
 
     HF_CHECKPOINT = "Hugging Face checkpoint"
@@ -39,7 +39,7 @@ class Kind(enum.Enum):
     @property
     def is_engine(self) -> bool:
         """Whether it can be loaded without compiling."""
-        return self not in (Kind.HF_CHECKPOINT, Kind.TENSORRT_CHECKPOINT)
+        return self not in (ModelKind.HF_CHECKPOINT, ModelKind.TENSORRT_CHECKPOINT)
 
 
 _EXPECTED = """expected one of
@@ -54,7 +54,7 @@ _EXPECTED = """expected one of
 class Layout:
     """The content of a model directory."""
 
-    kind: Kind
+    kind: ModelKind
     path: Path
     config: dict[str, Any] | None
     """The parsed config.json; of an LMI repository the one beside the engine files. None if there is none."""
@@ -83,7 +83,7 @@ class Layout:
 
         See `stored_quantization`. Raises LayoutError for a damaged hf_quant_config.json.
         """
-        if self.kind is Kind.OPENVINO_ENGINE:
+        if self.kind is ModelKind.OPENVINO_ENGINE:
             return None
         return stored_quantization(self.path, self.config or {})
 
@@ -98,7 +98,7 @@ class Layout:
         return self._degree("pp_size")
 
     def _degree(self, name: str) -> int | None:
-        if self.kind in (Kind.HF_CHECKPOINT, Kind.OPENVINO_ENGINE):
+        if self.kind in (ModelKind.HF_CHECKPOINT, ModelKind.OPENVINO_ENGINE):
             return None
         degree = _mapping(self.config).get(name)
         return degree if isinstance(degree, int) and degree > 0 else 1
@@ -106,7 +106,7 @@ class Layout:
     @property
     def engine_dir(self) -> Path | None:
         """The directory of the engine files; None for a checkpoint without a bundled engine."""
-        if self.kind is Kind.LMI_REPOSITORY:
+        if self.kind is ModelKind.LMI_REPOSITORY:
             return self.weight_files[0].parent
         return self.path if self.kind.is_engine else self.bundled_engine
 
@@ -140,7 +140,7 @@ def _openvino_engine(path: Path, names: list[str], config: dict[str, Any] | None
     if not data.is_file():
         raise LayoutError(f"{path} has {_OPENVINO_MODEL} without openvino_model.bin; copy both files of the engine")
     weights.check_whole((model, data))
-    return Layout(Kind.OPENVINO_ENGINE, path, config, (model, data), _tokenizer_dir(path, *_model_above(path)))
+    return Layout(ModelKind.OPENVINO_ENGINE, path, config, (model, data), _tokenizer_dir(path, *_model_above(path)))
 
 
 def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
@@ -156,7 +156,7 @@ def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None
     _check_ranks(path, engines, config)
     above = _model_above(path)
     return Layout(
-        Kind.TENSORRT_ENGINE, path, config, engines, _tokenizer_dir(path, *above), model_config=_hf_config(*above)
+        ModelKind.TENSORRT_ENGINE, path, config, engines, _tokenizer_dir(path, *above), model_config=_hf_config(*above)
     )
 
 
@@ -180,7 +180,7 @@ def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None)
     weights.check_whole(engines)
     _check_ranks(engine, engines, engine_config)
     return Layout(
-        Kind.LMI_REPOSITORY,
+        ModelKind.LMI_REPOSITORY,
         path,
         engine_config,
         engines,
@@ -196,7 +196,12 @@ def _tensorrt_checkpoint(path: Path, names: list[str], config: dict[str, Any] | 
     weights.check_whole(files)
     _check_ranks(path, files, config)
     return Layout(
-        Kind.TENSORRT_CHECKPOINT, path, config, files, _tokenizer_dir(path, *_model_above(path)), _bundled_engine(path)
+        ModelKind.TENSORRT_CHECKPOINT,
+        path,
+        config,
+        files,
+        _tokenizer_dir(path, *_model_above(path)),
+        _bundled_engine(path),
     )
 
 
@@ -210,7 +215,7 @@ def _hf_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) 
             # The config and tokenizer are here and the weights are in the engine: serve the engine.
             return inspect(engine)
         return None
-    return Layout(Kind.HF_CHECKPOINT, path, config, files, _tokenizer_dir(path), engine)
+    return Layout(ModelKind.HF_CHECKPOINT, path, config, files, _tokenizer_dir(path), engine)
 
 
 _READINGS: tuple[Callable[[Path, list[str], dict[str, Any] | None], Layout | None], ...] = (

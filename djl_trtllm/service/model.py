@@ -18,8 +18,7 @@ from djl_trtllm.config import Config, Options, Origin, load, names_configuration
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules.table import check_model
-from djl_trtllm.engines import EnginePlan
-from djl_trtllm.engines import prepare as prepare_engine
+from djl_trtllm.engines import EnginePlan, prepare_engine
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import ModelError
 from djl_trtllm.executor.protocol import Start

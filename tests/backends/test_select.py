@@ -10,12 +10,12 @@ from djl_trtllm.backends.select import choose_backend, likely_backend
 from djl_trtllm.config import Backend
 from djl_trtllm.engines import Hardware
 from djl_trtllm.errors import EngineError
-from djl_trtllm.model import Kind, Layout, inspect
+from djl_trtllm.model import Layout, ModelKind, inspect
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
 
 GPU = gpu_machine("1.2.1")
 NO_ENGINES = gpu_machine("1.3.0")
-TENSORRT_KINDS = (Kind.TENSORRT_ENGINE, Kind.LMI_REPOSITORY, Kind.TENSORRT_CHECKPOINT)
+TENSORRT_KINDS = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY, ModelKind.TENSORRT_CHECKPOINT)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def hf(checkpoint: Path) -> Layout:
     return inspect(checkpoint)
 
 
-def of_kind(kind: Kind, version: str | None = "1.2.0") -> Layout:
+def of_kind(kind: ModelKind, version: str | None = "1.2.0") -> Layout:
     return Layout(kind, Path("/models/it"), {} if version is None else {"version": version}, (), None)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import EngineDir, prepare
+from djl_trtllm.engines import EngineDir, prepare_engine
 from djl_trtllm.model import inspect
 from tests.engines.helpers import configured, write_checkpoint
 from tests.support.s3_fixtures import s3, store
@@ -51,7 +51,7 @@ def engine(checkpoint: Path, engine_cache: Path, build_progress: list[str]) -> E
     """The tiny checkpoint compiled for real, once per run, as serving a checkpoint does it."""
     config = configured(engine_cache_dir=engine_cache)
     layout = inspect(checkpoint)
-    return prepare(config, layout, build_progress.append, plan=plan_engine(config, layout))
+    return prepare_engine(config, layout, build_progress.append, plan=plan_engine(config, layout))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import EngineCache, EngineDir, EnginePlan, Manifest, preparation, prepare
+from djl_trtllm.engines import EngineCache, EngineDir, EnginePlan, Manifest, preparation, prepare_engine
 from djl_trtllm.engines.compiler import Compiler
 from djl_trtllm.errors import CompilerMissingError, EngineError, EngineMismatchError
 from djl_trtllm.model import inspect
@@ -54,7 +54,7 @@ def prepared(path: Path, told: list[str] | None = None, **options: object) -> En
     config = configured(engine_cache_dir=path.parent / "cache", **options)
     layout = inspect(path)
     plan = plan_engine(config, layout, CPU_ONLY)
-    return prepare(config, layout, (told if told is not None else []).append, plan=plan)
+    return prepare_engine(config, layout, (told if told is not None else []).append, plan=plan)
 
 
 def test_an_engine_directory_is_served_as_it_is(model: Path) -> None:
@@ -205,12 +205,12 @@ def test_the_cache_keeps_to_its_size(model: Path, compiling: Compiling, monkeypa
 def test_cancelling_reaches_the_compiler_and_the_wait_for_another(model: Path, compiling: Compiling) -> None:
     config, layout, cancel = configured(engine_cache_dir=model.parent / "cache"), inspect(model), threading.Event()
     plan = plan_engine(config, layout, CPU_ONLY)
-    prepare(config, layout, lambda line: None, plan=plan, cancel=cancel)
+    prepare_engine(config, layout, lambda line: None, plan=plan, cancel=cancel)
     assert [given for _, given in compiling.calls] == [cancel]
     cancel.set()
     shutil.rmtree(model.parent / "cache" / plan.cache_key)
     with locked(model.parent / "cache" / f"{plan.cache_key}.lock"), pytest.raises(EngineError, match="cancelled"):
-        prepare(config, layout, lambda line: None, plan=plan, cancel=cancel)
+        prepare_engine(config, layout, lambda line: None, plan=plan, cancel=cancel)
 
 
 def test_without_a_plan_one_is_made_for_this_machine(
@@ -218,7 +218,7 @@ def test_without_a_plan_one_is_made_for_this_machine(
 ) -> None:
     config = configured(engine_cache_dir=model.parent / "cache", backend="openvino")
     layout = inspect(model)
-    assert prepare(config, layout, lambda line: None, plan=plan_engine(config, layout)).backend == "openvino"
+    assert prepare_engine(config, layout, lambda line: None, plan=plan_engine(config, layout)).backend == "openvino"
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -237,7 +237,7 @@ def test_reading_much_to_identify_a_checkpoint_is_told(
     (model / "more.safetensors").touch()
     os.truncate(model / "more.safetensors", size - (model / "model.safetensors").stat().st_size)
     plan.__dict__["checkpoint_identity"] = "sha256:0"  # which nobody reads here
-    prepare(config, layout, lines.append, plan=plan)
+    prepare_engine(config, layout, lines.append, plan=plan)
     assert ("reading 2.0 GB of weights to identify the checkpoint" in lines) is told
 
 
@@ -247,7 +247,7 @@ def test_of_a_fleet_one_machine_compiles(model: Path, compiling: Compiling, stor
         config = configured(engine_cache_dir=tmp_path / machine, engine_cache="s3://models/engines")
         layout = inspect(model)
         plan = plan_engine(config, layout, CPU_ONLY)
-        engine = prepare(config, layout, lines.append, plan=plan)
+        engine = prepare_engine(config, layout, lines.append, plan=plan)
         assert engine.path.parent == tmp_path / machine and engine.manifest is not None
     assert len(compiling.calls) == 1
     assert any("downloaded the engine from s3://models/engines/" in line for line in lines)
@@ -275,7 +275,7 @@ def test_the_wait_for_a_fleet_is_the_option_s(
     )
     layout = inspect(model)
     plan = plan_engine(config, layout, CPU_ONLY)
-    prepare(config, layout, lambda line: None, plan=plan, cancel=cancel)
+    prepare_engine(config, layout, lambda line: None, plan=plan, cancel=cancel)
     assert asked == [("s3://models/engines", 77), (plan.cache_key, cancel)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.errors import LayoutError
-from djl_trtllm.model import Kind, inspect
+from djl_trtllm.model import ModelKind, inspect
 
 HF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 BUILT = {
@@ -46,7 +46,7 @@ def write(path: Path, **files: Any) -> Path:
 def test_a_hugging_face_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, **{"config.json": HF, "model.safetensors": None, "tokenizer.json": "{}"})
     layout = inspect(tmp_path)
-    assert layout.kind is Kind.HF_CHECKPOINT and not layout.kind.is_engine
+    assert layout.kind is ModelKind.HF_CHECKPOINT and not layout.kind.is_engine
     assert layout.config == HF
     assert layout.weight_files == (tmp_path / "model.safetensors",)
     assert layout.tokenizer_dir == tmp_path
@@ -129,7 +129,7 @@ def test_a_compiled_openvino_engine(tmp_path: Path) -> None:
         **{"openvino_model.xml": "<net/>", "openvino_model.bin": b"x", "config.json": HF, "tokenizer.model": b"x"},
     )
     layout = inspect(tmp_path)
-    assert layout.kind is Kind.OPENVINO_ENGINE and layout.kind.is_engine
+    assert layout.kind is ModelKind.OPENVINO_ENGINE and layout.kind.is_engine
     assert layout.engine_dir == layout.tokenizer_dir == tmp_path
     assert layout.config == HF
     (tmp_path / "openvino_model.bin").unlink()
@@ -140,7 +140,7 @@ def test_a_compiled_openvino_engine(tmp_path: Path) -> None:
 def test_a_compiled_tensorrt_engine(tmp_path: Path) -> None:
     write(tmp_path, **{"config.json": BUILT, "rank1.engine": b"x", "rank0.engine": b"x"})
     layout = inspect(tmp_path)
-    assert layout.kind is Kind.TENSORRT_ENGINE
+    assert layout.kind is ModelKind.TENSORRT_ENGINE
     assert [file.name for file in layout.weight_files] == ["rank0.engine", "rank1.engine"]
     assert layout.tokenizer_dir is None
 
@@ -172,7 +172,7 @@ def test_a_tensorrt_checkpoint(
         config["mapping"] = mapping
     ranks = {f"rank{rank}.safetensors": None for rank in range(tensor_parallel * pipeline_parallel)}
     layout = inspect(write(tmp_path, **{"config.json": config}, **ranks))
-    assert layout.kind is Kind.TENSORRT_CHECKPOINT and not layout.kind.is_engine
+    assert layout.kind is ModelKind.TENSORRT_CHECKPOINT and not layout.kind.is_engine
     assert (layout.tensor_parallel, layout.pipeline_parallel) == (tensor_parallel, pipeline_parallel)
     assert (layout.shape.architecture, layout.shape.dtype, layout.shape.num_layers) == (
         "LlamaForCausalLM",
@@ -216,7 +216,7 @@ def lmi_repository(path: Path, name: str = "tensorrt_llm__") -> Path:
 @pytest.mark.parametrize("above", [True, False])
 def test_an_lmi_repository(tmp_path: Path, above: bool) -> None:
     layout = inspect(lmi_repository(tmp_path) if above else lmi_repository(tmp_path) / "tensorrt_llm")
-    assert layout.kind is Kind.LMI_REPOSITORY and layout.kind.is_engine
+    assert layout.kind is ModelKind.LMI_REPOSITORY and layout.kind.is_engine
     assert layout.engine_dir == tmp_path / "tensorrt_llm" / "1"
     assert [file.name for file in layout.weight_files] == ["rank0.engine", "rank1.engine"]
     assert layout.tokenizer_dir == tmp_path / "tensorrt_llm"
@@ -225,7 +225,7 @@ def test_an_lmi_repository(tmp_path: Path, above: bool) -> None:
 
 def test_an_lmi_repository_may_have_another_name(tmp_path: Path) -> None:
     layout = inspect(lmi_repository(tmp_path, ""))
-    assert layout.kind is Kind.LMI_REPOSITORY and layout.engine_dir == tmp_path / "1"
+    assert layout.kind is ModelKind.LMI_REPOSITORY and layout.engine_dir == tmp_path / "1"
 
 
 def test_the_sizes_are_the_engines_and_the_type_is_that_of_the_model_one_level_up(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
 
 def test_old_engines_beside_a_checkpoint_do_not_keep_it_from_being_served(tmp_path: Path) -> None:
     write(tmp_path, **{"config.json": HF, "model.safetensors": None, "llama_float16_tp1_rank0.engine": b"x"})
-    assert inspect(tmp_path).kind is Kind.HF_CHECKPOINT
+    assert inspect(tmp_path).kind is ModelKind.HF_CHECKPOINT
 
 
 def test_the_quantisation_that_is_stored_is_known(tmp_path: Path) -> None:
@@ -294,11 +294,11 @@ def test_a_checkpoint_may_carry_its_engine_beside_it(tmp_path: Path) -> None:
     write(tmp_path, **{"config.json": HF, "model.safetensors": None, "tokenizer.json": "{}"})
     write(tmp_path / "engine", **{"openvino_model.xml": "<net/>", "openvino_model.bin": b"x"})
     layout = inspect(tmp_path)
-    assert layout.kind is Kind.HF_CHECKPOINT
+    assert layout.kind is ModelKind.HF_CHECKPOINT
     assert layout.bundled_engine == layout.engine_dir == tmp_path / "engine"
     assert inspect(tmp_path / "engine").tokenizer_dir == tmp_path
     (tmp_path / "model.safetensors").unlink()
-    assert inspect(tmp_path).kind is Kind.OPENVINO_ENGINE
+    assert inspect(tmp_path).kind is ModelKind.OPENVINO_ENGINE
     assert inspect(tmp_path).path == tmp_path / "engine"
 
 

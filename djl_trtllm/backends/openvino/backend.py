@@ -12,9 +12,9 @@ from djl_trtllm.backends.openvino.plan import OpenVinoPlan, plan_openvino
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import EngineError
-from djl_trtllm.model import Kind, Layout
+from djl_trtllm.model import Layout, ModelKind
 
-_LOADED = (Kind.HF_CHECKPOINT, Kind.OPENVINO_ENGINE)
+_LOADED = (ModelKind.HF_CHECKPOINT, ModelKind.OPENVINO_ENGINE)
 
 
 class OpenVinoBackend(EngineBackend):
@@ -46,4 +46,4 @@ class OpenVinoBackend(EngineBackend):
 
 
 def _own_engine(layout: Layout) -> str:
-    return f"{layout.path} is a {layout.kind.value}" if layout.kind is Kind.OPENVINO_ENGINE else ""
+    return f"{layout.path} is a {layout.kind.value}" if layout.kind is ModelKind.OPENVINO_ENGINE else ""

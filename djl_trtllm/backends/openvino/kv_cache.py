@@ -8,7 +8,7 @@ from djl_trtllm.config import Config, KvCacheDType
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import ModelShape
-from djl_trtllm.model.remote.progress import shown
+from djl_trtllm.model.remote.progress import format_bytes
 
 BLOCK_TOKENS = 32
 """Tokens in one block; OpenVINO's own size on CPUs, it cannot be chosen."""
@@ -95,12 +95,12 @@ def plan_kv_cache(
     if wanted <= share:
         return KvCachePlan(wanted, size, precision, f"{max_sequences} sequences of {max_seq_len} tokens")
     if one <= share:
-        return KvCachePlan(share, size, precision, f"a quarter of {shown(available_memory)} available memory")
+        return KvCachePlan(share, size, precision, f"a quarter of {format_bytes(available_memory)} available memory")
     if one * size > available_memory:
         raise ConfigError(
             [
-                f"one sequence of {max_seq_len} tokens needs {shown(one * size)} of KV cache and "
-                f"{shown(available_memory)} of memory are available: lower {_length_option(config)}"
+                f"one sequence of {max_seq_len} tokens needs {format_bytes(one * size)} of KV cache and "
+                f"{format_bytes(available_memory)} of memory are available: lower {_length_option(config)}"
             ]
         )
     return KvCachePlan(one, size, precision, f"one sequence of {max_seq_len} tokens, more than a quarter of memory")
@@ -118,8 +118,8 @@ def _check_asked(config: Config, blocks: int, size: int | None, decisive: str, a
     if size is not None and blocks * size > available_memory:
         raise ConfigError(
             [
-                f"{format_setting(config, decisive)} needs {shown(blocks * size)} of KV cache "
-                f"({size} bytes per {BLOCK_TOKENS} tokens) and {shown(available_memory)} of memory are available"
+                f"{format_setting(config, decisive)} needs {format_bytes(blocks * size)} of KV cache "
+                f"({size} bytes per {BLOCK_TOKENS} tokens) and {format_bytes(available_memory)} of memory are available"
             ]
         )
 

@@ -16,8 +16,8 @@ from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions
 from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.model import Kind, Layout, ModelShape
-from djl_trtllm.model.remote.progress import shown
+from djl_trtllm.model import Layout, ModelKind, ModelShape
+from djl_trtllm.model.remote.progress import format_bytes
 from djl_trtllm.model.weights import read_header
 
 _MANY_SEQUENCES = 256
@@ -117,7 +117,7 @@ class OpenVinoPlan(EnginePlan):
         if self.kv_cache is None:
             return line
         size = self.kv_cache.block_bytes
-        memory = "" if size is None else f", {shown(self.kv_cache.blocks * size)}"
+        memory = "" if size is None else f", {format_bytes(self.kv_cache.blocks * size)}"
         return (
             f"{line}; KV cache {self.kv_cache.blocks} blocks of {BLOCK_TOKENS} tokens in {self.kv_cache.precision}"
             f"{memory} ({self.kv_cache.reason}); up to {self.max_sequences} sequences of {self.max_seq_len} tokens, "
@@ -192,7 +192,7 @@ def _dtype(config: Config, layout: Layout, shape: ModelShape) -> str:
 
 
 def _stored_dtype(layout: Layout) -> str | None:
-    if layout.kind is not Kind.HF_CHECKPOINT or layout.weight_files[0].suffix != ".safetensors":
+    if layout.kind is not ModelKind.HF_CHECKPOINT or layout.weight_files[0].suffix != ".safetensors":
         return None
     stored = (entry.get("dtype") for entry in read_header(layout.weight_files[0]).values() if "dtype" in entry)
     return next((_DTYPES[name] for name in stored if name in _DTYPES), None)

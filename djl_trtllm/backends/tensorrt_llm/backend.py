@@ -15,9 +15,9 @@ from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan, plan_tensorrt
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineError
-from djl_trtllm.model import Kind, Layout
+from djl_trtllm.model import Layout, ModelKind
 
-_OWN_FILES = (Kind.TENSORRT_ENGINE, Kind.LMI_REPOSITORY, Kind.TENSORRT_CHECKPOINT)
+_OWN_FILES = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY, ModelKind.TENSORRT_CHECKPOINT)
 _OLDEST = Version("1.0.0rc0")
 _REMOVED = "1.3.0rc21 removed the backend that compiles and runs TensorRT engines"
 
@@ -42,7 +42,7 @@ class TensorRtLlmBackend(EngineBackend):
                     "option.backend=tensorrt (or auto), or serve the Hugging Face checkpoint it was made from"
                 )
             return _own_files(what, layout, hardware)
-        if layout.kind is not Kind.HF_CHECKPOINT:
+        if layout.kind is not ModelKind.HF_CHECKPOINT:
             raise EngineError(
                 f"{setting}: {what}; serve it with option.backend=openvino (or auto), or serve the checkpoint with "
                 f"option.backend={backend}"
@@ -59,7 +59,7 @@ class TensorRtLlmBackend(EngineBackend):
         if layout.kind in _OWN_FILES:
             what = f"{layout.path} is a {layout.kind.value}"
             return Offer(Backend.TENSORRT, _own_files(what, layout, hardware))
-        if layout.kind is not Kind.HF_CHECKPOINT:
+        if layout.kind is not ModelKind.HF_CHECKPOINT:
             return Offer(None, f"TensorRT-LLM cannot load a {layout.kind.value}")
         if hardware.tensorrt_llm is None:
             return Offer(None, "TensorRT-LLM is not installed" + ("" if hardware.gpus else ", and there is no GPU"))
@@ -93,7 +93,7 @@ def _own_files(what: str, layout: Layout, hardware: Hardware) -> str:
 
 
 def _reader(layout: Layout) -> str:
-    if layout.kind is Kind.TENSORRT_CHECKPOINT:
+    if layout.kind is ModelKind.TENSORRT_CHECKPOINT:
         return "Compile and serve it with TensorRT-LLM 1.2 or 1.0"
     version = (layout.config or {}).get("version")
     if version is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote.hub_files import HubFile, RepositoryFolder
-from djl_trtllm.model.remote.progress import ProgressMeter, shown
+from djl_trtllm.model.remote.progress import ProgressMeter, format_bytes
 from djl_trtllm.model.remote.selection import needed
 
 _ID = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
@@ -73,11 +73,11 @@ def download_from_hub(
         wanted = [_literal(name) for name in files]
         total = sum(file.size for file in files.values())
         if not missing:
-            progress(f"{where} is in the hub's cache: {len(files)} files, {shown(total)}")
+            progress(f"{where} is in the hub's cache: {len(files)} files, {format_bytes(total)}")
             found = fetch(allow_patterns=wanted)
         else:
-            kept = f", {shown(total - missing)} of them here already" if missing < total else ""
-            progress(f"downloading {where} from {constants.ENDPOINT}: {len(files)} files, {shown(total)}{kept}")
+            kept = f", {format_bytes(total - missing)} of them here already" if missing < total else ""
+            progress(f"downloading {where} from {constants.ENDPOINT}: {len(files)} files, {format_bytes(total)}{kept}")
             meter = ProgressMeter(f"downloading {where}", missing, progress)
             with folder.watched(meter):
                 found = fetch(allow_patterns=wanted)
@@ -147,8 +147,8 @@ def _check_room(missing: int, cache: Path) -> None:
     free = shutil.disk_usage(existing).free
     if missing and missing + _SPARE_BYTES > free:
         raise DownloadError(
-            f"{shown(missing)} are still missing, and {shown(free)} are free on the disk of {cache} "
-            f"({shown(_SPARE_BYTES)} stay free): free some space, or set HF_HOME to a larger disk"
+            f"{format_bytes(missing)} are still missing, and {format_bytes(free)} are free on the disk of {cache} "
+            f"({format_bytes(_SPARE_BYTES)} stay free): free some space, or set HF_HOME to a larger disk"
         )
 
 

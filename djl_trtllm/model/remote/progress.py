@@ -37,7 +37,9 @@ class ProgressMeter:
     def finish(self) -> None:
         """Report the total, the time and the rate."""
         seconds = max(time.monotonic() - self._started, 1e-3)
-        self._progress(f"{self._what}: {shown(self.done)} in {seconds:.1f} s ({shown(self.done / seconds)}/s)")
+        self._progress(
+            f"{self._what}: {format_bytes(self.done)} in {seconds:.1f} s ({format_bytes(self.done / seconds)}/s)"
+        )
 
     def _line(self, now: float) -> str:
         since, before = self._window
@@ -45,10 +47,10 @@ class ProgressMeter:
         if now - since > _RATE_OVER_SECONDS:
             self._window = (now, self.done)
         left = f", {(self._total - self.done) / rate:.0f} s left" if rate > 0 else ""
-        return f"{self._what}: {shown(self.done)} of {shown(self._total)}, {shown(rate)}/s{left}"
+        return f"{self._what}: {format_bytes(self.done)} of {format_bytes(self._total)}, {format_bytes(rate)}/s{left}"
 
 
-def shown(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes for a reader: `1.5 GB`, powers of 1000."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:

@@ -22,7 +22,7 @@ from urllib3.exceptions import HTTPError
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import checksums, s3
 from djl_trtllm.model.remote.parts import PartialFile
-from djl_trtllm.model.remote.progress import ProgressMeter, shown
+from djl_trtllm.model.remote.progress import ProgressMeter, format_bytes
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.selection import needed
 
@@ -160,8 +160,8 @@ class _Download:
         missing = sum(arrival.file.missing_bytes for arrival in arrivals)
         self._check_room(sum(arrival.file.missing_blocks for arrival in arrivals))
         total = sum(object_.size for object_ in self._objects)
-        kept = f", {shown(total - missing)} of them here already" if missing < total else ""
-        self._progress(f"downloading {self._address}: {len(arrivals)} files, {shown(total)}{kept}")
+        kept = f", {format_bytes(total - missing)} of them here already" if missing < total else ""
+        self._progress(f"downloading {self._address}: {len(arrivals)} files, {format_bytes(total)}{kept}")
         self._meter = ProgressMeter(f"downloading {self._address}", missing, self._progress)
         self._fetch_all(arrivals)
         self._meter.finish()
@@ -192,8 +192,9 @@ class _Download:
         free = shutil.disk_usage(self._partial).free
         if missing + _SPARE_BYTES > free:
             raise DownloadError(
-                f"{self._address} needs {shown(missing)} more on the disk of {self._partial.parent}, and {shown(free)} "
-                f"are free ({shown(_SPARE_BYTES)} stay free): free some space, or set DJL_CACHE_DIR to a larger disk"
+                f"{self._address} needs {format_bytes(missing)} more on the disk of {self._partial.parent}, and "
+                f"{format_bytes(free)} are free ({format_bytes(_SPARE_BYTES)} stay free): free some space, or set "
+                "DJL_CACHE_DIR to a larger disk"
             )
 
     def _fetch_all(self, arrivals: list[_Arrival]) -> None:

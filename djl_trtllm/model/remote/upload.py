@@ -7,7 +7,7 @@ from pathlib import Path
 
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote.hub import HUB_SCHEME, hub_id
-from djl_trtllm.model.remote.progress import ProgressMeter, shown
+from djl_trtllm.model.remote.progress import ProgressMeter, format_bytes
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 
 
@@ -46,7 +46,7 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, progress: Callable[
 
     settings = TransferConfig(max_concurrency=16, multipart_chunksize=64 << 20, multipart_threshold=64 << 20)
     total = sum(path.stat().st_size for path in files)
-    progress(f"uploading to {address}: {len(files)} files, {shown(total)}")
+    progress(f"uploading to {address}: {len(files)} files, {format_bytes(total)}")
     meter = ProgressMeter(f"uploading to {address}", total, progress)
     with s3.download_errors(address), S3Transfer(manager=create_transfer_manager(s3.client(), settings)) as transfer:
         for path, key in files.items():

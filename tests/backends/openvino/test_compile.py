@@ -15,7 +15,7 @@ import pytest
 from djl_trtllm.backends.openvino.compile import compress
 from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import EngineDir, build_engine, prepare
+from djl_trtllm.engines import EngineDir, build_engine, prepare_engine
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CPU_ONLY, VOCABULARY, configured
 
@@ -128,7 +128,9 @@ def test_a_compiled_directory_is_complete_for_serving(checkpoint: Path, engine: 
     assert engine.manifest is not None
     assert engine.manifest.files.keys() == names - {"manifest.json"}
     alone = inspect(engine.path)
-    assert prepare(configured(), alone, print, plan=plan_engine(configured(), alone)).tokenizer_dir == engine.path
+    assert (
+        prepare_engine(configured(), alone, print, plan=plan_engine(configured(), alone)).tokenizer_dir == engine.path
+    )
 
 
 def test_the_weights_keep_the_checkpoints_16_bits(checkpoint: Path, engine: EngineDir) -> None:
@@ -147,10 +149,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from djl_trtllm.config import load
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import prepare
+from djl_trtllm.engines import prepare_engine
 from djl_trtllm.model import inspect
 layout, config = inspect(Path(sys.argv[1])), load(None, {"OPTION_ENGINE_CACHE_DIR": sys.argv[2]})
-prepare(config, layout, lambda line: print(line, file=sys.stderr), plan=plan_engine(config, layout))
+prepare_engine(config, layout, lambda line: print(line, file=sys.stderr), plan=plan_engine(config, layout))
 print({"torch", "openvino", "optimum", "nncf"} & set(sys.modules) or "light")
 """
 

@@ -9,12 +9,12 @@ from djl_trtllm.backends.tensorrt_llm.backend import TensorRtLlmBackend
 from djl_trtllm.config import Backend
 from djl_trtllm.engines import Hardware
 from djl_trtllm.errors import EngineError
-from djl_trtllm.model import Kind, Layout, inspect
+from djl_trtllm.model import Layout, ModelKind, inspect
 from tests.engines.helpers import CPU_ONLY, H200, configured, gpu_machine
 
 GPU = gpu_machine("1.2.1")
 NO_ENGINES = gpu_machine("1.3.0")
-TENSORRT_KINDS = (Kind.TENSORRT_ENGINE, Kind.LMI_REPOSITORY, Kind.TENSORRT_CHECKPOINT)
+TENSORRT_KINDS = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY, ModelKind.TENSORRT_CHECKPOINT)
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def hf(checkpoint: Path) -> Layout:
     return inspect(checkpoint)
 
 
-def of_kind(kind: Kind, version: str | None = "1.2.0") -> Layout:
+def of_kind(kind: ModelKind, version: str | None = "1.2.0") -> Layout:
     return Layout(kind, Path("/models/it"), {} if version is None else {"version": version}, (), None)
 
 
@@ -63,7 +63,7 @@ def test_the_engine_backend_asked_for_where_tensorrt_llm_has_none_is_explained(h
 
 
 @pytest.mark.parametrize("kind", TENSORRT_KINDS)
-def test_tensorrt_llms_own_files_need_it_and_never_openvino(kind: Kind) -> None:
+def test_tensorrt_llms_own_files_need_it_and_never_openvino(kind: ModelKind) -> None:
     layout = of_kind(kind)
     assert choose_backend(configured(), layout, GPU) == (Backend.TENSORRT, f"/models/it is a {kind.value}")
     assert choose_backend(configured(backend="tensorrt"), layout, GPU)[0] is Backend.TENSORRT
@@ -76,7 +76,9 @@ def test_tensorrt_llms_own_files_need_it_and_never_openvino(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", TENSORRT_KINDS)
 @pytest.mark.parametrize("asked", ["pytorch", "autodeploy"])
 @pytest.mark.parametrize("hardware", [GPU, NO_ENGINES])
-def test_the_python_backends_read_hugging_face_checkpoints_only(kind: Kind, asked: str, hardware: Hardware) -> None:
+def test_the_python_backends_read_hugging_face_checkpoints_only(
+    kind: ModelKind, asked: str, hardware: Hardware
+) -> None:
     with pytest.raises(EngineError, match=rf"option\.backend={asked} .*TensorRT-LLM's {asked} backend reads Hugging"):
         choose_backend(configured(backend=asked), of_kind(kind), hardware)
 
@@ -85,10 +87,10 @@ def test_the_python_backends_read_hugging_face_checkpoints_only(kind: Kind, aske
 @pytest.mark.parametrize(
     ("layout", "says"),
     [
-        (of_kind(Kind.TENSORRT_ENGINE, "1.2.0"), "Serve it with TensorRT-LLM 1.2.0, which compiled it"),
-        (of_kind(Kind.LMI_REPOSITORY, "0.11.0"), "Serve it with TensorRT-LLM 0.11.0, which compiled it"),
-        (of_kind(Kind.TENSORRT_ENGINE, None), "Serve it with the TensorRT-LLM that compiled it, 1.2 or earlier"),
-        (of_kind(Kind.TENSORRT_CHECKPOINT), "Compile and serve it with TensorRT-LLM 1.2 or 1.0"),
+        (of_kind(ModelKind.TENSORRT_ENGINE, "1.2.0"), "Serve it with TensorRT-LLM 1.2.0, which compiled it"),
+        (of_kind(ModelKind.LMI_REPOSITORY, "0.11.0"), "Serve it with TensorRT-LLM 0.11.0, which compiled it"),
+        (of_kind(ModelKind.TENSORRT_ENGINE, None), "Serve it with the TensorRT-LLM that compiled it, 1.2 or earlier"),
+        (of_kind(ModelKind.TENSORRT_CHECKPOINT), "Compile and serve it with TensorRT-LLM 1.2 or 1.0"),
     ],
 )
 def test_an_engine_without_the_engine_backend_names_the_version_that_reads_it_and_the_alternative(
@@ -103,5 +105,5 @@ def test_an_engine_without_the_engine_backend_names_the_version_that_reads_it_an
 
 
 def test_openvinos_engines_are_not_offered() -> None:
-    offer = TensorRtLlmBackend().offer(of_kind(Kind.OPENVINO_ENGINE), GPU)
-    assert offer == (None, f"TensorRT-LLM cannot load a {Kind.OPENVINO_ENGINE.value}")
+    offer = TensorRtLlmBackend().offer(of_kind(ModelKind.OPENVINO_ENGINE), GPU)
+    assert offer == (None, f"TensorRT-LLM cannot load a {ModelKind.OPENVINO_ENGINE.value}")

@@ -11,7 +11,7 @@ import pytest
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.compiler import TensorRtLlmSpec
 from djl_trtllm.backends.tensorrt_llm.plan import CheckpointPlan, TensorRtEnginePlan, TensorRtLlmPlan
-from djl_trtllm.engines import EngineDir, Gpu, Hardware, Manifest, prepare
+from djl_trtllm.engines import EngineDir, Gpu, Hardware, Manifest, prepare_engine
 from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CONTEXT, configured, gpu_machine, write_tensorrt_engine
@@ -32,7 +32,7 @@ def engine_plan(path: Path, hardware: Hardware | None = None, /, **options: obje
 def prepared(path: Path, hardware: Hardware, **options: object) -> EngineDir:
     config = configured(engine_cache_dir=path.parent / "cache", **options)
     layout = inspect(path)
-    return prepare(config, layout, print, plan=plan_engine(config, layout, hardware))
+    return prepare_engine(config, layout, print, plan=plan_engine(config, layout, hardware))
 
 
 @pytest.fixture

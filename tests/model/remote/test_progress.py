@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from djl_trtllm.model.remote import progress as progress_module
-from djl_trtllm.model.remote.progress import ProgressMeter, shown
+from djl_trtllm.model.remote.progress import ProgressMeter, format_bytes
 
 
 @pytest.fixture
@@ -98,4 +98,4 @@ def test_the_end_is_told_with_the_time_it_took(clock: SimpleNamespace) -> None:
     ],
 )  # fmt: skip
 def test_bytes_are_shown_in_powers_of_a_thousand(count: float, text: str) -> None:
-    assert shown(count) == text
+    assert format_bytes(count) == text
