@@ -27,20 +27,12 @@ INSTEAD = {
 """Phrases that a reader stumbles over, and what to write."""
 
 PENDING: tuple[str, ...] = (
-    "djl_trtllm/__init__.py",
-    "djl_trtllm/request.py",
-    "djl_trtllm/handler.py",
-    "djl_trtllm/async_handler.py",
     "djl_trtllm/config/",
-    "djl_trtllm/batching/",
     "djl_trtllm/executor/",
     "djl_trtllm/backends/",
-    "djl_trtllm/api/",
-    "djl_trtllm/server/",
     "djl_trtllm/offline/",
-    "tools/",
-    "docs/options",
-    "docs/tensorrt-llm-names.md",
+    "tools/tensorrt_llm/",
+    "docs/options/",
 )
 
 
