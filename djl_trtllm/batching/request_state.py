@@ -11,7 +11,7 @@ _CUT_SHORT = (FinishReason.CANCELLED, FinishReason.ERROR)
 class RequestState:
     """What `RollingBatch.submit` returns.
 
-    Its consumer gets each sequence's updates in order, and for each exactly one with a `SequenceResult`, whatever
+    Its consumer gets each sequence's chunks in order, and for each exactly one with a `SequenceResult`, whatever
     ended it.
     With `best_of` or beams, everything is delivered at the end, the best sequences first.
     """
@@ -65,10 +65,10 @@ class RequestState:
             self._unfinished -= 1
         if self._ranked is not None:
             return self._deliver_ranked(self._ranked) if self.done else []
-        update = sequence.drain()
-        if update.tokens or update.finished is not None:
-            self._consumer(update)
-        return update.tokens
+        chunk = sequence.drain()
+        if chunk.tokens or chunk.finished is not None:
+            self._consumer(chunk)
+        return chunk.tokens
 
     def abandon(self) -> None:
         """Stop calling the consumer."""
@@ -80,10 +80,10 @@ class RequestState:
         tokens: list[Token] = []
         for index, sequence in enumerate(best):
             sequence.index = index
-            update = sequence.drain()
-            tokens += update.tokens
+            chunk = sequence.drain()
+            tokens += chunk.tokens
             if index < n:
-                self._consumer(update)
+                self._consumer(chunk)
         return tokens
 
 
@@ -93,5 +93,5 @@ def _rank(sequence: OutputSequence) -> tuple[bool, float]:
     return sequence.finished.reason not in _CUT_SHORT, sequence.cumulative_logprob
 
 
-def _ignore(update: OutputChunk) -> None:
+def _ignore(chunk: OutputChunk) -> None:
     pass

@@ -31,25 +31,25 @@ class ItemWriter:
         self._encoder = call.encoder
         self._unfinished = call.sequences
 
-    def deliver(self, update: OutputChunk) -> None:
+    def deliver(self, chunk: OutputChunk) -> None:
         """Encode and emit an output chunk."""
         if self.complete:
             return
         assert self._encoder is not None
-        finished = update.finished
+        finished = chunk.finished
         if finished is not None:
             self._unfinished -= 1
             if finished.error is not None and not self._begun:
                 self.fail(finished.error)
                 return
         try:
-            chunk = self._encoder.encode(update)
+            data = self._encoder.encode(chunk)
         except Exception as error:
             self.fail(error)
             return
         last = not self._unfinished
-        if chunk or last:
-            self._send(chunk, last)
+        if data or last:
+            self._send(data, last)
 
     def fail(self, error: Exception) -> None:
         """End the response with an error: a status if nothing was sent yet, else in the dialect's format."""
@@ -58,17 +58,17 @@ class ItemWriter:
         if not isinstance(error, RequestError):
             logger.error("a request failed", exc_info=error)
         encoder = self._encoder if self._begun else None
-        if encoder is not None and isinstance(error, RequestError) and (chunk := encoder.error(error)):
-            self._send(chunk, last=True)
+        if encoder is not None and isinstance(error, RequestError) and (data := encoder.error(error)):
+            self._send(data, last=True)
             return
         reply = DEFAULT.encode_error(error, self._options)
         self.complete = True
         message = str(error) if isinstance(error, RequestError) else "Internal server error, see the server's log."
         self._put(Item(b"", True, reply.status, message, (("Content-Type", "application/json"), *reply.headers)))
 
-    def _send(self, chunk: bytes, last: bool) -> None:
+    def _send(self, data: bytes, last: bool) -> None:
         assert self._encoder is not None
         properties = () if self._begun else (("Content-Type", self._encoder.content_type),)
         self._begun = True
         self.complete = last
-        self._put(Item(chunk, last, None, "", properties))
+        self._put(Item(data, last, None, "", properties))

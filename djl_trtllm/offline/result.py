@@ -23,17 +23,17 @@ class OfflineSequence:
         """The output text, without a stop string that ended it."""
         return "".join(self._texts)
 
-    def add(self, update: OutputChunk) -> None:
+    def add(self, chunk: OutputChunk) -> None:
         """Keep what is new."""
-        for token in update.tokens:
+        for token in chunk.tokens:
             self.token_ids.append(token.id)
             self.logprobs.append(token.logprob)
             self._texts.append(token.text)
-        self.finished = update.finished
+        self.finished = chunk.finished
 
 
 class OfflineResult:
-    """What came of request `number` of a batch (from 0). A `ResponseEncoder` that keeps the updates and makes no bytes.
+    """What came of request `number` of a batch (from 0). A `ResponseEncoder` that keeps the chunks and makes no bytes.
 
     `failure` is why it failed, if it did; the sequences hold what was generated until then.
     """
@@ -59,12 +59,12 @@ class OfflineResult:
         """See `ResponseEncoder`."""
         self.prompt = prompt
 
-    def encode(self, update: OutputChunk) -> bytes:
+    def encode(self, chunk: OutputChunk) -> bytes:
         """See `ResponseEncoder`."""
-        self.sequences[update.index].add(update)
-        if update.finished is not None:
+        self.sequences[chunk.index].add(chunk)
+        if chunk.finished is not None:
             self._unfinished -= 1
-            self.failure = self.failure or update.finished.error
+            self.failure = self.failure or chunk.finished.error
         return b""
 
     def error(self, error: RequestError) -> bytes:

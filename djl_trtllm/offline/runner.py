@@ -160,9 +160,9 @@ class Runner:
         """Queue a request as soon as there is room for it."""
         answer = OfflineResult(number, request, wants_prompt_tokens=job.wants_prompt_tokens)
 
-        def take(update: OutputChunk) -> None:
-            answer.encode(update)
-            if update.finished is not None:
+        def take(chunk: OutputChunk) -> None:
+            answer.encode(chunk)
+            if chunk.finished is not None:
                 self._freed.set()
                 if answer.complete:
                     self._finish(job, request, answer)
