@@ -92,9 +92,13 @@ def _connect(rank: int, world_size: int, barrier: str) -> list[Connection]:
         return []
     if rank:
         deadline = time.monotonic() + 30
-        while not os.path.exists(barrier) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return [Client(barrier, "AF_UNIX")]
+        while True:
+            try:
+                return [Client(barrier, "AF_UNIX")]
+            except (FileNotFoundError, ConnectionRefusedError):  # the leader does not listen yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
     with Listener(barrier, "AF_UNIX", backlog=world_size) as listener:
         return [listener.accept() for _ in range(world_size - 1)]
 
