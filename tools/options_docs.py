@@ -23,7 +23,7 @@ from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption, find
 from djl_trtllm.config.options.values import as_text
 from djl_trtllm.config.resolve import precedence
 from djl_trtllm.config.rules.table import RULES
-from djl_trtllm.config.sources.environment import ANSWERED, variables_of
+from djl_trtllm.config.sources.environment import IGNORED_VARIABLES, variables_of
 from tools.disagreements import DISAGREEMENTS
 from tools.options_tasks import TASKS
 from tools.tensorrt_llm.page import names_page
@@ -101,7 +101,7 @@ _LEGACY = f"""\
 Old configurations may keep these options: their values are checked, and no engine uses them.
 """
 
-_ANSWERED = """\
+_IGNORED_VARIABLES = """\
 ## Variables without effect
 
 DJL Serving's container reads these variables. `djl-trtllm config` says why they have no effect here.
@@ -178,7 +178,7 @@ def _legacy_page() -> str:
         rows = list(_legacy_table([OPTIONS[name] for name in group.fields if OPTIONS[name].option.legacy]))
         if rows:
             parts.append(f"## {group.title}\n\n" + "\n".join(rows) + "\n")
-    return "\n".join([*parts, _ANSWERED + "\n" + "\n".join(_answered_table()) + "\n"])
+    return "\n".join([*parts, _IGNORED_VARIABLES + "\n" + "\n".join(_ignored_table()) + "\n"])
 
 
 def _task_table() -> Iterator[str]:
@@ -234,10 +234,10 @@ def _disagreements_table() -> Iterator[str]:
         yield f"| {_link(OPTIONS[row.option].key)} | {_cell(said)} | {_cell(row.choice)} | {_cell(row.why)} |"
 
 
-def _answered_table() -> Iterator[str]:
+def _ignored_table() -> Iterator[str]:
     yield "| variable | why |"
     yield "|---|---|"
-    for name, why in ANSWERED.items():
+    for name, why in IGNORED_VARIABLES.items():
         yield f"| `{name}` | {_cell(why)} |"
 
 

@@ -1,4 +1,4 @@
-"""The resolved configuration: values, and for each where it came from."""
+"""The resolved configuration: values and their origins."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from djl_trtllm.errors import ConfigError
 class Config:
     """Typed options with their origins. Made by `resolve` or `load`.
 
-    `warnings` are for the log, one line each, and `notes` what is worth knowing and no reason to act. `model_dir` is
-    the directory the model was given as, if any.
-    `overridden` holds, per field name, what users wrote that something stronger beat.
+    `warnings` are lines for the log; `notes` need no action. `model_dir` is the model's directory, if there is one.
+    `overridden` has the settings that others override, by field name.
     """
 
     options: Options
@@ -38,7 +37,7 @@ class Config:
         return self.origins.get(OPTIONS[field_name].name, Origin.default())
 
     def is_set(self, field_name: str) -> bool:
-        """Whether the user set the field, even where a rule has then changed its value.
+        """Whether the user set the field, even if a rule then changed its value.
 
         Raises KeyError for a name that is no field of `Options`.
         """
@@ -54,7 +53,7 @@ class Config:
     def replace(self, origin: Origin, **values: Any) -> Config:
         """This configuration with other values for some fields, all with the given origin.
 
-        No rule between options runs again: replacing `max_num_tokens` widens nothing. Raises `ConfigError` for
+        No rule between options runs again: replacing `max_num_tokens` raises no other limit. Raises `ConfigError` for
         values of the wrong type or out of range and for names that are no fields.
         """
         problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Rules that give an option its value from others."""
+"""Options whose values are derived from other options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djl_trtllm.config.sources.properties import Setting
 
 @dataclass
 class Draft:
-    """Values on their way to a `Config`: those users set, with the winning setting of each, and what rules add."""
+    """A `Config` under construction: the values that users set, with the setting that is used, and derived values."""
 
     values: dict[str, Any] = field(default_factory=dict)
     chosen: dict[str, Setting] = field(default_factory=dict)
@@ -24,17 +24,17 @@ class Draft:
     notes: list[str] = field(default_factory=list)
 
     def is_set(self, name: str) -> bool:
-        """Whether the user set the field to a value that is one."""
+        """Whether the user set a valid value."""
         return name in self.chosen and name in self.values
 
     def derive(self, name: str, value: Any, rule: str) -> None:
-        """Give a field a value that follows from others."""
+        """Give a field a derived value."""
         self.values[name] = value
         self.origins[name] = Origin.derived(rule)
 
 
-def widen_for_max_num_tokens(draft: Draft) -> None:
-    """`max_num_tokens`, set by the user to N, raises the limits that would keep it from being reached.
+def raise_limits_for_max_num_tokens(draft: Draft) -> None:
+    """`max_num_tokens`, set by the user to N, raises the limits that would keep batches below it.
 
     Input and output length to at least min(4096, N), the batch to at least 256 (finding-max-num-tokens.md).
     """
@@ -56,15 +56,15 @@ def widen_for_max_num_tokens(draft: Draft) -> None:
         if own is not None:
             setting = draft.chosen[name]
             draft.warnings.append(
-                f"{setting.cited} is raised to {floor}, because {cause.cited} sets it to max({floor}, your value); "
-                "to keep a smaller value, leave option.max_num_tokens out"
+                f"{setting.formatted} is raised to {floor}, because {cause.formatted} sets it to max({floor}, your "
+                "value); to keep a smaller value, leave option.max_num_tokens out"
             )
             rule += f", which raises {as_text(own)} ({setting.origin})"
         draft.derive(name, floor, rule)
 
 
 def split_inference_address(draft: Draft) -> None:
-    """`inference_address` gives host and port where these are not set themselves."""
+    """`inference_address` sets host and port, unless they are set."""
     address = draft.values.get("inference_address")
     if address is None:
         return
@@ -76,9 +76,9 @@ def split_inference_address(draft: Draft) -> None:
         parts, host, port = urlsplit(""), None, None
     if parts.scheme != "http" or not host or parts.username or parts.path not in ("", "/") or parts.query:
         hint = "; this server does not speak TLS, put a proxy in front of it" if parts.scheme == "https" else ""
-        draft.problems.append(f"{setting.cited}: expected http://HOST:PORT{hint}")
+        draft.problems.append(f"{setting.formatted}: expected http://HOST:PORT{hint}")
         return
-    rule = setting.cited
+    rule = setting.formatted
     if not draft.is_set("host"):
         draft.derive("host", host, rule)
     if not draft.is_set("port"):
@@ -93,9 +93,13 @@ def place_engine_cache(draft: Draft) -> None:
         folder = draft.values.get(name)
         if folder is not None:
             setting = draft.chosen[name]
-            draft.derive("engine_cache_dir", folder / "djl-trtllm", setting.cited)
+            draft.derive("engine_cache_dir", folder / "djl-trtllm", setting.formatted)
             return
 
 
-RULES: tuple[Callable[[Draft], None], ...] = (widen_for_max_num_tokens, split_inference_address, place_engine_cache)
-"""Every rule, in the order in which they run."""
+DERIVATIONS: tuple[Callable[[Draft], None], ...] = (
+    raise_limits_for_max_num_tokens,
+    split_inference_address,
+    place_engine_cache,
+)
+"""All derivations, in the order in which they run."""

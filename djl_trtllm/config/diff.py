@@ -1,4 +1,4 @@
-"""What differs between two configurations; secrets are masked."""
+"""Compare two resolved configurations; secrets are masked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def differences(first: Config, second: Config) -> tuple[Difference, ...]:
 
 
 def render_diff(first: Config, second: Config, names: tuple[str, str]) -> Table:
-    """A rich table of what differs, with `names` over the two sides."""
+    """A rich table of the differences, with `names` as the headings of the two sides."""
     table = Table(title=f"{names[0]} and {names[1]}", title_justify="left")
     table.add_column("option", no_wrap=True)
     for name in names:

@@ -31,10 +31,10 @@ def declared_effect(declared: DeclaredOption, backend: Backend) -> str:
 def render(
     config: Config, backend: Backend | None = None, *, only_set: bool = False, describe: Describe = declared_effect
 ) -> Table:
-    """A rich table of all options: value, where it came from and what it does on the backend.
+    """A rich table of all options: value, origin and effect on the backend.
 
-    `backend` is the chosen one where `option.backend` is `auto`; without it, effects are named per backend.
-    `only_set` leaves out options that have their default. Print the warnings beside it: they are `config.warnings`.
+    `backend` is the chosen one if `option.backend` is `auto`; without it, the effect on each backend is shown.
+    `only_set` leaves out options that have their default. `config.warnings` are not part of the table.
     """
     chosen = backend or config.options.backend
     table = Table(title=f"Configuration (backend: {chosen})", title_justify="left")
@@ -51,8 +51,8 @@ def render(
             table.add_section()
         group = declared.group.name
         style = "dim" if origin.kind is OriginKind.DEFAULT else ""
-        beaten = [setting.cited for setting in config.overridden.get(declared.name, ())]
-        came_from = f"{origin}, before {', '.join(beaten)}" if beaten else str(origin)
+        overridden = [setting.formatted for setting in config.overridden.get(declared.name, ())]
+        came_from = f"{origin}, overrides {', '.join(overridden)}" if overridden else str(origin)
         table.add_row(
             Text(declared.key, style),
             Text(shown_value(declared, getattr(config.options, declared.name)), style),
@@ -63,10 +63,10 @@ def render(
 
 
 def as_json(config: Config, backend: Backend | None = None, *, describe: Describe = declared_effect) -> dict[str, Any]:
-    """The same for programs: everything is made of dict, list, str, int, float, bool and None.
+    """The same as JSON values.
 
     `options` maps field names to `key`, `value`, `default`, `unit`, `set` (by the user), `origin` (`kind`, `where`,
-    `line`, `text`), `effect` and `overridden` (what the user wrote that something stronger beat).
+    `line`, `text`), `effect` and `overridden` (the settings that this value overrides).
     """
     chosen = backend or config.options.backend
     return {
@@ -108,7 +108,7 @@ def shown_origin(config: Config, declared: DeclaredOption) -> str:
 
 
 def plain_value(declared: DeclaredOption, value: Any) -> Any:
-    """A value made of list, str, int, float, bool and None, masked."""
+    """A value as JSON has it, masked."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (str, Path)):

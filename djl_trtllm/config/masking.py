@@ -6,7 +6,7 @@ import re
 
 MASK = "********"
 
-# Some tokens are what models count in.
+# Not `max_tokens_per_step`: those tokens are units of text.
 _TOKEN = "(?<!per[_-])(?<!adapter[_-])token"  # noqa: S105
 _SECRET_KEY = re.compile(
     rf"(^|[._-])({_TOKEN}|secret|password|passwd|pass|credentials?|authorization|(api|access|private|secret)[._-]?key)$",
@@ -30,8 +30,8 @@ def is_secret_key(key: str) -> bool:
 def masked(key: str, value: str) -> str:
     """`value` as it may be shown.
 
-    Masked are secrets by the key's name, `NAME=VALUE` pairs inside the value whose name says so, credentials in URLs,
-    hub tokens, and every value of `option.env`, because nobody can tell by its name what a variable holds.
+    This masks secrets by the key's name, `NAME=VALUE` pairs inside the value whose name says so, credentials in URLs,
+    hub tokens, and every value of `option.env`, because a variable's name does not show what it holds.
     """
     if is_secret_key(key):
         return MASK

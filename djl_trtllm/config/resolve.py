@@ -1,4 +1,4 @@
-"""From sources to one configuration: the precedence, and nothing else decides it."""
+"""Resolve sources to one configuration, by one order of precedence."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.configuration import Config
-from djl_trtllm.config.derive import RULES, Draft
+from djl_trtllm.config.derive import DERIVATIONS, Draft
 from djl_trtllm.config.options import Options
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption, find, suggest
 from djl_trtllm.config.options.values import NotAValueError, is_quoted, without_comment
-from djl_trtllm.config.rules.context import subject_of_draft
+from djl_trtllm.config.rules.context import context_of_draft
 from djl_trtllm.config.rules.table import OPTION_RULES, check
 from djl_trtllm.config.sources.environment import read_environment, variables_of
 from djl_trtllm.config.sources.origin import Origin, OriginKind
@@ -26,11 +26,11 @@ _DEFAULTS = Options()
 _DEFAULT_ORIGINS = dict.fromkeys(OPTIONS, Origin.default())
 
 
-_FILES_OF_A_MODEL = (Layer.FILE, Layer.DIALECT, Layer.PRESET)
+_FILES_OF_A_MODEL = (Layer.FILE, Layer.FOREIGN, Layer.PRESET)
 
 
 def precedence(scope: Scope) -> tuple[Layer, ...]:
-    """The layers that may set an option, the strongest first.
+    """The layers that may set an option; each overrides those after it.
 
     ====  =====================================  =====================================  ===========================
     rank  options of a model (`option.*`,        options of the server (addresses,      options only the operator
@@ -49,14 +49,13 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
     11    presets of Triton and Truss
     ====  =====================================  =====================================  ===========================
 
-    This is DJL Serving's order: a model's file beats OPTION_*, SageMaker's variables beat the file, SERVING_* beats
-    config.properties, and a variable of another server counts only where its target is not set. What is about the
-    server DJL Serving does not read from a model's file at all; here the file may still set what nothing else sets.
-    HF_MODEL_ID names the model that is served, and only that one: it comes before the model that a file names, beside
-    which DJL Serving would load it as a second one, and a revision of the file's model does not become its own.
-    A `config.pbtxt` or `config.yaml` is not written for this server, and everything that is comes before it.
+    This is DJL Serving's order: a model's file overrides OPTION_*, SageMaker's variables override the file, SERVING_*
+    overrides config.properties, and a variable of another server is used only if nothing else sets its option. DJL
+    Serving does not read the server's options from a model's file; here the file is the last place for them.
+    HF_MODEL_ID replaces the model that a file names, and its revision (DJL Serving would load both models).
+    A `config.pbtxt` or `config.yaml` is written for another server, so everything that is for this one overrides it.
 
-    Permissions (`option.trust_remote_code`) are options of a model that every other layer may take back: the files of a
+    Permissions (`option.trust_remote_code`) are options of a model that every other layer overrides: the files of a
     model come last.
     """
     if scope is Scope.PERMISSION:
@@ -72,7 +71,7 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
             Layer.TRANSLATED,
             Layer.SERVER_FILE,
             Layer.FILE,
-            Layer.DIALECT,
+            Layer.FOREIGN,
         )
     return (
         Layer.ARGUMENTS,
@@ -82,7 +81,7 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
         Layer.OPTION,
         Layer.SERVING,
         Layer.PLAIN,
-        Layer.DIALECT,
+        Layer.FOREIGN,
         Layer.TRANSLATED,
         Layer.SERVER_FILE,
         Layer.PRESET,
@@ -98,7 +97,8 @@ def load(
 ) -> Config:
     """Resolve the configuration at `model_dir` (see `detect.read_source`), the environment and a command line.
 
-    Where `option.model_id` names another directory, what its compiler configured there counts too, last of its layer.
+    If `option.model_id` names another directory, the configuration that its compiler wrote there is read too, as the
+    last of its layer.
     `model_dir` may also be a configuration file; then its folder is the model directory. `arguments` are KEY=VALUE
     pairs, `server_properties` is a `config.properties` of the server, if it has one.
     Raises `ConfigError` with every problem found.
@@ -139,22 +139,22 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
             elif source.layer not in precedence(declared.option.scope):
                 draft.problems.append(_forbidden(declared, setting))
             elif not setting.value.strip():
-                draft.warnings.append(f"{setting.cited} is empty and counts as not set")
+                draft.warnings.append(f"{setting.formatted} is empty: the option is not set")
             else:
                 candidates.setdefault(declared.name, []).append((source.layer, setting))
 
     overridden: dict[str, tuple[Setting, ...]] = {}
     for name, found in candidates.items():
-        winner, beaten = _choose(OPTIONS[name], found, draft)
+        winner, others = _choose(OPTIONS[name], found, draft)
         draft.chosen[name] = winner
         _parse(OPTIONS[name], winner, draft)
-        overridden[name] = tuple(beaten)
+        overridden[name] = tuple(others)
     _serve_the_named_model(draft, overridden)
-    _warn_of_beaten(draft, overridden)
+    _warn_of_overridden(draft, overridden)
     _warn_of_legacy(draft)
-    for rule in RULES:
-        rule(draft)
-    findings = check(subject_of_draft(draft), OPTION_RULES)
+    for derivation in DERIVATIONS:
+        derivation(draft)
+    findings = check(context_of_draft(draft), OPTION_RULES)
     draft.problems += findings.problems
     draft.warnings += findings.warnings
     draft.notes += findings.notes
@@ -171,12 +171,12 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
         warnings=tuple(draft.warnings),
         notes=tuple(draft.notes),
         model_dir=model_dir,
-        overridden={name: beaten for name, beaten in overridden.items() if beaten},
+        overridden={name: others for name, others in overridden.items() if others},
     )
 
 
 def _choose(declared: DeclaredOption, found: Sequence[Candidate], draft: Draft) -> tuple[Setting, list[Setting]]:
-    """The setting that counts, and those of users that it beats, the strongest first."""
+    """The setting that is used, and the user's settings that it overrides, in the order of precedence."""
     order = precedence(declared.option.scope)
     ranked = sorted(found, key=lambda candidate: order.index(candidate[0]))
     layer, winner = ranked[0]
@@ -184,7 +184,7 @@ def _choose(declared: DeclaredOption, found: Sequence[Candidate], draft: Draft) 
         two_names = other_layer is layer and layer.has_own_names
         if two_names and other.value.strip() != winner.value.strip():
             draft.problems.append(
-                f"{winner.cited} and {other.cited} are two names of one option with different values; keep one"
+                f"{winner.formatted} and {other.formatted} are two names of one option with different values; keep one"
             )
     return winner, [setting for _, setting in ranked[1:] if setting.origin.is_user]
 
@@ -193,59 +193,61 @@ def _parse(declared: DeclaredOption, setting: Setting, draft: Draft) -> None:
     text = setting.value
     bare = without_comment(text)
     if bare != text and declared.type.is_text:
-        draft.warnings.append(f"{setting.cited}: the text from # on is part of the value; comments need their own line")
+        draft.warnings.append(
+            f"{setting.formatted}: the text from # on is part of the value; comments need their own line"
+        )
     elif bare != text:
         draft.warnings.append(
-            f"{setting.cited}: the comment after the value is left off; comments need their own line, as DJL Serving "
-            "takes them for part of the value"
+            f"{setting.formatted}: the comment behind the value is ignored; put comments on their own line, because "
+            "DJL Serving takes them for part of the value"
         )
         text = bare
     elif declared.type.is_text and is_quoted(text):
-        draft.warnings.append(f"{setting.cited}: the quotes are part of the value; write it without them")
+        draft.warnings.append(f"{setting.formatted}: the quotes are part of the value; write it without them")
     try:
         draft.values[declared.name] = declared.type.parse(text, declared.option)
     except NotAValueError as error:
-        # How a name and its value are written differs from server to server.
+        # Other servers write names and values differently.
         example = declared.example if setting.alone else f"{setting.wrote}={declared.example}"
-        draft.problems.append(f"{setting.cited}: {error}; for example {example}")
+        draft.problems.append(f"{setting.formatted}: {error}; for example {example}")
 
 
 def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
     (variable, *_) = variables_of(declared.key)
     return (
-        f"{setting.cited}: {declared.key} lets a model run code on this machine, so it can be set only by the "
+        f"{setting.formatted}: {declared.key} lets a model run code on this machine, so it can be set only by the "
         f"environment variable {variable}; remove it here"
     )
 
 
 def _serve_the_named_model(draft: Draft, overridden: dict[str, tuple[Setting, ...]]) -> None:
-    """HF_MODEL_ID names the only model that is served; what another source says about its own model goes with that."""
+    """HF_MODEL_ID replaces the model of other sources; a revision of their model is dropped with it."""
     winner = draft.chosen.get("model_id")
     if winner is None:
         return
-    others = [beaten for beaten in overridden["model_id"] if beaten.value.strip() != winner.value.strip()]
-    for beaten in others:
-        draft.warnings.append(f"{beaten.cited} does not count: one model is served, that of {winner.cited}")
+    others = [other for other in overridden["model_id"] if other.value.strip() != winner.value.strip()]
+    for other in others:
+        draft.warnings.append(f"{other.formatted} is overridden by {winner.formatted}: one model is served")
     revision = draft.chosen.get("revision")
     if not others or revision is None or winner.wrote != "HF_MODEL_ID":
         return
     if revision.wrote != "HF_REVISION" and revision.origin.kind is not OriginKind.OVERRIDE:
         draft.warnings.append(
-            f"{revision.cited} does not count: it is a revision of {others[0].shown}; "
-            f"the revision of {winner.shown} is HF_REVISION"
+            f"{revision.formatted} is ignored: it is a revision of {others[0].shown}; "
+            f"set HF_REVISION for {winner.shown}"
         )
         del draft.chosen["revision"]
         draft.values.pop("revision", None)
         overridden.pop("revision", None)
 
 
-def _warn_of_beaten(draft: Draft, overridden: Mapping[str, Sequence[Setting]]) -> None:
-    """A value that somebody wrote and that does not count is told, or they will look for it elsewhere."""
-    for name, beaten in overridden.items():
+def _warn_of_overridden(draft: Draft, overridden: Mapping[str, Sequence[Setting]]) -> None:
+    """Warn about overridden values."""
+    for name, settings in overridden.items():
         winner = draft.chosen[name]
-        for setting in beaten:
+        for setting in settings:
             if name != "model_id" and setting.value.strip() != winner.value.strip():
-                draft.warnings.append(f"{setting.shown} does not count: {winner.cited} is stronger")
+                draft.warnings.append(f"{setting.shown} is overridden by {winner.formatted}")
 
 
 def _warn_of_legacy(draft: Draft) -> None:
@@ -254,7 +256,7 @@ def _warn_of_legacy(draft: Draft) -> None:
         option = OPTIONS[name].option
         if option.warn and name in draft.values:
             what = option.description[0].lower() + option.description[1:].removesuffix(".")
-            draft.warnings.append(f"{setting.cited} has no effect any more ({what}): {option.legacy}")
+            draft.warnings.append(f"{setting.formatted} has no effect any more ({what}): {option.legacy}")
 
 
 def _report_unknown(unknown: Iterable[Setting], foreign: Iterable[str], draft: Draft) -> None:
@@ -263,12 +265,12 @@ def _report_unknown(unknown: Iterable[Setting], foreign: Iterable[str], draft: D
     for setting in unknown:
         suggestion = suggest(setting.key)
         name = _spelled_like(setting, suggestion) if suggestion else None
-        advice = f"did you mean {name}?" if name else "see docs/options.md for the options there are"
-        # Values are not shown: of an unknown option nobody knows whether its value is a secret.
+        advice = f"did you mean {name}?" if name else "docs/options.md lists the options"
+        # The value is not shown: that of an unknown option may be a secret.
         text = f"{setting.wrote} ({setting.place}) is not an option and has no effect; {advice}"
         (draft.problems if strict else draft.warnings).append(text)
 
 
 def _spelled_like(setting: Setting, key: str) -> str:
-    """`key` as it is written where `setting` stands: as itself in a file, as a variable in the environment."""
+    """`key` as it is written at the place of `setting`: itself in a file, a variable in the environment."""
     return variables_of(key)[0] if setting.origin.kind is OriginKind.ENVIRONMENT else key

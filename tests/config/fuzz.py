@@ -15,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from djl_trtllm.config import Config, Source, parse_properties, read_arguments, read_environment, resolve
 from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.config.rules.table import check_model
-from djl_trtllm.config.sources.environment import ANSWERED, variables_of
+from djl_trtllm.config.sources.environment import IGNORED_VARIABLES, variables_of
 from djl_trtllm.errors import ConfigError
 
 KEYS = tuple(spelling for declared in OPTIONS.values() for spelling in declared.spellings)
-VARIABLES = (*dict.fromkeys(name for declared in OPTIONS.values() for name in variables_of(declared.key)), *ANSWERED)
+VARIABLES = (
+    *dict.fromkeys(name for declared in OPTIONS.values() for name in variables_of(declared.key)),
+    *IGNORED_VARIABLES,
+)
 NAMES = tuple(OPTIONS)
 MODEL_TYPES = (None, "llama", "mistral", "qwen2", "gptj", "chatglm", "baichuan", "", "\0", "falcon")
 WORDS = (

@@ -70,7 +70,7 @@ def test_a_value_that_is_raised_is_told_with_both() -> None:
 
 def test_a_value_of_another_servers_file_widens_nothing() -> None:
     setting = Setting("option.max_num_tokens", "5000", Origin.file("config.yaml", 1), "max_num_tokens", alone=True)
-    options = resolve([Source(Layer.DIALECT, (setting,))]).options
+    options = resolve([Source(Layer.FOREIGN, (setting,))]).options
     assert (options.max_num_tokens, options.max_input_len, options.max_rolling_batch_size) == (5000, 1024, 32)
 
 

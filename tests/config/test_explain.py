@@ -98,7 +98,7 @@ def test_what_was_beaten_is_shown() -> None:
         {"wrote": "SM_NUM_GPUS=4", "origin": "environment variable SM_NUM_GPUS"}
     ]
     (row,) = rows(shown(config, only_set=True))[1:]
-    assert row[2] == "environment variable TENSOR_PARALLEL_DEGREE, before SM_NUM_GPUS=4 (environment)"
+    assert row[2] == "environment variable TENSOR_PARALLEL_DEGREE, overrides SM_NUM_GPUS=4 (environment)"
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

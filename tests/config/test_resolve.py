@@ -75,7 +75,7 @@ def test_the_precedence_table_in_the_docstring_is_the_function() -> None:
         Layer.PLAIN: "plain variables",
         Layer.TRANSLATED: "variables of other servers",
         Layer.SERVER_FILE: "config.properties",
-        Layer.DIALECT: "config.pbtxt, config.yaml",
+        Layer.FOREIGN: "config.pbtxt, config.yaml",
         Layer.PRESET: "presets of Triton and Truss",
     }
     rows = [re.split(r"\s{2,}", line.strip()) for line in (precedence.__doc__ or "").splitlines()]
@@ -97,7 +97,7 @@ def test_the_operator_takes_back_what_a_model_allows_itself(tmp_path: Path, vari
 
 def test_files_of_a_model_come_last_for_permissions() -> None:
     order = precedence(Scope.PERMISSION)
-    assert order[-3:] == (Layer.FILE, Layer.DIALECT, Layer.PRESET)
+    assert order[-3:] == (Layer.FILE, Layer.FOREIGN, Layer.PRESET)
     assert set(order) == set(precedence(Scope.MODEL))
 
 

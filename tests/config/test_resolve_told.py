@@ -22,9 +22,7 @@ PLACE = "(serving.properties:1)"
 
 def test_a_value_that_is_beaten_is_told_once() -> None:
     config = from_text("option.max_input_len=256", {"OPTION_MAX_INPUT_LEN": "512"})
-    assert config.warnings == (
-        f"OPTION_MAX_INPUT_LEN=512 does not count: option.max_input_len=256 {PLACE} is stronger",
-    )
+    assert config.warnings == (f"OPTION_MAX_INPUT_LEN=512 is overridden by option.max_input_len=256 {PLACE}",)
 
 
 def test_a_beaten_value_that_says_the_same_is_not_told() -> None:
@@ -78,8 +76,8 @@ def test_hf_model_id_names_the_only_model_that_is_served() -> None:
     config = from_text("option.model_id=a\noption.max_input_len=9", {"HF_MODEL_ID": "b", "OPTION_MODEL_ID": "c"})
     assert (config.options.model_id, config.options.max_input_len) == ("b", 9)
     assert config.warnings == (
-        f"option.model_id=a {PLACE} does not count: one model is served, that of HF_MODEL_ID=b (environment)",
-        "OPTION_MODEL_ID=c (environment) does not count: one model is served, that of HF_MODEL_ID=b (environment)",
+        f"option.model_id=a {PLACE} is overridden by HF_MODEL_ID=b (environment): one model is served",
+        "OPTION_MODEL_ID=c (environment) is overridden by HF_MODEL_ID=b (environment): one model is served",
     )
 
 
@@ -94,8 +92,8 @@ def test_the_revision_of_another_model_does_not_become_that_of_hf_model_id() -> 
     assert "revision" not in config.overridden
     assert config.origin("revision").kind is OriginKind.DEFAULT
     assert config.warnings[1:] == (
-        "option.revision=v1 (serving.properties:2) does not count: it is a revision of option.model_id=a; "
-        "the revision of HF_MODEL_ID=b is HF_REVISION",
+        "option.revision=v1 (serving.properties:2) is ignored: it is a revision of option.model_id=a; "
+        "set HF_REVISION for HF_MODEL_ID=b",
     )
 
 
@@ -126,7 +124,7 @@ def test_a_comment_behind_a_value_is_left_off_and_told() -> None:
     config = from_text("option.max_input_len=8 # most prompts are short")
     assert config.options.max_input_len == 8
     (warning,) = config.warnings
-    assert warning.startswith(f"option.max_input_len=8 # most prompts are short {PLACE}: the comment after the value")
+    assert warning.startswith(f"option.max_input_len=8 # most prompts are short {PLACE}: the comment behind the value")
 
 
 def test_a_hash_in_a_text_is_part_of_it_and_told() -> None:
@@ -154,7 +152,7 @@ def test_quotes_around_a_list_belong_to_it() -> None:
 def test_an_empty_value_counts_as_not_set_and_is_told() -> None:
     config = from_text("option.max_input_len=\n", {"OPTION_MAX_OUTPUT_LEN": ""})
     assert config.options.max_input_len == 1024 and not config.is_set("max_input_len")
-    assert config.warnings == (f"option.max_input_len= {PLACE} is empty and counts as not set",)
+    assert config.warnings == (f"option.max_input_len= {PLACE} is empty: the option is not set",)
 
 
 def test_a_wrong_value_is_told_with_an_example_written_as_there(tmp_path: Path) -> None:
@@ -163,7 +161,7 @@ def test_a_wrong_value_is_told_with_an_example_written_as_there(tmp_path: Path) 
     assert problem.endswith("; for example SM_NUM_GPUS=1")
     foreign = Setting("option.max_beam_width", "many", Origin.file("config.pbtxt", 3), "max_beam_width", alone=True)
     with pytest.raises(ConfigError) as caught:
-        resolve([Source(Layer.DIALECT, (foreign,))])
+        resolve([Source(Layer.FOREIGN, (foreign,))])
     assert caught.value.problems[0].endswith("; for example 1")
 
 
@@ -191,7 +189,7 @@ def test_a_preset_is_not_set_by_the_user() -> None:
 
 
 def test_a_rule_between_options_can_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = Rule("r", ("port",), "never", Severity.ERROR, "no", "d", lambda subject: subject.cited("port"))
+    rule = Rule("r", ("port",), "never", Severity.ERROR, "no", "d", lambda context: context.formatted("port"))
     monkeypatch.setattr(import_module("djl_trtllm.config.resolve"), "OPTION_RULES", (rule,))
     assert problems_of("inference_port=1") == (f"inference_port=1 {PLACE}",)
 
@@ -229,8 +227,7 @@ def test_a_wrong_value_of_an_old_name_is_an_error_and_nothing_else() -> None:
 def test_an_unknown_key_is_told_with_the_name_that_was_meant_as_it_is_written_there() -> None:
     environ = {"OPTION_MAX_IMPUT_LEN": "1", "OPTION_FROBNICATE": "1"}
     assert from_text("option.max_rolling_batchsize=8\nmax_num_tokens=8", environ).warnings == (
-        "OPTION_FROBNICATE (environment) is not an option and has no effect; see docs/options.md for the options there "
-        "are",
+        "OPTION_FROBNICATE (environment) is not an option and has no effect; docs/options.md lists the options",
         "OPTION_MAX_IMPUT_LEN (environment) is not an option and has no effect; did you mean OPTION_MAX_INPUT_LEN?",
         f"option.max_rolling_batchsize {PLACE} is not an option and has no effect; did you mean "
         "option.max_rolling_batch_size?",
@@ -241,7 +238,7 @@ def test_an_unknown_key_is_told_with_the_name_that_was_meant_as_it_is_written_th
 
 
 def test_strict_makes_unknown_names_errors() -> None:
-    source = Source(Layer.DIALECT, unknown=("config.pbtxt has a name that is unknown",))
+    source = Source(Layer.FOREIGN, unknown=("config.pbtxt has a name that is unknown",))
     with pytest.raises(ConfigError) as caught:
         resolve([source, parse_properties("option.strict=true\noption.nonsense=1", "f")])
     assert caught.value.problems[0] == "config.pbtxt has a name that is unknown"

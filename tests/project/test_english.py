@@ -27,12 +27,9 @@ INSTEAD = {
 """Phrases that a reader stumbles over, and what to write."""
 
 PENDING: tuple[str, ...] = (
-    "djl_trtllm/config/",
     "djl_trtllm/executor/",
     "djl_trtllm/backends/",
     "djl_trtllm/offline/",
-    "tools/tensorrt_llm/",
-    "docs/options/",
 )
 
 

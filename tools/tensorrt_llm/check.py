@@ -83,7 +83,7 @@ def check(package: Package, version: str | None = None) -> Report:
     """Compare with a package; ValueError where neither it nor `version` says which version it is."""
     wanted = version or package.version
     if wanted is None:
-        raise ValueError(f"{package.description}: which version this is cannot be told; name it with --version")
+        raise ValueError(f"{package.description}: the version is unknown; give it with --version")
     bases = {base for owner in owners().values() for base in owner.base}
     findings: list[Finding] = []
     for owner in owners().values():

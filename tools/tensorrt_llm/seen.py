@@ -19,7 +19,7 @@ class _Unread(Enum):
 
 
 UNREAD: Final = _Unread.UNREAD
-"""A default that is there and cannot be told without running code."""
+"""A default that exists and is unknown without running code."""
 
 
 @dataclass(frozen=True)

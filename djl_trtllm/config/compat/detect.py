@@ -1,4 +1,4 @@
-"""Which kind of configuration is where: the one place that decides it.
+"""Find the configuration files of a model and their formats.
 
 A directory may hold several: a repository compiled by DJL Serving has a `serving.properties` and a `config.pbtxt`.
 """
@@ -63,7 +63,7 @@ def _is_directory(path: Path) -> bool:
 def _truss(config: Path) -> list[Source]:
     """A `config.yaml`, and the Triton model repository that its Truss brings along."""
     files = triton.repository_files(config.parent / truss.TRITON_FOLDER)
-    repository = [source for source in triton.read_repository(files) if source.layer is Layer.DIALECT]
+    repository = [source for source in triton.read_repository(files) if source.layer is Layer.FOREIGN]
     return truss.read_config(config, has_repository=bool(files)) + repository
 
 

@@ -1,7 +1,6 @@
-"""A configuration file of another server on its way to a `Source`.
+"""Read a configuration file of another server into a `Source`.
 
-Every entry of such a file takes effect or is answered by name: it becomes a setting, or a line that says what it did
-there and what happens here.
+Every entry of such a file becomes a setting, or a message that says why it has no effect here.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _LONGEST = 60
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One value of a file: its name as users of that server say it, its text, and its line, which counts from 1."""
+class ForeignSetting:
+    """One value of a file: its name on that server, its text, and its line, which begins at 1."""
 
     name: str
     value: str
@@ -35,65 +34,65 @@ class Entry:
 
 @dataclass
 class Reading:
-    """What is made of one file. Filled entry by entry; `source` is the result."""
+    """The settings and messages of one file, collected entry by entry; `source` is the result."""
 
     path: str
     settings: list[Setting] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    _answers: dict[str, dict[str, int]] = field(default_factory=dict)
+    _ignored: dict[str, dict[str, int]] = field(default_factory=dict)
     _to_act_on: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def set(self, key: str, entry: Entry, value: str | None = None) -> None:
-        """The entry sets `key`, to its own text or to `value`, which the text means."""
+    def set(self, key: str, entry: ForeignSetting, value: str | None = None) -> None:
+        """The entry sets `key` to its own text or to `value`."""
         text = entry.value if value is None else value
         wrote = None if text == entry.value else entry.value
         self.settings.append(Setting(key, text, Origin.file(self.path, entry.line), entry.name, wrote, alone=True))
 
-    def answer(self, entry: Entry, text: str, *, act: bool = False) -> None:
-        """The entry has no effect here, and `text` says why; `act` where its author has to do something about it.
+    def ignore(self, entry: ForeignSetting, reason: str, *, act: bool = False) -> None:
+        """The entry has no effect here; `act` if its author has to do something about it.
 
-        Entries with one answer share a line. An entry without a value is told by its name alone, and once.
+        Entries with the same reason share a line. An entry without a value is named once.
         """
         shown = entry.shown if entry.value and not is_secret_key(entry.name) else entry.name
-        answers = self._to_act_on if act else self._answers
-        answers.setdefault(text, {}).setdefault(shown, entry.line)
+        reasons = self._to_act_on if act else self._ignored
+        reasons.setdefault(reason, {}).setdefault(shown, entry.line)
 
-    def warn(self, entry: Entry, text: str) -> None:
-        """The entry takes effect, and `text` says what there is to know about it."""
+    def warn(self, entry: ForeignSetting, text: str) -> None:
+        """The entry has an effect, with the warning `text`."""
         self.warnings.append(f"{entry.shown} ({self.path}:{entry.line}): {text}")
 
-    def refuse(self, entry: Entry, text: str) -> None:
-        """The entry is wrong; `text` says what to write instead."""
+    def refuse(self, entry: ForeignSetting, text: str) -> None:
+        """The entry is wrong; `text` is what to write instead."""
         self.problems.append(f"{entry.shown} ({self.path}:{entry.line}): {text}")
 
-    def not_known(self, entry: Entry, known: Iterable[str], server: str) -> None:
-        """The entry is nothing that the other server has. Its value is not shown: it may be a secret."""
+    def unknown_setting(self, entry: ForeignSetting, known: Iterable[str], server: str) -> None:
+        """The other server has no such setting. Its value is not shown: it may be a secret."""
         near = difflib.get_close_matches(entry.name, tuple(known), n=1, cutoff=0.75)
-        advice = f"did you mean {near[0]}?" if near else "take it out, or set the option that you mean in its place"
+        advice = f"did you mean {near[0]}?" if near else "remove it, or set the option that you mean"
         self.unknown.append(
-            f"{entry.name} ({self.path}:{entry.line}) is nothing that {server} reads and has no effect; {advice}"
+            f"{entry.name} ({self.path}:{entry.line}) is not a setting of {server} and has no effect; {advice}"
         )
 
     def source(self) -> Source:
         """Everything read so far."""
         return Source(
-            Layer.DIALECT,
+            Layer.FOREIGN,
             tuple(self.settings),
-            (*self.warnings, *self._told(self._to_act_on)),
+            (*self.warnings, *self._lines(self._to_act_on)),
             tuple(self.problems),
             tuple(self.unknown),
-            tuple(self._told(self._answers)),
+            tuple(self._lines(self._ignored)),
         )
 
-    def _told(self, answers: dict[str, dict[str, int]]) -> Iterator[str]:
-        for text, entries in answers.items():
+    def _lines(self, reasons: dict[str, dict[str, int]]) -> Iterator[str]:
+        for reason, entries in reasons.items():
             names = ", ".join(f"{shown} (line {line})" for shown, line in entries.items())
-            yield f"{self.path}: {names}: {text}"
+            yield f"{self.path}: {names}: {reason}"
 
 
 def presets(server: str, values: dict[str, str]) -> Source:
-    """What `server` presets where its file is the source, by key."""
+    """The defaults of `server`, by key, for its own files."""
     origin = Origin.derived(f"the presets of {server}")
     return Source(Layer.PRESET, tuple(Setting(key, value, origin, key, alone=True) for key, value in values.items()))

@@ -1,8 +1,8 @@
 """The text format of protocol buffers, in which Triton's `config.pbtxt` is written.
 
-`google.protobuf.text_format` reads a message whose type it knows and forgets where a value stood. Here every value
-keeps its line, any field may occur, and a `${placeholder}` that nobody filled in is a value like others: with the
-library it would be one syntax error that hides all else.
+`google.protobuf.text_format` reads messages of known types and does not keep the lines of values. Here every value has
+its line, any field may occur, and a `${placeholder}` that is not filled in is a value. To the library it is a syntax
+error that hides all others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEEPEST = 50
 
 
 class TextFormatError(ValueError):
-    """Text that is not in the format; the message says what to write instead, `line` counts from 1."""
+    """Text that is not in the format; the message has what to write instead, `line` begins at 1."""
 
     def __init__(self, line: int, message: str) -> None:
         self.line = line
@@ -99,7 +99,7 @@ class _Parser:
     def message(self, opening: _Token | None, depth: int) -> tuple[Field, ...]:
         """The fields up to the mark that closes `opening`, or up to the end of the text."""
         if opening is not None and depth > _DEEPEST:
-            raise TextFormatError(opening.line, f"more than {_DEEPEST} messages inside each other")
+            raise TextFormatError(opening.line, f"more than {_DEEPEST} nested messages")
         fields: list[Field] = []
         while True:
             token = self._peek()

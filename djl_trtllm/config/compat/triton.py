@@ -1,7 +1,7 @@
 """A Triton model repository for TensorRT-LLM, or one `config.pbtxt` of it, as settings.
 
-Values are texts in Triton; what they mean is decided by the options. A `${placeholder}` that nobody filled in counts
-as not set, as it does in Triton, unless it is one that the workflow tells its reader to fill in.
+Values are texts in Triton; the options parse them. A `${placeholder}` that is not filled in is ignored, as in Triton,
+unless the workflow requires it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from djl_trtllm.config.compat.foreign_format import Entry, Reading, presets
+from djl_trtllm.config.compat.foreign_format import ForeignSetting, Reading, presets
 from djl_trtllm.config.compat.text_format import Field, TextFormatError, parse
 from djl_trtllm.config.compat.triton_names import (
-    ANSWERS,
     ENGINE_MODEL,
     EXAMPLES,
+    IGNORED,
     MODELS,
     OPTION_OF,
     STRUCTURE,
@@ -27,7 +27,7 @@ from djl_trtllm.config.sources.properties import Layer, Source
 
 CONFIG_FILE = "config.pbtxt"
 _PRESETS = {"option.batch_scheduler_policy": "guaranteed_no_evict"}
-_SCHEDULER = "this is about Triton's own scheduler, which is not in the way here"
+_SCHEDULER = "it configures Triton's own scheduler, which is not used here"
 _READ_INSIDE = {
     "dynamic_batching": {
         name: name for name in ("preferred_batch_size", "max_queue_delay_microseconds", "max_queue_size")
@@ -37,7 +37,7 @@ _READ_INSIDE = {
 }
 _STRUCTURE_INSIDE = ("name", "kind")
 _TRITON = "Triton's TensorRT-LLM backend"
-_OLD_WORDS = {
+_OLD_VALUES = {
     ("batch_scheduler_policy", "guaranteed_completion"): "guaranteed_no_evict",
     **{
         (name, text): value
@@ -51,9 +51,9 @@ _OWN_ENGINE = re.compile(r"(^|.*/)tensorrt_llm/\d+/?")
 
 
 def repository_files(directory: Path) -> tuple[Path, ...]:
-    """The `config.pbtxt` files of the repository `directory`, the strongest first; () where it is none.
+    """The `config.pbtxt` files of the repository `directory` in the order of precedence; () if it is none.
 
-    One model's own directory counts as a repository of that model.
+    One model's own directory is a repository of that model.
     """
     files = tuple(path for model in MODELS if (path := directory / model / CONFIG_FILE).is_file())
     own = directory / CONFIG_FILE
@@ -66,22 +66,22 @@ def read_repository(files: tuple[Path, ...]) -> list[Source]:
     if sources and all(path.parent.name != ENGINE_MODEL for path in files) and len(files) > 1:
         folder = files[0].parent.parent
         problem = f"{folder} has no {ENGINE_MODEL}/{CONFIG_FILE}: copy it beside {files[0].parent.name}/{CONFIG_FILE}"
-        sources.append(Source(Layer.DIALECT, problems=(problem,)))
+        sources.append(Source(Layer.FOREIGN, problems=(problem,)))
     # A repository with nothing but the engine is the one that DJL Serving's compiler wrote.
     return [*sources, triton_presets()] if len(files) > 1 else sources
 
 
 def _without_repeats(sources: Iterable[Source]) -> Iterator[Source]:
-    """The models of a repository say much of the same; what another has said already is left out."""
-    said: set[tuple[str, str]] = set()
+    """The models of a repository repeat settings; those that another model has already are left out."""
+    seen: set[tuple[str, str]] = set()
     for source in sources:
-        settings = tuple(setting for setting in source.settings if (setting.key, setting.value) not in said)
-        said |= {(setting.key, setting.value) for setting in settings}
+        settings = tuple(setting for setting in source.settings if (setting.key, setting.value) not in seen)
+        seen |= {(setting.key, setting.value) for setting in settings}
         yield replace(source, settings=settings)
 
 
 def triton_presets() -> Source:
-    """What Triton's backend does where a repository says nothing, as far as it differs from this server's defaults."""
+    """The defaults of Triton's backend that differ from this server's."""
     return presets("Triton", _PRESETS)
 
 
@@ -90,9 +90,9 @@ def read_config(path: Path) -> Source:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        return Source(Layer.DIALECT, problems=(f"{path} cannot be read: {error.strerror or error}",))
+        return Source(Layer.FOREIGN, problems=(f"{path} cannot be read: {error.strerror or error}",))
     except UnicodeDecodeError:
-        return Source(Layer.DIALECT, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))
+        return Source(Layer.FOREIGN, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))
     return parse_config(text, str(path))
 
 
@@ -102,7 +102,7 @@ def parse_config(text: str, path: str) -> Source:
     try:
         fields = parse(text)
     except TextFormatError as error:
-        return Source(Layer.DIALECT, problems=(f"{path}:{error.line}: {error}",))
+        return Source(Layer.FOREIGN, problems=(f"{path}:{error.line}: {error}",))
     _Model(reading, _model_of(fields, path)).read(fields)
     return reading.source()
 
@@ -123,18 +123,18 @@ class _Model:
     def __init__(self, reading: Reading, model: str) -> None:
         self._reading = reading
         self._to_fill = TO_FILL[model]
-        self._unfilled: list[Entry] = []
+        self._unfilled: list[ForeignSetting] = []
 
     def read(self, fields: tuple[Field, ...]) -> None:
-        """Everything in the file, in its order; the last one of two equal names counts."""
-        entries: dict[str, Entry] = {}
-        preferred: list[Entry] = []
+        """Read all entries in order; of two equal names the last one is used."""
+        entries: dict[str, ForeignSetting] = {}
+        preferred: list[ForeignSetting] = []
         for entry in self._entries(fields):
             if entry.name == "preferred_batch_size":
                 preferred.append(entry)
                 continue
             if entry.name in entries:
-                self._reading.warn(entry, f"it is set on line {entries[entry.name].line} too; the last one counts")
+                self._reading.warn(entry, f"it is set on line {entries[entry.name].line} too; the last one is used")
             entries[entry.name] = entry
         for entry in entries.values():
             self._take(entry)
@@ -142,14 +142,14 @@ class _Model:
         for entry in preferred:
             # The template repeats max_batch_size here.
             if "${" not in entry.value and entry.value != batch:
-                self._reading.answer(entry, ANSWERS[entry.name])
+                self._reading.ignore(entry, IGNORED[entry.name])
         if self._unfilled:
             names = ", ".join(f"{entry.name} (line {entry.line})" for entry in self._unfilled)
             self._reading.warnings.append(
                 f"{self._reading.path}: not filled in, so that defaults apply, as in Triton: {names}"
             )
 
-    def _entries(self, fields: tuple[Field, ...]) -> Iterator[Entry]:
+    def _entries(self, fields: tuple[Field, ...]) -> Iterator[ForeignSetting]:
         for field in fields:
             if field.name in STRUCTURE:
                 continue
@@ -159,37 +159,37 @@ class _Model:
                 for leaf in _leaves(field):
                     name = _READ_INSIDE[field.name].get(leaf.name)
                     if name is not None:
-                        yield Entry(name, leaf.value, leaf.line)
+                        yield ForeignSetting(name, leaf.value, leaf.line)
                     elif leaf.name not in _STRUCTURE_INSIDE:
-                        self._reading.answer(leaf, _SCHEDULER)
+                        self._reading.ignore(leaf, _SCHEDULER)
             elif field.name in TRITON_ONLY:
-                self._reading.answer(Entry(field.name, "", field.line), _SCHEDULER)
+                self._reading.ignore(ForeignSetting(field.name, "", field.line), _SCHEDULER)
             elif field.name == "max_batch_size" and isinstance(field.value, str):
-                yield Entry(field.name, field.value, field.line)
+                yield ForeignSetting(field.name, field.value, field.line)
             else:
-                self._reading.not_known(
-                    Entry(field.name, "", field.line), (*TRITON_ONLY, *STRUCTURE, "max_batch_size"), _TRITON
+                self._reading.unknown_setting(
+                    ForeignSetting(field.name, "", field.line), (*TRITON_ONLY, *STRUCTURE, "max_batch_size"), _TRITON
                 )
 
-    def _parameter(self, field: Field) -> Iterator[Entry]:
+    def _parameter(self, field: Field) -> Iterator[ForeignSetting]:
         """`parameters { key: "k" value { string_value: "v" } }`; the line is that of the value."""
         inner = field.value if isinstance(field.value, tuple) else ()
         key = next((part.value for part in inner if part.name == "key" and isinstance(part.value, str)), None)
         if key is None:
-            entry = Entry("parameters", "", field.line)
+            entry = ForeignSetting("parameters", "", field.line)
             self._reading.refuse(entry, 'expected { key: "NAME" value: { string_value: "VALUE" } }')
             return
         message = next((part for part in inner if part.name == "value"), None)
         parts = message.value if message is not None and isinstance(message.value, tuple) else ()
         for part in parts:
             if part.name == "string_value" and isinstance(part.value, str):
-                yield Entry(key, part.value, part.line)
+                yield ForeignSetting(key, part.value, part.line)
                 return
         line = field.line if message is None else message.line
         given = message.value if message is not None and isinstance(message.value, str) else "..."
-        self._reading.refuse(Entry(key, "", line), f'expected value: {{ string_value: "{given}" }}')
+        self._reading.refuse(ForeignSetting(key, "", line), f'expected value: {{ string_value: "{given}" }}')
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: ForeignSetting) -> None:
         name, reading = entry.name, self._reading
         if "${" in entry.value:
             if name in self._to_fill:
@@ -197,30 +197,30 @@ class _Model:
             else:
                 self._unfilled.append(entry)
         elif entry.value == "0" and name == "max_batch_size":
-            reading.warn(entry, "0 says that a request is no batch; set option.max_rolling_batch_size")
+            reading.warn(entry, "0 means that requests are not batches; set option.max_rolling_batch_size")
         elif entry.value == "0" and name == "max_queue_size":
-            reading.answer(entry, "0 is a queue without a bound in Triton; here job_queue_size bounds it")
+            reading.ignore(entry, "0 is a queue without a bound in Triton; here job_queue_size bounds it")
         elif name == "gpt_model_path":
             self._engine(entry)
         elif name in OPTION_OF:
-            reading.set(OPTION_OF[name], entry, _OLD_WORDS.get((name, entry.value.lower())))
-        elif name in ANSWERS:
+            reading.set(OPTION_OF[name], entry, _OLD_VALUES.get((name, entry.value.lower())))
+        elif name in IGNORED:
             if (name, entry.value) not in _AS_HERE:
-                reading.answer(entry, ANSWERS[name])
+                reading.ignore(entry, IGNORED[name])
         else:
-            known = (*OPTION_OF, *ANSWERS, *TRITON_ONLY, *STRUCTURE, "gpt_model_path")
-            reading.not_known(entry, known, _TRITON)
+            known = (*OPTION_OF, *IGNORED, *TRITON_ONLY, *STRUCTURE, "gpt_model_path")
+            reading.unknown_setting(entry, known, _TRITON)
 
-    def _engine(self, entry: Entry) -> None:
-        """The engine of the repository itself is found by its place; one that is elsewhere is the model."""
+    def _engine(self, entry: ForeignSetting) -> None:
+        """The repository's own engine is found by its place; an engine elsewhere is the model."""
         if not _OWN_ENGINE.fullmatch(entry.value):
             self._reading.set("option.model_id", entry)
 
 
-def _leaves(field: Field) -> Iterator[Entry]:
-    """The scalar fields inside a message, wherever they stand in it."""
+def _leaves(field: Field) -> Iterator[ForeignSetting]:
+    """The scalar fields inside a message, at any depth."""
     if isinstance(field.value, str):
-        yield Entry(field.name, field.value, field.line)
+        yield ForeignSetting(field.name, field.value, field.line)
         return
     for inner in field.value:
         yield from _leaves(inner)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 ENGINE_MODEL = "tensorrt_llm"
 MODELS = (ENGINE_MODEL, "tensorrt_llm_bls", "ensemble", "preprocessing", "postprocessing")
-"""The models of a repository, the one whose values count first."""
+"""The models of a repository, in the order of precedence."""
 
 _BATCH = "max_batch_size"
 TO_FILL: Mapping[str, frozenset[str]] = {
@@ -21,7 +21,7 @@ TO_FILL: Mapping[str, frozenset[str]] = {
     "preprocessing": frozenset({_BATCH, "tokenizer_dir"}),
     "postprocessing": frozenset({_BATCH, "tokenizer_dir"}),
 }
-"""What the workflow for Llama tells its reader to fill in: left as `${...}`, it was forgotten."""
+"""Placeholders that the workflow for Llama requires."""
 
 EXAMPLES: Mapping[str, str] = {
     _BATCH: "max_batch_size: 256",
@@ -46,7 +46,7 @@ STRUCTURE = frozenset(
         "ensemble_scheduling",
     }
 )
-"""Fields that say which tensors a model has and how the models are joined: nothing that could be set."""
+"""Fields for a model's tensors and the connections of models; they set nothing."""
 
 TRITON_ONLY = frozenset(
     {
@@ -134,14 +134,14 @@ OPTION_OF: Mapping[str, str] = {
         "tensorrt_llm_model_name",
     )
 } | {"max_queue_size": "job_queue_size", "max_batch_size": "option.max_rolling_batch_size"}
-"""Names that are options of this server, which says what each does here."""
+"""Names that are options of this server."""
 
-ANSWERS: Mapping[str, str] = {
+IGNORED: Mapping[str, str] = {
     "FORCE_CPU_ONLY_INPUT_TENSORS": "there are no tensors between models here",
-    "executor_worker_path": "the engine's process is one of this package",
-    "tokenizer_type": "the kind of tokenizer is told by its files",
+    "executor_worker_path": "the engine process is part of this package",
+    "tokenizer_type": "the tokenizer's files show its type",
     "preferred_batch_size": "a request joins the running batch at the next iteration",
     "instance_group.count": "one process tokenises and one runs the engine; copies are not needed",
     "instance_group.gpus": "choose GPUs with CUDA_VISIBLE_DEVICES",
 }
-"""Names that have no effect here, and why."""
+"""Names that have no effect here, with the reasons."""

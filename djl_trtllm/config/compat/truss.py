@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from djl_trtllm.config.compat.foreign_format import Entry, Reading, presets
+from djl_trtllm.config.compat.foreign_format import ForeignSetting, Reading, presets
 from djl_trtllm.config.compat.truss_names import (
-    ANSWERS,
     BUILD_PRESETS,
     ENGINE_PRESETS,
     ENGINE_SECTIONS,
+    IGNORED,
     MARKS,
     OPTION_OF,
     QUANTIZATION,
@@ -31,8 +31,8 @@ TRITON_FOLDER = Path("packages", "inflight_batcher_llm")
 _ACCELERATOR = re.compile(r"[A-Za-z0-9_-]+(:(?P<count>[1-9][0-9]?))?")
 _MARK = re.compile(rf"^({'|'.join(MARKS)})\s*:", re.MULTILINE)
 _FROM_VARIABLES = (
-    "a token is not taken from a file; take it out of there and set the environment variable HF_TOKEN, which the "
-    "libraries that download read"
+    "tokens are not read from files; remove it and set the environment variable HF_TOKEN, which the download "
+    "libraries read"
 )
 _PARALLEL = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree")
 _FETCHED = ("HF", "S3")
@@ -44,16 +44,16 @@ def is_truss(text: str) -> bool:
 
 
 def read_config(path: Path, *, has_repository: bool = False) -> list[Source]:
-    """Read a `config.yaml`, and say what Truss presets where it says nothing.
+    """Read a `config.yaml`, with Truss's defaults.
 
-    `has_repository`: its Triton model repository is there and is read as well, so that nothing is preset.
+    With `has_repository` its Triton model repository is read as well, and there are no defaults.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        return [Source(Layer.DIALECT, problems=(f"{path} cannot be read: {error.strerror or error}",))]
+        return [Source(Layer.FOREIGN, problems=(f"{path} cannot be read: {error.strerror or error}",))]
     except UnicodeDecodeError:
-        return [Source(Layer.DIALECT, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))]
+        return [Source(Layer.FOREIGN, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))]
     return parse_config(text, str(path), has_repository=has_repository)
 
 
@@ -62,7 +62,7 @@ def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[
     try:
         found = entries(text)
     except YamlError as error:
-        return [Source(Layer.DIALECT, problems=(f"{path}:{error.line}: {error}",))]
+        return [Source(Layer.FOREIGN, problems=(f"{path}:{error.line}: {error}",))]
     reading = Reading(path)
     if not is_truss(text):
         reading.problems.append(
@@ -70,7 +70,7 @@ def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[
             "a line"
         )
         return [reading.source()]
-    # The name that clients of the model see comes before the name of the Truss.
+    # The name that clients use overrides the name of the Truss.
     for entry in sorted(found, key=lambda entry: entry.name == "model_name"):
         _take(reading, entry)
     _longest(reading, found)
@@ -79,12 +79,12 @@ def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[
     return [reading.source(), *([presets("Truss", preset)] if preset else [])]
 
 
-def _take(reading: Reading, entry: Entry) -> None:
+def _take(reading: Reading, entry: ForeignSetting) -> None:
     name, value = entry.name, entry.value
     if name.partition(".")[0] == "secrets":
         # null says that the secret is in Truss's store, as it should be.
         if value:
-            reading.answer(Entry(name, "", entry.line), _FROM_VARIABLES, act=True)
+            reading.ignore(ForeignSetting(name, "", entry.line), _FROM_VARIABLES, act=True)
     elif name == "trt_llm.inference_stack":
         _stack(reading, entry)
     elif name == "trt_llm.build.quantization_type":
@@ -93,42 +93,42 @@ def _take(reading: Reading, entry: Entry) -> None:
         _source(reading, entry)
     elif name == "model_metadata.tags":
         if value == "openai-compatible":
-            reading.answer(entry, "a request with messages gets the model's chat template in any case")
+            reading.ignore(entry, "a request with messages gets the model's chat template in any case")
     elif name in OPTION_OF:
         reading.set(OPTION_OF[name], entry)
-    elif (answer := _answer(name)) is not None:
-        reading.answer(_summary(entry), answer, act=answer in TO_ACT_ON)
+    elif (reason := _reason(name)) is not None:
+        reading.ignore(_summary(entry), reason, act=reason in TO_ACT_ON)
     elif value or not any(known.startswith(f"{name}.") for known in OPTION_OF):
-        reading.not_known(entry, (*OPTION_OF, *ANSWERS), "Truss")
+        reading.unknown_setting(entry, (*OPTION_OF, *IGNORED), "Truss")
 
 
-def _answer(name: str) -> str | None:
-    """The answer for `name`, or for the nearest section around it that has one."""
+def _reason(name: str) -> str | None:
+    """The reason for `name`, or for the nearest section around it that has one."""
     while name:
-        if name in ANSWERS:
-            return ANSWERS[name]
+        if name in IGNORED:
+            return IGNORED[name]
         name = name.rpartition(".")[0]
     return None
 
 
-def _summary(entry: Entry) -> Entry:
-    """Without the value where nobody misses it: lists of packages, examples, variables that may be secrets."""
+def _summary(entry: ForeignSetting) -> ForeignSetting:
+    """The entry without a value that is long or may be a secret: packages, examples, variables."""
     first, _, rest = entry.name.partition(".")
     if first in ("trt_llm", "runtime", "resources"):
         return entry
     if rest and first in ("environment_variables", "model_metadata"):
         first = f"{first}.{rest.partition('.')[0]}"
-    return Entry(first, "", entry.line)
+    return ForeignSetting(first, "", entry.line)
 
 
-def _stack(reading: Reading, entry: Entry) -> None:
+def _stack(reading: Reading, entry: ForeignSetting) -> None:
     if entry.value == "v2":
         reading.set("option.backend", entry, "pytorch")
     elif entry.value not in ("v1", ""):
         reading.refuse(entry, "expected v1 or v2")
 
 
-def _quantization(reading: Reading, entry: Entry) -> None:
+def _quantization(reading: Reading, entry: ForeignSetting) -> None:
     found = QUANTIZATION.get(entry.value.lower())
     if found is None:
         reading.refuse(entry, f"expected one of {', '.join(QUANTIZATION)}")
@@ -137,14 +137,14 @@ def _quantization(reading: Reading, entry: Entry) -> None:
         reading.set(key, entry, value)
 
 
-def _source(reading: Reading, entry: Entry) -> None:
+def _source(reading: Reading, entry: ForeignSetting) -> None:
     if entry.value not in _FETCHED:
         reading.warn(
             entry, "nothing is fetched from there; download the checkpoint and set option.model_id to its directory"
         )
 
 
-def _longest(reading: Reading, found: Iterable[Entry]) -> None:
+def _longest(reading: Reading, found: Iterable[ForeignSetting]) -> None:
     """Truss bounds prompt and output together, so each may have the whole length."""
     given = {setting.key for setting in reading.settings}
     for entry in found:
@@ -154,7 +154,7 @@ def _longest(reading: Reading, found: Iterable[Entry]) -> None:
                     reading.set(key, entry)
 
 
-def _compare_gpus(reading: Reading, found: Iterable[Entry]) -> None:
+def _compare_gpus(reading: Reading, found: Iterable[ForeignSetting]) -> None:
     """Truss wants as many GPUs as the engine has ranks, and refuses other numbers."""
     accelerator = next((entry for entry in found if entry.name == "resources.accelerator"), None)
     match = _ACCELERATOR.fullmatch(accelerator.value) if accelerator is not None else None
@@ -166,10 +166,10 @@ def _compare_gpus(reading: Reading, found: Iterable[Entry]) -> None:
         ranks *= int(text) if re.fullmatch(r"[0-9]{1,4}", text) else 0
     count = int(match["count"] or 1)
     if ranks and ranks != count:
-        reading.warn(accelerator, f"it names {count} GPUs, and tensor and pipeline parallelism come to {ranks}")
+        reading.warn(accelerator, f"it names {count} GPUs, and tensor and pipeline parallelism need {ranks}")
 
 
-def _presets(found: Iterable[Entry], has_repository: bool) -> dict[str, str]:
+def _presets(found: Iterable[ForeignSetting], has_repository: bool) -> dict[str, str]:
     names = {entry.name for entry in found}
     if any(name.startswith(("trt_llm.build.", "trt_llm.runtime.", "trt_llm.inference_stack")) for name in names):
         second = any(entry.name == "trt_llm.inference_stack" and entry.value == "v2" for entry in found)

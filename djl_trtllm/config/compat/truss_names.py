@@ -87,18 +87,18 @@ QUANTIZATION: Mapping[str, Mapping[str, str]] = {
 }
 """What each `quantization_type` sets; the last five are those of 2024."""
 
-_CONTAINER = "this is about the container that Truss builds, and this server is none"
+_CONTAINER = "it configures the container that Truss builds"
 _MACHINE = "GPUs, processors and memory are those of this machine"
-_REQUESTS = "all requests are taken in by one process; job_queue_size says how many may wait"
-_SERVER = "this is about Truss's own server"
+_REQUESTS = "one process takes in all requests; job_queue_size limits the waiting queue"
+_SERVER = "it configures Truss's own server"
 _ARCHITECTURE = "the architecture is read from the checkpoint's config.json"
 _BUILDER = "the engine is compiled here, when the model is loaded or by djl-trtllm compile"
-_ENVIRONMENT = "variables are not taken from a file; set them where the server is started"
+_ENVIRONMENT = "variables are not read from a file; set them in the server's environment"
 _LORA = "put LoRA adapters into the model's folder `adapters` and set option.enable_lora=true"
 _SPECULATION = "speculative decoding is not offered"
 _REQUEST = "this is an example of a request and sets nothing"
 
-ANSWERS: Mapping[str, str] = {
+IGNORED: Mapping[str, str] = {
     "apply_library_patches": _CONTAINER,
     "base_image": _CONTAINER,
     "build": _CONTAINER,
@@ -152,17 +152,17 @@ ANSWERS: Mapping[str, str] = {
     "trt_llm.build.speculator": _SPECULATION,
     "trt_llm.runtime.patch_kwargs": "set the option of that name; docs/options.md lists them",
     "trt_llm.runtime.request_default_max_tokens": "a request says max_new_tokens itself",
-    "trt_llm.runtime.total_token_limit": "requests that wait are counted, not their tokens; see job_queue_size",
+    "trt_llm.runtime.total_token_limit": "the waiting queue is limited in requests, not in tokens; see job_queue_size",
     "trt_llm.runtime.webserver_default_route": "every route is served",
     "trt_llm.version_overrides": _CONTAINER,
 }
-"""Names that have no effect here, and why; one answers for everything inside it that has no answer of its own."""
+"""Names that have no effect here, with the reasons; a name covers everything inside it that is not listed itself."""
 
-TO_ACT_ON = frozenset({_ENVIRONMENT, _LORA, _SPECULATION, ANSWERS["trt_llm.runtime.patch_kwargs"]})
-"""The answers after which something is missing."""
+TO_ACT_ON = frozenset({_ENVIRONMENT, _LORA, _SPECULATION, IGNORED["trt_llm.runtime.patch_kwargs"]})
+"""The reasons that need an action of the user."""
 
 MARKS = ("model_metadata", "trt_llm", "build", "resources", "runtime", "base_image", "python_version", "secrets")
-"""Keys by which a `config.yaml` is told to be one of Truss."""
+"""Keys that identify a `config.yaml` of Truss."""
 
 ENGINE_PRESETS: Mapping[str, str] = {
     "option.max_rolling_batch_size": "128",
@@ -170,7 +170,7 @@ ENGINE_PRESETS: Mapping[str, str] = {
     "option.max_tokens_in_paged_kv_cache": "10000",
     "option.kv_cache_free_gpu_mem_fraction": "0.1",
 }
-"""What the first generation's own `config.pbtxt` holds, without what no engine has any more."""
+"""The values of the first generation's own `config.pbtxt`, without options that no engine has any more."""
 
 BUILD_PRESETS: Mapping[str, str] = {
     "option.max_rolling_batch_size": "256",
@@ -181,7 +181,7 @@ BUILD_PRESETS: Mapping[str, str] = {
     "option.enable_chunked_context": "true",
     "option.batch_scheduler_policy": "guaranteed_no_evict",
 }
-"""Defaults of `trt_llm`, which bounds no length by itself: what one iteration takes stands for both lengths."""
+"""Defaults of `trt_llm`, which has no limit of lengths: the tokens of one iteration limit both."""
 
 STACK_PRESETS: Mapping[str, str] = {
     "option.max_rolling_batch_size": "256",

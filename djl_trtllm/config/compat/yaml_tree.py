@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 import yaml
 
-from djl_trtllm.config.compat.foreign_format import Entry
+from djl_trtllm.config.compat.foreign_format import ForeignSetting
 
 _DEEPEST = 50
 _MOST_VALUES = 20_000
 
 
 class YamlError(ValueError):
-    """Text that is no YAML, or more than a configuration has; `line` counts from 1."""
+    """Text that is not YAML, or is too large for a configuration; `line` begins at 1."""
 
     def __init__(self, line: int, message: str) -> None:
         self.line = line
         super().__init__(message)
 
 
-def entries(text: str) -> list[Entry]:
+def entries(text: str) -> list[ForeignSetting]:
     """Every value with the path of its keys as name (`trt_llm.build.max_seq_len`).
 
     A list is one entry for each member, under the list's own name; null and empty collections have the value "".
@@ -33,31 +33,31 @@ def entries(text: str) -> list[Entry]:
         line = 1 if mark is None else mark.line + 1
         raise YamlError(line, f"this is not YAML: {error.problem or error.context}{_hint(text, line)}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = "its values stand too deep inside each other" if isinstance(error, RecursionError) else str(error)
+        reason = "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
         raise YamlError(1, f"this is not YAML: {' '.join(reason.split())}") from None
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
         raise YamlError(root.start_mark.line + 1, "expected `key: value` lines")
-    found: list[Entry] = []
+    found: list[ForeignSetting] = []
     for entry in _walk(root, "", 0):
         found.append(entry)
         if len(found) > _MOST_VALUES:
-            # Aliases multiply values; a few lines can stand for billions.
+            # Aliases multiply values; a few lines can have billions of them.
             raise YamlError(1, f"more than {_MOST_VALUES} values")
     return found
 
 
-def _walk(node: yaml.Node, name: str, depth: int) -> Iterator[Entry]:
+def _walk(node: yaml.Node, name: str, depth: int) -> Iterator[ForeignSetting]:
     line = node.start_mark.line + 1
     if depth > _DEEPEST:
-        raise YamlError(line, f"more than {_DEEPEST} levels inside each other")
+        raise YamlError(line, f"more than {_DEEPEST} nested levels")
     if isinstance(node, yaml.MappingNode) and node.value:
         lines: dict[str, int] = {}
         for key, value in node.value:
             key_line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise YamlError(key_line, "a key has to be one word")
+                raise YamlError(key_line, "a key must be a scalar")
             if key.value in lines:
                 raise YamlError(key_line, f"{key.value} is here and on line {lines[key.value]}; keep one")
             lines[key.value] = key_line
@@ -67,9 +67,9 @@ def _walk(node: yaml.Node, name: str, depth: int) -> Iterator[Entry]:
             yield from _walk(member, name, depth + 1)
     elif isinstance(node, yaml.ScalarNode):
         null = node.tag == "tag:yaml.org,2002:null"
-        yield Entry(name, "" if null else node.value, line)
+        yield ForeignSetting(name, "" if null else node.value, line)
     else:
-        yield Entry(name, "", line)
+        yield ForeignSetting(name, "", line)
 
 
 def _hint(text: str, line: int) -> str:

@@ -1,4 +1,4 @@
-"""What the conversion scripts of early engines had to be told about a model."""
+"""Properties of a model that the conversion scripts of early engines needed."""
 
 from __future__ import annotations
 

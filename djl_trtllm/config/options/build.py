@@ -110,7 +110,7 @@ class BuildOptions(OptionGroup):
         ProfilingVerbosity,
         Option(
             "option.profiling_verbosity",
-            "How much a compiled engine tells profilers.",
+            "How much a compiled engine reports to profilers.",
             source=TRTLLM,
         ),
     ] = ProfilingVerbosity.LAYER_NAMES_ONLY

@@ -1,4 +1,4 @@
-"""The closed sets of words some options take.
+"""The enumerations of option values.
 
 Members are strings: `options.backend == "openvino"` and `options.backend is Backend.OPENVINO` both hold.
 """
@@ -9,7 +9,7 @@ import enum
 
 
 class Choice(str, enum.Enum):
-    """A word of a closed set; prints as the word."""
+    """A value of an enumeration; `str()` gives the value."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -142,7 +142,7 @@ class AllReduceStrategy(Choice):
 
 
 class ProfilingVerbosity(Choice):
-    """How much a compiled engine tells profilers."""
+    """How much a compiled engine reports to profilers."""
 
     LAYER_NAMES_ONLY = "layer_names_only"
     DETAILED = "detailed"

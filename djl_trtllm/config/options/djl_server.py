@@ -10,7 +10,7 @@ from djl_trtllm.config.options.option import Option, Scope
 
 
 class DjlServerOptions(OptionGroup):
-    """Accepted as they are; `effect` says what each does here."""
+    """The ones that have an effect here."""
 
     features: Annotated[
         str | None,
@@ -40,7 +40,7 @@ class DjlServerOptions(OptionGroup):
             "model_store",
             "Folder of models.",
             example="/opt/ml/model",
-            effect="models may be registered from this folder (POST /models); the environment's word only",
+            effect="models may be registered from this folder (POST /models); set in the environment only",
             source=DJL,
             scope=Scope.SERVER,
         ),

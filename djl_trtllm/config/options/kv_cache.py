@@ -28,7 +28,7 @@ class KvCacheOptions(OptionGroup):
         Option(
             "option.kv_cache_free_gpu_mem_fraction",
             "Fraction of the memory that is free once the model is loaded that the KV cache may take. With "
-            "`option.max_tokens_in_paged_kv_cache` also set, the smaller of the two counts.",
+            "`option.max_tokens_in_paged_kv_cache` also set, the smaller of the two is used.",
             aliases=("option.free_gpu_memory_fraction",),
             above=0,
             below=1,
@@ -81,8 +81,8 @@ class KvCacheOptions(OptionGroup):
         Option(
             "option.max_attention_window",
             "Tokens that are attended to for each new one: one number, or one per layer (repeated over the layers). "
-            "Smaller than the longest sequence, only the cache of the last so many tokens is kept, which is faster "
-            "and less accurate.",
+            "Smaller than the longest sequence, only the cache of the window's tokens is kept, which is faster and "
+            "less accurate.",
             aliases=("option.max_attention_window_size",),
             unit="tokens",
             at_least=1,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 
 class Scope(enum.Enum):
-    """To whom an option belongs, which decides what wins over what (see `resolve.precedence`).
+    """Whose an option is, which decides its order of precedence (see `resolve.precedence`).
 
-    MODEL options travel with the model; SERVER options are about the process and the operator's word comes first;
-    OPERATOR options let a model do something to the machine, so nothing inside a model directory can set them.
-    PERMISSION options let code of the model run: a model directory may set them unless the operator says otherwise.
+    MODEL options travel with the model. SERVER options configure the process, and the operator's settings override a
+    model's. OPERATOR options let a model do something to the machine, so no file of a model directory can set them.
+    PERMISSION options let code of the model run: a model directory may set them unless the operator sets them.
     """
 
     MODEL = "model"
@@ -23,10 +23,10 @@ class Scope(enum.Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """Documentation and limits of one option; stands in the `Annotated` type of a field of `Options`.
+    """Documentation and limits of one option, in the `Annotated` type of a field of `Options`.
 
     `key` is what users write (`option.max_num_tokens`, or a bare server key) and `aliases` are further spellings.
-    `at_least`, `above`, `at_most`, `below` bound a number. `value_aliases` maps further words to values.
+    `at_least`, `above`, `at_most`, `below` bound a number. `value_aliases` maps other spellings to values.
     `effect` says what the value does whatever the backend; where that is "", the backends' option maps say it.
     `legacy` says what happens instead, of an option that is accepted and has no effect; `warn` whether setting it is a
     warning.
@@ -59,14 +59,14 @@ class Option:
 
     @property
     def range_text(self) -> str:
-        """The numeric bounds in words, "" where there are none."""
-        words = (
+        """The numeric bounds as text, "" if there are none."""
+        bounds = (
             ("at least", self.at_least),
             ("greater than", self.above),
             ("at most", self.at_most),
             ("less than", self.below),
         )
-        return " and ".join(f"{word} {bound:g}" for word, bound in words if bound is not None)
+        return " and ".join(f"{text} {bound:g}" for text, bound in bounds if bound is not None)
 
     def allows(self, number: float) -> bool:
         """Whether a number is within the bounds."""

@@ -47,7 +47,7 @@ class PyTorchOptions(OptionGroup):
         bool,
         Option(
             "option.enforce_eager",
-            "Run without CUDA graphs (ENABLE_CUDA_GRAPHS=false). `option.use_cuda_graph` counts before it.",
+            "Run without CUDA graphs (ENABLE_CUDA_GRAPHS=false). `option.use_cuda_graph` overrides it.",
             source=DJL,
         ),
     ] = False

@@ -178,7 +178,7 @@ class QuantizationOptions(OptionGroup):
         QuantAlgorithm | None,
         Option(
             "option.quant_algo",
-            "TensorRT-LLM's own name of a quantisation, in place of what `option.quantize` stands for.",
+            "TensorRT-LLM's own name of a quantisation, in place of `option.quantize`.",
             example="W4A16_AWQ",
             default_note="from option.quantize",
             source=DJL,

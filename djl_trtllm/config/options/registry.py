@@ -1,4 +1,4 @@
-"""All declared options, by field name and by every spelling users may write."""
+"""All declared options, by field name and by every spelling."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class DeclaredOption:
 
     @property
     def example(self) -> str:
-        """A value as one may write it: the default, or where that is empty an example."""
+        """An example value: the default, or the option's example if the default is empty."""
         return as_text(self.default) or self.option.example
 
     @property
     def expectation(self) -> str:
-        """What a value has to be, in words: type, unit, range."""
+        """The expected values as text: type, unit, range."""
         return self.type.describe(self.option)
 
 

@@ -74,7 +74,7 @@ class SchedulerOptions(OptionGroup):
         bool,
         Option(
             "option.disable_overlap_scheduler",
-            "Do not overlap iterations; `option.enable_overlap_scheduler` counts before it.",
+            "Do not overlap iterations; `option.enable_overlap_scheduler` overrides it.",
             source=TRTLLM,
         ),
     ] = False

@@ -39,7 +39,7 @@ class ServingOptions(OptionGroup):
         float,
         Option(
             "option.model_loading_timeout",
-            "Longest time until the model is ready; compiling is not counted.",
+            "Longest time until the model is ready; compiling not included.",
             unit="seconds",
             above=0,
             effect="deadline of loading the engine",
@@ -72,7 +72,7 @@ class ServingOptions(OptionGroup):
         int,
         Option(
             "retry_threshold",
-            "How many times a dead or hung engine process is replaced before the model counts as failed. DJL "
+            "How many times a dead or hung engine process is replaced before the model is failed. DJL "
             "Serving's default is 0, with which a single crash needs a new container; three replacements ride out a "
             "crash and still end a crash loop.",
             unit="replacements",

@@ -25,35 +25,35 @@ _TRAILING_COMMENT = re.compile(r"\s+#.*$", re.DOTALL)
 
 
 class NotAValueError(ValueError):
-    """A text that is no value of its type; the message says what was expected."""
+    """Text that is not a value of its type; the message has what was expected."""
 
 
 @dataclass(frozen=True)
 class ValueType:
-    """The type of an option: `base`, or one of the extra `words`, or nothing where it is `optional`.
+    """The type of an option: `base`, or one of the `keywords`, or None if it is `optional`.
 
     With `many` it is a tuple of at least one `base`.
     """
 
     base: type
     optional: bool = False
-    words: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
     many: bool = False
 
     @classmethod
     def of(cls, annotation: Any) -> ValueType:
-        """Read a field's annotation: a plain type, an enum or a tuple, or a union of one with None and words.
+        """Read a field's annotation: a plain type, an enum or a tuple, or a union of one with None and keywords.
 
-        Words are `Literal`, a tuple is `tuple[TYPE, ...]`.
+        Keywords are `Literal`, a tuple is `tuple[TYPE, ...]`.
         """
         members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
         items = [get_args(member)[0] for member in members if get_origin(member) is tuple]
         if items:
             return cls(items[0], types.NoneType in members, many=True)
-        words = tuple(word for member in members if get_origin(member) is Literal for word in get_args(member))
+        keywords = tuple(word for member in members if get_origin(member) is Literal for word in get_args(member))
         plain = (member for member in members if get_origin(member) is None and isinstance(member, type))
         (base,) = (member for member in plain if member is not types.NoneType)
-        return cls(base, types.NoneType in members, words)
+        return cls(base, types.NoneType in members, keywords)
 
     @property
     def is_text(self) -> bool:
@@ -62,11 +62,11 @@ class ValueType:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words of an enum, () for other types."""
+        """The values of an enum, () for other types."""
         return self.base.all_values() if issubclass(self.base, Choice) else ()
 
     def describe(self, option: Option) -> str:
-        """What a value has to be, in words."""
+        """The expected values, for messages and documents."""
         if self.many:
             one = "names" if self.base is str else "whole numbers" if self.base is int else "numbers"
             unit = f" ({option.unit})" if option.unit else ""
@@ -82,18 +82,15 @@ class ValueType:
             text += f", {option.range_text}" if option.range_text else ""
         else:
             text = "a path" if self.base is Path else "text"
-        return " or ".join([text, *self.words])
+        return " or ".join([text, *self.keywords])
 
     def parse(self, text: str, option: Option) -> Any:
-        """The value that `text` means.
-
-        Raises `NotAValueError` when it means none.
-        """
+        """Convert text to a value. Raises `NotAValueError`."""
         text = text.strip()
         if "\0" in text:
             raise NotAValueError(f"expected {self.describe(option)}, without NUL characters")
         folded = text.lower()
-        if folded in self.words:
+        if folded in self.keywords:
             return folded
         if self.optional and not self.is_text and folded in _NONE:
             return None
@@ -103,7 +100,7 @@ class ValueType:
         return value
 
     def check(self, value: Any, option: Option) -> Any:
-        """A value that a program gives, as this type: text is parsed, a whole number may stand for any number.
+        """Convert a value that a program passes: text is parsed, a whole number may be given for any number.
 
         Raises `NotAValueError`.
         """
@@ -136,11 +133,11 @@ class ValueType:
         if self.base in (int, float):
             number = _number(text, whole=self.base is int)
             return number if number is not None and option.allows(number) else None
-        word = option.value_aliases.get(folded, folded)
-        return next((self.base(value) for value in self.choices if value.lower() == word.lower()), None)
+        name = option.value_aliases.get(folded, folded)
+        return next((self.base(value) for value in self.choices if value.lower() == name.lower()), None)
 
     def _items(self, text: str, option: Option) -> tuple[Any, ...] | None:
-        """The items of `a,b` or of a JSON list, None where one is none or there are none."""
+        """The items of `a,b` or of a JSON list; None if one is not valid or there are none."""
         if text.startswith("["):
             try:
                 loaded = json.loads(text)
@@ -174,7 +171,7 @@ def _hint(text: str) -> str:
 
 
 def is_quoted(text: str) -> bool:
-    """Whether quotes stand around `text`; property files have none, so they are part of the value."""
+    """Whether `text` is in quotes; property files have no quotes, so they are part of the value."""
     text = text.strip()
     return len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
 

@@ -1,7 +1,7 @@
-"""Rules between options: one table, and nothing else checks one option against another.
+"""The table of rules between options; nothing else checks one option against another.
 
-Rules that need only options run in `resolve.resolve`; those about the kind of model or of files run in `check_model`,
-once the files are there. A rule that today's engines lift is told as a note and never refuses anything.
+Rules that need only options run in `resolve.resolve`; rules about the model's files run in `check_model`,
+when the files are there. A rule that today's engines no longer have gives a note and never an error.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.options.documents import LMI, RUNTIME, TRTLLM
 from djl_trtllm.config.rules import conditions
-from djl_trtllm.config.rules.context import RuleContext, subject_of
+from djl_trtllm.config.rules.context import RuleContext, context_of
 from djl_trtllm.errors import ConfigError
 
 
 class Severity(enum.Enum):
-    """What becomes of a broken rule: the configuration is refused, a warning, or a note for who looks."""
+    """The result of a broken rule: an error refuses the configuration, a note is only shown."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -30,10 +30,9 @@ class Severity(enum.Enum):
 class Rule:
     """One rule.
 
-    `options` are names of fields, `condition` says in words when the rule holds, and `broken` gives the message for
-    the reader, or None where it holds. `lifted` says whether today's engines still have the rule, and `document`
-    where it stands. Where `broken` is None the values of the option itself hold the rule, and a value outside them is
-    refused where it is parsed. `needs_model` rules wait until the model's files are known.
+    `options` are names of fields, `condition` describes the rule, and `broken` returns a message, or None if the rule
+    holds. `lifted` describes whether today's engines still have the rule; `document` is its source. If `broken` is
+    None, the type of the option checks the rule. `needs_model` rules wait until the model's files are known.
     """
 
     name: str
@@ -151,7 +150,7 @@ RULES: tuple[Rule, ...] = (
         ("chatglm_model_version",),
         "required for ChatGLM",
         Severity.NOTE,
-        "yes: the path or config.json tell the version",
+        "yes: the path or config.json has the version",
         LMI,
         conditions.chatglm_version,
         needs_model=True,
@@ -176,7 +175,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cap_and_fraction",
         ("max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"),
-        "the smaller of the two counts",
+        "the smaller of the two is used",
         Severity.NOTE,
         "no",
         RUNTIME,
@@ -206,15 +205,15 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass
 class Findings:
-    """Messages of broken rules, by what becomes of them."""
+    """Messages of broken rules, by severity."""
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def check(subject: RuleContext, rules: Iterable[Rule]) -> Findings:
-    """Run rules on a subject."""
+def check(context: RuleContext, rules: Iterable[Rule]) -> Findings:
+    """Run rules on a context."""
     found = Findings()
     into: Mapping[Severity, list[Any]] = {
         Severity.ERROR: found.problems,
@@ -222,7 +221,7 @@ def check(subject: RuleContext, rules: Iterable[Rule]) -> Findings:
         Severity.NOTE: found.notes,
     }
     for rule in rules:
-        message = rule.broken(subject) if rule.broken is not None else None
+        message = rule.broken(context) if rule.broken is not None else None
         if message is not None:
             into[rule.severity].append(message)
     return found
@@ -233,12 +232,12 @@ MODEL_RULES = tuple(rule for rule in RULES if rule.needs_model)
 
 
 def check_model(config: Config, model_type: str | None, is_engine: bool, *, compiled_as: str | None = None) -> Config:
-    """Run the rules that need the model's files, and return the configuration with what they had to say.
+    """Run the rules that need the model's files, and return the configuration with their warnings and notes.
 
     `model_type` is that of config.json, `is_engine` whether the files are a compiled engine, and `compiled_as` the
     quantisation it was compiled with, where that is known. Raises ConfigError with every problem.
     """
-    found = check(subject_of(config, model_type, is_engine, compiled_as), MODEL_RULES)
+    found = check(context_of(config, model_type, is_engine, compiled_as), MODEL_RULES)
     if found.problems:
         raise ConfigError(found.problems, [*config.warnings, *found.warnings])
     if not found.warnings and not found.notes:

@@ -34,7 +34,7 @@ SAGEMAKER: tuple[tuple[str, str], ...] = (
     ("SAGEMAKER_STARTUP_TIMEOUT", "option.model_loading_timeout"),
     ("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "option.predict_timeout"),
 )
-"""SageMaker's variables and the keys they set; of two for one key the first counts."""
+"""SageMaker's variables and the keys they set; of two variables for one key the first is used."""
 
 NAMED_MODEL: tuple[tuple[str, str], ...] = (
     ("HF_MODEL_ID", "option.model_id"),
@@ -70,7 +70,7 @@ TRANSLATED: tuple[tuple[str, str], ...] = (
 """Variables of other servers (Text Generation Inference, SageMaker), as DJL Serving's container translates them."""
 
 
-ANSWERED: Mapping[str, str] = {
+IGNORED_VARIABLES: Mapping[str, str] = {
     **dict.fromkeys(
         ("JAVA_OPTS", "DEFAULT_JVM_OPTS", "SAGEMAKER_MODEL_SERVER_VMARGS", "MAX_NETTY_BUFFER_SIZE"),
         "this server runs no Java; max_request_size bounds requests",
@@ -80,24 +80,24 @@ ANSWERED: Mapping[str, str] = {
         ("LMI_DEBUG_NSYS_ENABLED", "DJL_PYTHON_PROFILING", "DJL_PYTHON_PROFILING_TOP_OBJ"),
         "run the server under a profiler instead",
     ),
-    **dict.fromkeys(("SM_TELEMETRY_LOG_REV_2022_12", "OPT_OUT_TRACKING"), "this server sends nothing to anybody"),
+    **dict.fromkeys(("SM_TELEMETRY_LOG_REV_2022_12", "OPT_OUT_TRACKING"), "this server sends no telemetry"),
     "MODEL_SERVER_HOME": "the server is a Python package and has no folder of its own",
     "ALLOW_REQUEST_HANDLER_OVERRIDE": "a request cannot choose the code that answers it",
-    "DJL_VENV_DIR": "the server's own environment counts",
+    "DJL_VENV_DIR": "the server's own environment is used",
     "DJL_OFFLINE": "HF_HUB_OFFLINE=1 keeps the Hugging Face libraries from the network",
     "NO_OMP_NUM_THREADS": "OMP_NUM_THREADS is left as it is; option.inference_num_threads sets the engine's threads",
-    "SM_NEO_EXECUTION_CONTEXT": "the container compiles then, by `djl-trtllm compile`; a server does not",
+    "SM_NEO_EXECUTION_CONTEXT": "with it the container runs `djl-trtllm compile`; it does not change a server",
 }
 """Variables that DJL Serving's container reads and that have no effect here, and why."""
 
 
 def read_environment(environ: Mapping[str, str]) -> tuple[Source, ...]:
-    """One source per kind of variable. Empty variables count as not set; variables of no kind are left alone."""
+    """One source per kind of variable. Empty variables and other variables are ignored."""
     present = {name: value for name, value in environ.items() if value.strip()}
-    # Without HF_MODEL_ID, HF_REVISION is a revision of whatever model is named elsewhere.
+    # Without HF_MODEL_ID, HF_REVISION is a revision of a model that is named elsewhere.
     named = tuple(_named(present, NAMED_MODEL)) if "HF_MODEL_ID" in present else ()
     revision = () if named else tuple(_named(present, NAMED_MODEL[1:]))
-    notes = tuple(f"{name} has no effect: {why}" for name, why in ANSWERED.items() if name in present)
+    notes = tuple(f"{name} has no effect: {why}" for name, why in IGNORED_VARIABLES.items() if name in present)
     return (
         _sagemaker(present),
         Source(Layer.NAMED_MODEL, named),
@@ -177,10 +177,10 @@ def _translated(environ: Mapping[str, str]) -> Source:
     features = environ.get("SERVING_FEATURES", "trtllm").lower()
     for setting in _named(environ, TRANSLATED):
         if setting.wrote == "SM_NUM_GPUS" and setting.value.strip() == "0":
-            warnings.append("SM_NUM_GPUS=0 says that there is no GPU; it does not set option.tensor_parallel_degree")
+            warnings.append("SM_NUM_GPUS=0 means that there is no GPU, and does not set option.tensor_parallel_degree")
         elif setting.wrote == "CUDA_MEMORY_FRACTION" and "trtllm" not in features:
             warnings.append(
-                f"{setting.shown} has no effect: with SERVING_FEATURES={features} it is meant for another library; "
+                f"{setting.shown} has no effect: with SERVING_FEATURES={features} it configures another library; "
                 "set OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION"
             )
         elif setting.wrote == "ENABLE_CUDA_GRAPHS":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class OriginKind(str, enum.Enum):
-    """The four places a value can come from, and a fifth for values given by a program or a command line."""
+    """Where a value can come from; OVERRIDE is a program or a command line."""
 
     FILE = "file"
     ENVIRONMENT = "environment"
@@ -20,8 +20,8 @@ class OriginKind(str, enum.Enum):
 class Origin:
     """Where one value came from; `str(origin)` is what messages and tables show.
 
-    `where` is a path (FILE), a variable's name (ENVIRONMENT), the text of a rule (DERIVED) or what the caller says
-    (OVERRIDE). `line` counts from 1 and is None outside files.
+    `where` is a path (FILE), a variable's name (ENVIRONMENT), the text of a rule (DERIVED) or the caller's text
+    (OVERRIDE). `line` begins at 1 and is None outside files.
     """
 
     kind: OriginKind

@@ -1,4 +1,4 @@
-"""What users wrote, before it is understood: settings, each with its origin, grouped by kind of source."""
+"""Settings as users wrote them, each with its origin, grouped by kind of source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djl_trtllm.config.sources.origin import Origin, OriginKind
 
 
 class Layer(enum.Enum):
-    """The kinds of sources. What wins over what is decided in `resolve.precedence`."""
+    """The kinds of sources. `resolve.precedence` has their order."""
 
     ARGUMENTS = "the command line"
     SAGEMAKER = "SageMaker variables (SAGEMAKER_*)"
@@ -24,7 +24,7 @@ class Layer(enum.Enum):
     OPTION = "OPTION_* variables"
     SERVING = "SERVING_* variables"
     PLAIN = "plain variables (TENSOR_PARALLEL_DEGREE, PREDICT_TIMEOUT, ...)"
-    DIALECT = "config.pbtxt (Triton) or config.yaml (Truss) of the model directory"
+    FOREIGN = "config.pbtxt (Triton) or config.yaml (Truss) of the model directory"
     TRANSLATED = "variables of other servers (SM_NUM_GPUS, MAX_BATCH_SIZE, ...)"
     SERVER_FILE = "config.properties of the server"
     PRESET = "what Triton or Truss presets, where its file is the source"
@@ -33,7 +33,7 @@ class Layer(enum.Enum):
     def has_own_names(self) -> bool:
         """Whether users write options by name there, so that two names of one option contradict each other.
 
-        The variables of the other layers have an order among themselves.
+        Among the variables of the other layers, the first one is used.
         """
         return self in (Layer.ARGUMENTS, Layer.FILE, Layer.OPTION, Layer.SERVER_FILE)
 
@@ -43,8 +43,8 @@ class Setting:
     """One key and its value, as text.
 
     `wrote` is the name the user wrote (a key or a variable) and `wrote_value` the value where it differs from
-    `value`, for example megabytes that became bytes. `alone` says that it sets nothing but its own option: LMI's
-    `max_num_tokens` widens others, and that of other servers does not.
+    `value`, for example megabytes that became bytes. With `alone` it sets nothing but its own option: LMI's
+    `max_num_tokens` raises other limits, that of other servers does not.
     """
 
     key: str
@@ -62,22 +62,22 @@ class Setting:
         return f"{self.wrote}={text if len(text) <= 80 else text[:77] + '...'}"
 
     @property
-    def cited(self) -> str:
-        """`shown`, and where it stands."""
+    def formatted(self) -> str:
+        """`NAME=VALUE (origin)`, for messages."""
         return f"{self.shown} ({self.place})"
 
     @property
     def place(self) -> str:
-        """The origin, for use beside the name: of a variable, that name says the rest."""
+        """The origin, without the name of a variable, which `shown` has already."""
         return "environment" if self.origin.kind is OriginKind.ENVIRONMENT else str(self.origin)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Settings of one layer in the order they were written, and what was wrong with reading them.
+    """The settings of one layer in the order in which they were written, and the errors of reading them.
 
-    `unknown` is what the layer's own format does not have: a warning each, or a problem with `option.strict`.
-    `notes` are worth knowing and no reason to act.
+    `unknown` are names that the layer's format does not have: warnings, or problems with `option.strict`.
+    `notes` need no action.
     """
 
     layer: Layer
@@ -120,7 +120,7 @@ def read_properties(path: Path, layer: Layer = Layer.FILE) -> Source:
 
 
 def parse_properties(text: str, path: str, layer: Layer = Layer.FILE) -> Source:
-    """Parse text in the syntax of java.util.Properties; of a key that occurs more than once the last value counts."""
+    """Parse text in the syntax of java.util.Properties; of a key that occurs more than once the last value is used."""
     settings: dict[str, Setting] = {}
     warnings: list[str] = []
     line = 1
@@ -131,13 +131,13 @@ def parse_properties(text: str, path: str, layer: Layer = Layer.FILE) -> Source:
                 earlier = settings.pop(element.key, None)
                 if earlier is not None:
                     warnings.append(
-                        f"{earlier.origin} and line {line}: {element.key} is set twice; the last one counts"
+                        f"{earlier.origin} and line {line}: {element.key} is set twice; the last one is used"
                     )
                 settings[element.key] = setting
             line += _lines(element.source)
     except javaproperties.InvalidUEscapeError as error:
         problem = (
-            f"{path}:{line}: {error.escape} is no \\u escape: expected \\u and four hexadecimal digits; "
+            f"{path}:{line}: {error.escape} is not a \\u escape: expected \\u and four hexadecimal digits; "
             "write a backslash as \\\\"
         )
         return Source(layer, tuple(settings.values()), tuple(warnings), (problem,))

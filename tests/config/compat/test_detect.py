@@ -25,7 +25,7 @@ def test_a_directory_with_nothing_is_one_empty_source(tmp_path: Path) -> None:
 
 def test_a_triton_repository_is_read_model_by_model() -> None:
     layers = [source.layer for source in read_source(TRITON)]
-    assert layers == [Layer.FILE, *[Layer.DIALECT] * 5, Layer.PRESET]
+    assert layers == [Layer.FILE, *[Layer.FOREIGN] * 5, Layer.PRESET]
 
 
 def test_one_model_of_a_repository_is_a_directory_too() -> None:
@@ -134,7 +134,7 @@ def test_properties_and_variables_beat_the_repository_that_is_named(tmp_path: Pa
     (tmp_path / "serving.properties").write_text("option.model_id=engines\noption.max_rolling_batch_size=8\n")
     config = load(tmp_path, {"OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION": "0.5"})
     assert (config.options.max_rolling_batch_size, config.options.kv_cache_free_gpu_mem_fraction) == (8, 0.5)
-    assert any("max_batch_size=16 does not count" in warning for warning in config.warnings)
+    assert any("max_batch_size=16 is overridden" in warning for warning in config.warnings)
 
 
 def test_a_repository_that_is_named_and_here_is_read_once(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_a_configuration_file_is_told_by_the_end_of_its_name(tmp_path: Path, nam
 @pytest.mark.parametrize(
     ("name", "text", "layers"),
     [
-        ("x.pbtxt", "max_batch_size: 8", [Layer.DIALECT, Layer.PRESET]),
-        ("x.yaml", TRUSS_YAML, [Layer.DIALECT, Layer.PRESET]),
-        ("x.yml", TRUSS_YAML, [Layer.DIALECT, Layer.PRESET]),
+        ("x.pbtxt", "max_batch_size: 8", [Layer.FOREIGN, Layer.PRESET]),
+        ("x.yaml", TRUSS_YAML, [Layer.FOREIGN, Layer.PRESET]),
+        ("x.yml", TRUSS_YAML, [Layer.FOREIGN, Layer.PRESET]),
         ("x.properties", "a=1", [Layer.FILE]),
     ],
 )
@@ -199,14 +199,14 @@ def test_a_directory_is_one_whatever_its_name(tmp_path: Path, name: str) -> None
 
 def test_the_repository_of_a_truss_takes_the_place_of_its_presets(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(TRUSS_YAML)
-    assert [source.layer for source in read_source(tmp_path)] == [Layer.FILE, Layer.DIALECT, Layer.PRESET]
+    assert [source.layer for source in read_source(tmp_path)] == [Layer.FILE, Layer.FOREIGN, Layer.PRESET]
     repository = tmp_path / "packages" / "inflight_batcher_llm"
     for model in ("ensemble", "tensorrt_llm"):
         (repository / model).mkdir(parents=True)
         (repository / model / "config.pbtxt").write_text("max_batch_size: 8")
     for path in (tmp_path, tmp_path / "config.yaml"):
         layers = [source.layer for source in read_source(path)]
-        assert layers[-3:] == [Layer.DIALECT] * 3 and Layer.PRESET not in layers
+        assert layers[-3:] == [Layer.FOREIGN] * 3 and Layer.PRESET not in layers
 
 
 def test_a_config_yaml_that_cannot_be_read_or_is_no_utf_8_is_looked_at_no_further(

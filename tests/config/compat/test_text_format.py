@@ -157,7 +157,7 @@ def test_a_field_of_a_message_has_the_line_its_value_begins_on() -> None:
 
 def test_fifty_messages_may_stand_inside_each_other() -> None:
     assert len(parse("a {" * 50 + "}" * 50)) == 1
-    with pytest.raises(TextFormatError, match=r"^more than 50 messages inside each other$"):
+    with pytest.raises(TextFormatError, match=r"^more than 50 nested messages$"):
         parse("a {" * 51 + "}" * 51)
 
 

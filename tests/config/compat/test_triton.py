@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from djl_trtllm.config import Config, OriginKind, parse_properties, resolve
 from djl_trtllm.config.compat import triton
-from djl_trtllm.config.compat.triton_names import ANSWERS, EXAMPLES, MODELS, OPTION_OF, TO_FILL
+from djl_trtllm.config.compat.triton_names import EXAMPLES, IGNORED, MODELS, OPTION_OF, TO_FILL
 from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.errors import ConfigError
 
@@ -94,10 +94,10 @@ def test_an_empty_text_counts_as_not_set() -> None:
 
 
 def test_a_parameter_without_effect_is_answered_by_name() -> None:
-    names = [name for name in ANSWERS if "." not in name and name != "preferred_batch_size"]
+    names = [name for name in IGNORED if "." not in name and name != "preferred_batch_size"]
     config = from_text("".join(parameter(name, "7") for name in names))
     place = "tensorrt_llm/config.pbtxt"
-    expected = [f"{place}: {name}=7 (line {line}): {ANSWERS[name]}" for line, name in enumerate(names, 1)]
+    expected = [f"{place}: {name}=7 (line {line}): {IGNORED[name]}" for line, name in enumerate(names, 1)]
     assert list(config.notes) == expected and len(names) >= 3
     assert config.warnings == ()
 
@@ -134,7 +134,7 @@ def test_the_engines_model_counts_before_the_others(tmp_path: Path) -> None:
     root = repository(tmp_path, ensemble="max_batch_size: 1", tensorrt_llm="max_batch_size: 64")
     config = resolve(triton.read_repository(triton.repository_files(root)))
     assert config.options.max_rolling_batch_size == 64
-    assert any("max_batch_size=1 does not count" in warning for warning in config.warnings)
+    assert any("max_batch_size=1 is overridden" in warning for warning in config.warnings)
 
 
 def test_a_repository_without_the_engines_model_is_refused(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_triton_presets_comes_with_a_repository_and_not_with_lmis(tmp_path:
     assert config.options.batch_scheduler_policy == OPTIONS["batch_scheduler_policy"].default
 
 
-_NAMES = st.sampled_from([*OPTION_OF, *ANSWERS, "gpt_model_path", "nonsense"])
+_NAMES = st.sampled_from([*OPTION_OF, *IGNORED, "gpt_model_path", "nonsense"])
 _VALUES = st.text(max_size=10) | st.sampled_from(["", "${x}", "true", "0", "256", "0.9", "max_utilization", "v1"])
 
 

@@ -11,7 +11,7 @@ from djl_trtllm.config.compat import triton
 from djl_trtllm.config.compat.triton import repository_files
 
 PLACE = "tensorrt_llm/config.pbtxt"
-SCHEDULER = "this is about Triton's own scheduler, which is not in the way here"
+SCHEDULER = "it configures Triton's own scheduler, which is not used here"
 
 
 def read(text: str, path: str = PLACE) -> Source:
@@ -58,9 +58,9 @@ def test_no_files_are_no_sources() -> None:
 
 def test_one_file_is_one_source_and_several_bring_tritons_presets(tmp_path: Path) -> None:
     files = repository(tmp_path, ensemble="max_batch_size: 8", tensorrt_llm="max_batch_size: 8")
-    assert [source.layer for source in triton.read_repository(files[:1])] == [Layer.DIALECT]
-    assert [source.layer for source in triton.read_repository(files[1:])] == [Layer.DIALECT]
-    assert [source.layer for source in triton.read_repository(files)] == [Layer.DIALECT, Layer.DIALECT, Layer.PRESET]
+    assert [source.layer for source in triton.read_repository(files[:1])] == [Layer.FOREIGN]
+    assert [source.layer for source in triton.read_repository(files[1:])] == [Layer.FOREIGN]
+    assert [source.layer for source in triton.read_repository(files)] == [Layer.FOREIGN, Layer.FOREIGN, Layer.PRESET]
 
 
 def test_what_another_model_has_said_already_is_left_out(tmp_path: Path) -> None:
@@ -107,13 +107,13 @@ def test_a_file_may_begin_with_a_mark_of_utf_8(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     assert triton.read_config(path) == Source(
-        Layer.DIALECT, problems=(f"{path} cannot be read: No such file or directory",)
+        Layer.FOREIGN, problems=(f"{path} cannot be read: No such file or directory",)
     )
     path.write_bytes(b"\xff")
-    assert triton.read_config(path) == Source(Layer.DIALECT, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))
+    assert triton.read_config(path) == Source(Layer.FOREIGN, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))
     path.write_text("\nmax_batch_size = 8")
     assert triton.read_config(path) == Source(
-        Layer.DIALECT, problems=(f"{path}:2: there is = where a : belongs; write max_batch_size: value",)
+        Layer.FOREIGN, problems=(f"{path}:2: there is = where a : belongs; write max_batch_size: value",)
     )
 
 
@@ -165,7 +165,7 @@ def test_one_letter_is_itself_elsewhere() -> None:
 def test_the_last_of_two_equal_names_counts_and_is_told() -> None:
     source = read("max_batch_size: 8\n\nmax_batch_size: 16\n")
     assert values(source) == [("option.max_rolling_batch_size", "16")]
-    assert source.warnings == (f"max_batch_size=16 ({PLACE}:3): it is set on line 1 too; the last one counts",)
+    assert source.warnings == (f"max_batch_size=16 ({PLACE}:3): it is set on line 1 too; the last one is used",)
 
 
 def test_preferred_sizes_other_than_the_batch_are_answered() -> None:
@@ -180,7 +180,7 @@ def test_a_size_that_means_nothing_here_is_told() -> None:
     source = read("max_batch_size: 0")
     assert values(source) == []
     assert source.warnings == (
-        f"max_batch_size=0 ({PLACE}:1): 0 says that a request is no batch; set option.max_rolling_batch_size",
+        f"max_batch_size=0 ({PLACE}:1): 0 means that requests are not batches; set option.max_rolling_batch_size",
     )
     source = read("dynamic_batching { default_queue_policy { max_queue_size: 0 } }")
     assert values(source) == []
@@ -200,14 +200,14 @@ def test_fields_of_tritons_scheduler_are_answered_by_name() -> None:
 
 
 def test_names_and_tensors_say_nothing_that_could_be_set() -> None:
-    assert read("name: 'a' backend: 'b' input { name: 'c' } version_policy { latest {} }") == Source(Layer.DIALECT)
+    assert read("name: 'a' backend: 'b' input { name: 'c' } version_policy { latest {} }") == Source(Layer.FOREIGN)
 
 
 def test_a_field_that_triton_does_not_have_is_unknown() -> None:
-    begin = "is nothing that Triton's TensorRT-LLM backend reads and has no effect;"
+    begin = "is not a setting of Triton's TensorRT-LLM backend and has no effect;"
     for text, told in (
         ("max_batch_sise: 8", f"max_batch_sise ({PLACE}:1) {begin} did you mean max_batch_size?"),
-        ("colour: 8", f"colour ({PLACE}:1) {begin} take it out, or set the option that you mean in its place"),
+        ("colour: 8", f"colour ({PLACE}:1) {begin} remove it, or set the option that you mean"),
         ("max_batch_size { a: 1 }", f"max_batch_size ({PLACE}:1) {begin} did you mean max_batch_size?"),
         (parameter("gpt_model_pat", "x"), f"gpt_model_pat ({PLACE}:1) {begin} did you mean gpt_model_path?"),
     ):
@@ -239,7 +239,7 @@ def test_a_field_that_triton_does_not_have_is_unknown() -> None:
     ],
 )
 def test_a_parameter_of_another_form_is_told_with_the_right_one(text: str, told: str) -> None:
-    assert read(text) == Source(Layer.DIALECT, problems=(told.replace("PLACE", PLACE),))
+    assert read(text) == Source(Layer.FOREIGN, problems=(told.replace("PLACE", PLACE),))
 
 
 def test_the_value_of_a_parameter_is_found_among_other_fields() -> None:
@@ -251,4 +251,4 @@ def test_an_engine_elsewhere_is_the_model() -> None:
     for path in ("/engines/llama", "/x_tensorrt_llm/1", "tensorrt_llm/1/more", "tensorrt_llm/one"):
         assert values(read(parameter("gpt_model_path", path))) == [("option.model_id", path)]
     for path in ("tensorrt_llm/1", "/repo/tensorrt_llm/12/"):
-        assert read(parameter("gpt_model_path", path)) == Source(Layer.DIALECT)
+        assert read(parameter("gpt_model_path", path)) == Source(Layer.FOREIGN)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from djl_trtllm.config.compat.triton_names import (
-    ANSWERS,
     ENGINE_MODEL,
     EXAMPLES,
+    IGNORED,
     MODELS,
     OPTION_OF,
     STRUCTURE,
@@ -30,5 +30,5 @@ def test_what_is_to_be_filled_in_has_an_example_and_is_a_name() -> None:
 
 
 def test_a_name_has_one_meaning() -> None:
-    kinds = (set(OPTION_OF), set(ANSWERS), STRUCTURE, TRITON_ONLY)
+    kinds = (set(OPTION_OF), set(IGNORED), STRUCTURE, TRITON_ONLY)
     assert sum(map(len, kinds)) == len(set().union(*kinds))

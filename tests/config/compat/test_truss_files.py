@@ -12,8 +12,8 @@ from djl_trtllm.config.compat.truss_names import BUILD_PRESETS, ENGINE_PRESETS, 
 
 PRESETS = {"build": BUILD_PRESETS, "engine": ENGINE_PRESETS, "stack": STACK_PRESETS, "none": {}}
 NO_TOKEN = (
-    "a token is not taken from a file; take it out of there and set the environment variable HF_TOKEN, which the "
-    "libraries that download read"
+    "tokens are not read from files; remove it and set the environment variable HF_TOKEN, which the download "
+    "libraries read"
 )
 
 
@@ -70,18 +70,18 @@ def test_a_file_is_read_with_its_presets_or_beside_a_repository(tmp_path: Path) 
 def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     assert truss.read_config(path) == [
-        Source(Layer.DIALECT, problems=(f"{path} cannot be read: No such file or directory",))
+        Source(Layer.FOREIGN, problems=(f"{path} cannot be read: No such file or directory",))
     ]
     path.write_bytes(b"\xff")
-    assert truss.read_config(path) == [Source(Layer.DIALECT, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))]
+    assert truss.read_config(path) == [Source(Layer.FOREIGN, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))]
     path.write_text("- a")
-    assert truss.read_config(path) == [Source(Layer.DIALECT, problems=(f"{path}:1: expected `key: value` lines",))]
+    assert truss.read_config(path) == [Source(Layer.FOREIGN, problems=(f"{path}:1: expected `key: value` lines",))]
 
 
 def test_a_file_of_another_program_is_refused() -> None:
     (source,) = truss.parse_config("colour: blue", "config.yaml")
     assert source == Source(
-        Layer.DIALECT,
+        Layer.FOREIGN,
         problems=(
             "config.yaml is no config.yaml of Truss: expected one of the keys model_metadata, trt_llm, build at the "
             "beginning of a line",
@@ -192,8 +192,8 @@ def test_values_are_told_where_they_matter_and_not_where_they_may_be_secret() ->
     )
     source = read(text)
     assert source.warnings == (
-        "config.yaml: environment_variables.A (line 2): variables are not taken from a file; set them where the server "
-        "is started",
+        "config.yaml: environment_variables.A (line 2): variables are not read from a file; set them in the "
+        "server's environment",
     )
     names = [note.partition(": ")[2].rpartition(": ")[0] for note in source.notes]
     assert names == [
@@ -207,11 +207,11 @@ def test_values_are_told_where_they_matter_and_not_where_they_may_be_secret() ->
 
 
 def test_a_name_that_truss_does_not_have_is_unknown() -> None:
-    begin = "is nothing that Truss reads and has no effect;"
+    begin = "is not a setting of Truss and has no effect;"
     assert read("trt_llm:\n  build:\n    max_seq_length: 1\n").unknown == (
         f"trt_llm.build.max_seq_length (config.yaml:3) {begin} did you mean trt_llm.build.max_seq_len?",
     )
-    other = "take it out, or set the option that you mean in its place"
+    other = "remove it, or set the option that you mean"
     assert read("trt_llm: {}\ncolour: blue\n").unknown == (f"colour (config.yaml:2) {begin} {other}",)
     assert read("trt_llm: {}\ncolour:\n").unknown == (f"colour (config.yaml:2) {begin} {other}",)
     # A section of options that is empty says nothing; one that is no section is no name.
@@ -235,10 +235,10 @@ def test_the_whole_length_stands_for_prompt_and_output_where_they_have_none(sect
     ("accelerator", "tensor", "pipeline", "told"),
     [
         ("A100:4", "2", "2", None),
-        ("A100:4", "2", "1", "it names 4 GPUs, and tensor and pipeline parallelism come to 2"),
-        ("A100:2", "2", "2", "it names 2 GPUs, and tensor and pipeline parallelism come to 4"),
+        ("A100:4", "2", "1", "it names 4 GPUs, and tensor and pipeline parallelism need 2"),
+        ("A100:2", "2", "2", "it names 2 GPUs, and tensor and pipeline parallelism need 4"),
         ("A100", "1", "1", None),
-        ("A100", "2", "1", "it names 1 GPUs, and tensor and pipeline parallelism come to 2"),
+        ("A100", "2", "1", "it names 1 GPUs, and tensor and pipeline parallelism need 2"),
         ("A100:4", "max", "1", None),
         ("A100:4", "10000", "1", None),
         ("A100:100", "1", "1", None),
@@ -260,5 +260,5 @@ def test_gpus_that_do_not_fit_the_parallelism_are_told(
 
 def test_parallelism_that_is_not_said_is_one() -> None:
     assert read("resources:\n  accelerator: A100:4\n").warnings == (
-        "resources.accelerator=A100:4 (config.yaml:2): it names 4 GPUs, and tensor and pipeline parallelism come to 1",
+        "resources.accelerator=A100:4 (config.yaml:2): it names 4 GPUs, and tensor and pipeline parallelism need 1",
     )

@@ -3,9 +3,9 @@ from __future__ import annotations
 from djl_trtllm.config import resolve
 from djl_trtllm.config.compat.foreign_format import presets as presets_of
 from djl_trtllm.config.compat.truss_names import (
-    ANSWERS,
     BUILD_PRESETS,
     ENGINE_PRESETS,
+    IGNORED,
     MARKS,
     OPTION_OF,
     QUANTIZATION,
@@ -29,13 +29,13 @@ def test_presets_and_quantisations_have_values_that_their_options_take() -> None
 
 
 def test_a_name_has_one_meaning() -> None:
-    assert sorted(OPTION_OF.keys() & ANSWERS.keys()) == []
+    assert sorted(OPTION_OF.keys() & IGNORED.keys()) == []
 
 
 def test_the_answers_to_act_on_are_answers() -> None:
-    assert set(ANSWERS.values()) >= TO_ACT_ON and len(TO_ACT_ON) == 4
+    assert set(IGNORED.values()) >= TO_ACT_ON and len(TO_ACT_ON) == 4
 
 
 def test_the_marks_are_keys_that_a_truss_has() -> None:
-    names = {name.partition(".")[0] for name in (*OPTION_OF, *ANSWERS)}
+    names = {name.partition(".")[0] for name in (*OPTION_OF, *IGNORED)}
     assert set(MARKS) - names == {"secrets"}

@@ -6,18 +6,27 @@ import pytest
 import yaml
 
 from djl_trtllm.config.compat import yaml_tree
-from djl_trtllm.config.compat.foreign_format import Entry
+from djl_trtllm.config.compat.foreign_format import ForeignSetting as Entry
 from djl_trtllm.config.compat.yaml_tree import YamlError, entries
 
 
 def test_every_value_has_the_path_of_its_keys_and_its_line() -> None:
     text = "a: 1\nb:\n  c: x\n  d:\n    e: 'two words'\n"
-    assert entries(text) == [Entry("a", "1", 1), Entry("b.c", "x", 3), Entry("b.d.e", "two words", 5)]
+    assert entries(text) == [
+        Entry("a", "1", 1),
+        Entry("b.c", "x", 3),
+        Entry("b.d.e", "two words", 5),
+    ]
 
 
 def test_a_list_is_one_entry_for_each_member() -> None:
     text = "a:\n  - 1\n  - {b: 2}\n  - [3, 4]\n"
-    assert entries(text) == [Entry("a", "1", 2), Entry("a.b", "2", 3), Entry("a", "3", 4), Entry("a", "4", 4)]
+    assert entries(text) == [
+        Entry("a", "1", 2),
+        Entry("a.b", "2", 3),
+        Entry("a", "3", 4),
+        Entry("a", "4", 4),
+    ]
 
 
 def test_null_and_empty_collections_have_no_value() -> None:
@@ -42,7 +51,7 @@ NO_YAML = "this is not YAML: .*"
 TABS = "; indent with spaces, not with tabs"
 QUOTES = "; put quotes around the value"
 CHECK = "; check the indentation and the colons of this line and the one before"
-TOO_DEEP = "more than 50 levels inside each other"
+TOO_DEEP = "more than 50 nested levels"
 
 
 @pytest.mark.parametrize(
@@ -59,11 +68,11 @@ TOO_DEEP = "more than 50 levels inside each other"
         ("a: \x00\n", 1, NO_YAML),
         ("\n- a\n", 2, "expected `key: value` lines"),
         ("text\n", 1, "expected `key: value` lines"),
-        ("a: 1\n? [b]\n: 2\n", 2, "a key has to be one word"),
+        ("a: 1\n? [b]\n: 2\n", 2, "a key must be a scalar"),
         ("a: 1\nb: {c: 1,\n c: 2}\n", 3, "c is here and on line 2; keep one"),
         (DEEP, 52, TOO_DEEP),
         ("a: " + "[" * 51 + "1" + "]" * 51, 1, TOO_DEEP),
-        ("a: " + "[" * 5_000, 1, "this is not YAML: its values stand too deep inside each other"),
+        ("a: " + "[" * 5_000, 1, "this is not YAML: its values are nested too deep"),
         (BOMB, 1, "more than 20000 values"),
     ],
     ids=lambda value: None if isinstance(value, str) and len(value) > 60 else value,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.rules.context import subject_of
+from djl_trtllm.config.rules.context import context_of
 from djl_trtllm.config.rules.table import MODEL_RULES, OPTION_RULES, RULES, Rule, Severity, check, check_model
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text
@@ -82,13 +82,13 @@ def test_a_rule_runs_once_with_the_options_or_with_the_model() -> None:
 
 
 def test_a_broken_rule_is_told_by_its_severity() -> None:
-    subject = subject_of(from_text(""), None, None)
+    context = context_of(from_text(""), None, None)
 
     def rule(severity: Severity, message: str | None) -> Rule:
         return Rule("name", (), "always", severity, "no", "document", lambda _: message)
 
     found = check(
-        subject,
+        context,
         [
             rule(Severity.ERROR, "an error"),
             rule(Severity.WARNING, "a warning"),

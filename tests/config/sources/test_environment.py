@@ -7,7 +7,7 @@ import pytest
 from djl_trtllm.config import load
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.sources.environment import ANSWERED, option_key, serving_key, variables_of
+from djl_trtllm.config.sources.environment import IGNORED_VARIABLES, option_key, serving_key, variables_of
 from djl_trtllm.errors import ConfigError
 
 
@@ -97,7 +97,7 @@ def test_zero_gpus_do_not_set_a_parallel_degree() -> None:
     config = load(None, {"SM_NUM_GPUS": "0"})
     assert config.options.tensor_parallel_degree == 1
     assert config.warnings == (
-        "SM_NUM_GPUS=0 says that there is no GPU; it does not set option.tensor_parallel_degree",
+        "SM_NUM_GPUS=0 means that there is no GPU, and does not set option.tensor_parallel_degree",
     )
     assert load(None, {"SM_NUM_GPUS": " 0 "}).warnings != ()
 
@@ -106,7 +106,7 @@ def test_a_memory_fraction_meant_for_another_library_is_said() -> None:
     config = load(None, {"CUDA_MEMORY_FRACTION": "0.5", "SERVING_FEATURES": "VLLM"})
     assert config.options.kv_cache_free_gpu_mem_fraction is None
     assert config.warnings == (
-        "CUDA_MEMORY_FRACTION=0.5 has no effect: with SERVING_FEATURES=vllm it is meant for another library; "
+        "CUDA_MEMORY_FRACTION=0.5 has no effect: with SERVING_FEATURES=vllm it configures another library; "
         "set OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION",
     )
     for features in ("trtllm", "vllm,TRTLLM"):
@@ -126,9 +126,9 @@ def test_cuda_graphs_are_the_opposite_of_eager(text: str, eager: bool) -> None:
 
 
 def test_variables_of_the_container_are_answered_by_name() -> None:
-    config = load(None, dict.fromkeys(ANSWERED, "x"))
+    config = load(None, dict.fromkeys(IGNORED_VARIABLES, "x"))
     assert config.warnings == () and not config.user_set
-    assert list(config.notes) == [f"{name} has no effect: {why}" for name, why in ANSWERED.items()]
+    assert list(config.notes) == [f"{name} has no effect: {why}" for name, why in IGNORED_VARIABLES.items()]
     assert len(config.notes) > 15
     assert len(load(None, {"JAVA_OPTS": "-Xmx1g"}).notes) == 1
 
@@ -136,7 +136,7 @@ def test_variables_of_the_container_are_answered_by_name() -> None:
 def test_the_page_lists_them() -> None:
     page = (Path(__file__).parents[3] / "docs" / "options" / "legacy.md").read_text(encoding="utf-8")
     rows = page.partition("## Variables without effect")[2].partition("\n## ")[0]
-    assert [name for name, why in ANSWERED.items() if f"| `{name}` | {why} |" not in rows] == []
+    assert [name for name, why in IGNORED_VARIABLES.items() if f"| `{name}` | {why} |" not in rows] == []
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,10 @@ def test_the_variables_of_a_key_are_all_that_set_it_the_one_to_prefer_first(
 def test_a_translated_value_is_shown_as_it_was_written() -> None:
     megabytes = load(None, {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6", "SERVING_MAX_REQUEST_SIZE": "9"})
     assert megabytes.warnings == (
-        "SERVING_MAX_REQUEST_SIZE=9 does not count: SAGEMAKER_MAX_PAYLOAD_IN_MB=6 (environment) is stronger",
+        "SERVING_MAX_REQUEST_SIZE=9 is overridden by SAGEMAKER_MAX_PAYLOAD_IN_MB=6 (environment)",
     )
     graphs = load(None, {"ENABLE_CUDA_GRAPHS": "yes", "OPTION_ENFORCE_EAGER": "false"})
-    assert any(line.startswith("ENABLE_CUDA_GRAPHS=yes does not count") for line in graphs.warnings)
+    assert any(line.startswith("ENABLE_CUDA_GRAPHS=yes is overridden") for line in graphs.warnings)
 
 
 def test_arguments_variables_set_bare_keys() -> None:

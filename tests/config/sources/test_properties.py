@@ -117,7 +117,7 @@ def test_a_source_has_its_layer_whatever_was_wrong() -> None:
 def test_what_stands_before_a_broken_escape_is_read() -> None:
     source = parse_properties("a=1\na=2\nb=\\u00", "f")
     assert [(setting.key, setting.value) for setting in source.settings] == [("a", "2")]
-    assert source.warnings == ("f:1 and line 2: a is set twice; the last one counts",)
+    assert source.warnings == ("f:1 and line 2: a is set twice; the last one is used",)
     assert len(source.problems) == 1
 
 
@@ -142,9 +142,9 @@ def test_a_secret_is_masked_by_the_key_or_by_the_name_that_the_user_wrote() -> N
 
 
 def test_a_setting_is_cited_with_its_place() -> None:
-    assert (setting("1").place, setting("1").cited) == ("f:3", "X=1 (f:3)")
+    assert (setting("1").place, setting("1").formatted) == ("f:3", "X=1 (f:3)")
     variable = Setting("option.x", "1", Origin.environment("X"), "X")
-    assert (variable.place, variable.cited) == ("environment", "X=1 (environment)")
+    assert (variable.place, variable.formatted) == ("environment", "X=1 (environment)")
     assert not variable.alone and variable.wrote_value is None
 
 

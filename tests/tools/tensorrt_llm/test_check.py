@@ -133,7 +133,7 @@ def test_the_status_is_0_where_what_was_seen_is_equal(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tree", "."], "name it with --version"),
+        (["--tree", "."], "give it with --version"),
         (["--tree", "nothing"], "nothing has no folder tensorrt_llm"),
         (["--installed"], "tensorrt_llm"),
     ],
