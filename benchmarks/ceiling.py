@@ -3,13 +3,13 @@
     python benchmarks/ceiling.py [--streams 64 256] [--seconds 10] [--offered 28000] [--executor tensorrt_llm]
 
 Everything above the executor is real: host process, messages, rolling batch, detokeniser, dialect, HTTP. The measure
-is streamed tokens per CPU-second of the server process (its executor host not counted), because client, server and
+is streamed tokens per CPU-second of the server process (its engine process not counted), because client, server and
 engine share the machine. `saturated`: the engine is faster than the server. `paced`: it offers a fixed rate, one token
 for every stream per step; added inter-token latency is the client's p99 less the step's period. The bare application
 streams as many tokens, in chunks of the size that the server was seen to send.
 
 With `--executor tensorrt_llm` the paced run goes through TensorRT-LLM's executor and the fake TensorRT-LLM's engine
-backend, whose objects do per response in the executor host what the real ones do (tests/fakes): 28,000 tokens per
+backend, whose objects do per response in the engine process what the real ones do (tests/fakes): 28,000 tokens per
 second is the rate published for Llama 3.1 8B in FP8 on an H200. The host's CPU time is a column of its own.
 """
 

@@ -50,6 +50,6 @@ def started(arguments: list[str], port: int, **environ: str) -> Iterator[psutil.
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """CPU time of the process itself (its executor host is not part of it), user and system, in whole ticks."""
+    """CPU time of the process itself (its engine process is not part of it), user and system, in whole ticks."""
     times = process.cpu_times()
     return float(times.user + times.system)

@@ -1,4 +1,4 @@
-"""Memory of the server and its executor host over many requests: `python benchmarks/soak.py [MODEL] [--requests N]`.
+"""Memory of the server and its engine process over many requests: `python benchmarks/soak.py [MODEL] [--requests N]`.
 
 OpenVINO touches its KV cache block by block, so memory grows until the pool has been walked once, and until the
 engine's other caches (kernels by shape, among others) are full. The pool is small here, and growth is counted over the
@@ -101,7 +101,7 @@ def measure(server: Server, requests: int, since: float) -> Row:
 
 def main() -> None:
     """Run and print the table."""
-    parser = argparse.ArgumentParser(description="Memory of server and executor host over many requests.")
+    parser = argparse.ArgumentParser(description="Memory of server and engine process over many requests.")
     parser.add_argument("model", nargs="?", type=Path, default=BUNDLED)
     parser.add_argument("--requests", type=int, default=20_000)
     arguments = parser.parse_args()

@@ -92,6 +92,6 @@ def own_signal_stack(whole_signal_stack: signal_stack.SignalStack) -> None:
 
     On processors with AMX, OpenVINO's CPU plugin gives the thread that loads it an alternate signal stack of the
     smallest size, and frees it while it is still in use where two plugins lived. Python's handlers run on that stack:
-    the next SIGINT, in whichever test, would end the process with SIGSEGV. The executor host has no such handler.
+    the next SIGINT, in whichever test, would end the process with SIGSEGV. The engine process has no such handler.
     """
     signal_stack.put(whole_signal_stack)

@@ -8,12 +8,12 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 _CONTEXT = 6
-"""Prompt tokens that the decoder gets to see, so that it knows whether the first token begins with a space."""
+"""Prompt tokens that the decoder sees, so that it knows whether the first token begins with a space."""
 
 
 class Detokenizer:
     """Decodes one sequence. Joining what `step` and `flush` return gives what decoding all its tokens at once would
-    add to the prompt's text. Special tokens have no text and are not shown to it."""
+    add to the prompt's text. Special tokens have no text and are left out."""
 
     __slots__ = ("_context", "_emitted", "_ids", "_stream", "_tokenizer", "pending")
 

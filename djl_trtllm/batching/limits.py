@@ -1,4 +1,4 @@
-"""What a rolling batch holds, and how long a sequence in it may be."""
+"""How many sequences a rolling batch holds, and how long each may be."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ class SequenceLimits:
         return prompt_ids, wanted
 
     def blocks(self, prompt_tokens: int, new_tokens: int) -> int:
-        """KV cache blocks of a sequence to its end, and one to spare (facts: with it, no request was ever lost)."""
+        """KV cache blocks of a sequence to its end, and one to spare (with it, no request was ever lost)."""
         return math.ceil((prompt_tokens + new_tokens) / self._engine.block_size) + 1

@@ -1,4 +1,4 @@
-"""One request in the rolling batch: its sequences, and how their news reach its consumer."""
+"""One request in the rolling batch: its sequences, and how their output reaches its consumer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ _CUT_SHORT = (FinishReason.CANCELLED, FinishReason.ERROR)
 class RequestState:
     """What `RollingBatch.submit` returns.
 
-    Its consumer gets each sequence's chunks in order, and for each exactly one with a `SequenceResult`, whatever
-    ended it.
+    Its consumer gets each sequence's chunks in order. The last one of each has its `SequenceResult`, however it ended.
     With `best_of` or beams, everything is delivered at the end, the best sequences first.
     """
 
@@ -56,7 +55,7 @@ class RequestState:
         return not self._unfinished
 
     def deliver(self, sequence: OutputSequence) -> list[Token]:
-        """Hand the consumer what is new in a sequence that is not closed.
+        """Give the consumer the new output of a sequence that is not closed.
 
         Returns the new tokens, none while ranking holds them back.
         """
@@ -88,7 +87,7 @@ class RequestState:
 
 
 def _rank(sequence: OutputSequence) -> tuple[bool, float]:
-    """Cut short, a sequence has the better log-probability, and is still worth less than a whole one."""
+    """Ranks a sequence that was cut short below complete ones, although its log-probability is higher."""
     assert sequence.finished is not None
     return sequence.finished.reason not in _CUT_SHORT, sequence.cumulative_logprob
 

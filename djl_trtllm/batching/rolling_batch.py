@@ -1,12 +1,11 @@
-"""The rolling batch: admission, the waiting queue, and what comes of the executor's iterations."""
+"""The rolling batch: admission, the waiting queue, and the output of the executor's iterations."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
@@ -43,26 +42,26 @@ class ExecutorPort(Protocol):
 
 
 class _Slot:
-    """A sequence's place in the table, from `submit` to the executor's terminal delta.
+    """A sequence in the tables, from `submit` to the executor's terminal delta.
 
-    The beams of a request have one message together, and go into the executor together.
+    The beams of a request share one message, and enter the executor together.
     """
 
-    __slots__ = ("blocks", "generation", "message", "sequence")
+    __slots__ = ("blocks", "message", "sequence", "state")
 
-    def __init__(self, generation: RequestState, sequence: OutputSequence, message: Submit, blocks: int) -> None:
-        self.generation = generation
+    def __init__(self, state: RequestState, sequence: OutputSequence, message: Submit, blocks: int) -> None:
+        self.state = state
         self.sequence = sequence
         self.message = message
         self.blocks = blocks
 
 
 class RollingBatch:
-    """The requests of one executor host.
+    """The requests of one engine process.
 
     `admit` reserves room before any work is done for a request, `submit` uses it (or `withdraw` gives it back). A
-    sequence ends for its consumer in `_end`, whatever ended it; its slot and KV cache blocks come back in `_receive`,
-    on the executor's terminal delta.
+    sequence ends for its consumer in `_end`. Its slot and KV cache blocks are free again in `_receive`, on the
+    executor's terminal delta.
     """
 
     def __init__(
@@ -92,12 +91,12 @@ class RollingBatch:
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait for a place, those still being tokenised or queued in the executor included."""
+        """Sequences that wait for a slot, including those being tokenised or queued in the executor."""
         return self._admitted - self.running
 
     @property
     def running(self) -> int:
-        """Sequences that run in the executor; what it has been given ahead of time waits there."""
+        """Sequences that run in the executor; those beyond its capacity wait there."""
         return min(len(self._running), self.limits.max_batch_size)
 
     @property
@@ -110,7 +109,7 @@ class RollingBatch:
     def admit(self, sequences: int) -> None:
         """Reserve room for a request. Raises OverloadedError if the queue is full.
 
-        Raises InvalidRequestError for more sequences than there ever is room for.
+        Raises InvalidRequestError for more sequences than the batch and its queue hold.
         """
         capacity = self.limits.max_batch_size + self.limits.max_queue_size
         if sequences > capacity:
@@ -141,7 +140,7 @@ class RollingBatch:
     ) -> RequestState:
         """Queue an admitted request, `adapter` being the one it names.
 
-        Raises InvalidRequestError, its reservation given back, if it cannot ever run.
+        If it can never run, gives its reservation back and raises InvalidRequestError.
         """
         count, beams = request.sampling.sequences, request.sampling.beam_width
         try:
@@ -155,25 +154,25 @@ class RollingBatch:
             self.withdraw(count)
             raise
         sequences = self._translator.sequences(request, prompt_ids)
-        generation = RequestState(request.sampling, len(prompt_ids), sequences, consumer, self._clock())
+        state = RequestState(request.sampling, len(prompt_ids), sequences, consumer, self._clock())
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
         for sequence in sequences:
             if sequence.index % beams == 0:
                 message = self._translator.message(
                     self._next_id, request, prompt_ids, max_new_tokens, sequence.seed, adapter
                 )
-            self._waiting[self._next_id] = _Slot(generation, sequence, message, blocks)
-            generation.ids.append(self._next_id)
+            self._waiting[self._next_id] = _Slot(state, sequence, message, blocks)
+            state.ids.append(self._next_id)
             self._next_id += 1
         self.statistics.requests += 1
         self.statistics.prompt_tokens += len(prompt_ids)
         self._schedule()
-        return generation
+        return state
 
     # -- the way out -----------------------------------------------------------------------------------------------
 
-    def process(self, steps: SequenceOf[Step]) -> None:
-        """Take in the executor's iterations: every consumer gets its news once, then freed places are filled."""
+    def process(self, steps: Sequence[Step]) -> None:
+        """Process the executor's iterations: each consumer gets one chunk per sequence, then freed slots are filled."""
         touched: dict[int, _Slot] = {}
         for step in steps:
             for delta in step.deltas:
@@ -188,28 +187,28 @@ class RollingBatch:
             self._deliver(slot, now)
         self._schedule()
 
-    def cancel(self, generation: RequestState) -> None:
-        """End a request whose client is gone."""
-        self._abort(generation, FinishReason.CANCELLED, None)
+    def cancel(self, state: RequestState) -> None:
+        """End a request whose client has disconnected."""
+        self._abort(state, FinishReason.CANCELLED, None)
         self._schedule()
 
     def expire(self, timeout: float) -> None:
         """End the requests that arrived more than `timeout` seconds ago."""
         oldest = self._clock() - timeout
         late = {
-            id(slot.generation): slot.generation
+            id(slot.state): slot.state
             for table in (self._waiting, self._running)
             for slot in table.values()
-            if slot.generation.arrived < oldest and not slot.generation.done
+            if slot.state.arrived < oldest and not slot.state.done
         }
-        for generation in late.values():
+        for state in late.values():
             error = RequestTimeoutError(f"the request did not finish within predict_timeout={timeout:g} seconds")
-            self._abort(generation, FinishReason.ERROR, error)
+            self._abort(state, FinishReason.ERROR, error)
         if late:
             self._schedule()
 
     def fail(self, error: RequestError) -> None:
-        """End every request: the executor is gone, and with it slots and KV cache."""
+        """End every request: the executor is gone, with its slots and KV cache."""
         slots = [*self._running.values(), *self._waiting.values()]
         self._running.clear()
         self._waiting.clear()
@@ -234,13 +233,13 @@ class RollingBatch:
             for beam_id in range(request_id, request_id + beams):
                 self._running[beam_id] = self._waiting.pop(beam_id)
             self._blocks_in_use += slot.blocks * beams
-            if slot.generation.started is None:
-                slot.generation.started = self._clock()
-                self.statistics.queue_time.observe(slot.generation.started - slot.generation.arrived)
+            if slot.state.started is None:
+                slot.state.started = self._clock()
+                self.statistics.queue_time.observe(slot.state.started - slot.state.arrived)
             self._executor.submit(slot.message)
 
     def _receive(self, slot: _Slot, delta: Delta) -> None:
-        """Take in what one iteration brought for a sequence; on the terminal delta its place is free again."""
+        """Process one iteration's delta of a sequence; the terminal delta frees its slot."""
         sequence = slot.sequence
         self.statistics.reused_prompt_tokens += delta.cached_tokens
         if sequence.finished is None:
@@ -262,8 +261,8 @@ class RollingBatch:
             return FinishReason.END_TOKEN if ended_by in self._end_ids else FinishReason.STOP
         return delta.finish
 
-    def _abort(self, generation: RequestState, reason: FinishReason, error: RequestError | None) -> None:
-        for request_id in generation.ids:
+    def _abort(self, state: RequestState, reason: FinishReason, error: RequestError | None) -> None:
+        for request_id in state.ids:
             slot = self._waiting.pop(request_id, None)
             if slot is not None:
                 self._admitted -= 1
@@ -280,36 +279,36 @@ class RollingBatch:
             self._deliver(slot, self._clock())
 
     def _deliver(self, slot: _Slot, now: float) -> None:
-        """Hand a sequence's news to its consumer, and count them."""
-        generation, sequence = slot.generation, slot.sequence
+        """Give a sequence's new output to its consumer, and count it."""
+        state, sequence = slot.state, slot.sequence
         if sequence.closed:
             return  # the executor has not ended it yet
         try:
-            tokens = generation.deliver(sequence)
+            tokens = state.deliver(sequence)
         except Exception:
             # One broken consumer must not stop the others' tokens.
             logger.exception("a request's consumer failed; the request is cancelled")
-            generation.abandon()
-            self._abort(generation, FinishReason.CANCELLED, None)
+            state.abandon()
+            self._abort(state, FinishReason.CANCELLED, None)
             return
-        self._count(generation, sequence, len(tokens), now)
+        self._count(state, sequence, len(tokens), now)
 
-    def _count(self, generation: RequestState, sequence: OutputSequence, tokens: int, now: float) -> None:
+    def _count(self, state: RequestState, sequence: OutputSequence, tokens: int, now: float) -> None:
         statistics = self.statistics
         if tokens:
             statistics.generated_tokens += tokens
-            if generation.last_token_at is None:
-                statistics.time_to_first_token.observe(now - generation.arrived)
+            if state.last_token_at is None:
+                statistics.time_to_first_token.observe(now - state.arrived)
             else:
-                statistics.inter_token_latency.observe((now - generation.last_token_at) / tokens, tokens)
-            generation.last_token_at = now
+                statistics.inter_token_latency.observe((now - state.last_token_at) / tokens, tokens)
+            state.last_token_at = now
         if sequence.finished is not None:
             statistics.finished[sequence.finished.reason] += 1
-            if generation.done:
-                statistics.request_time.observe(now - generation.arrived)
+            if state.done:
+                statistics.request_time.observe(now - state.arrived)
 
     def _retry_after(self) -> int:
-        """Seconds until the present queue has probably been worked off, 1 to 30."""
+        """Seconds until the present queue is probably empty, 1 to 30."""
         times = self.statistics.request_time
         finished = sum(times.counts)
         mean = times.sum / finished if finished else 1.0

@@ -1,9 +1,9 @@
-"""One sequence on its way through the executor: its tokens become text here."""
+"""One sequence: turns its tokens into text."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 from tokenizers import Tokenizer
@@ -18,7 +18,7 @@ class OutputSequence:
     """The output of one sequence.
 
     `take` turns token ids into tokens with text, and holds back those whose character is unfinished or whose text may
-    belong to a stop string; `finish` ends it; `drain` hands out what is new. A token that a stop string swallows keeps
+    belong to a stop string; `finish` ends it; `drain` returns the new output. A token that a stop string swallows keeps
     its place with the text before it, so the number of tokens is always `generated_tokens` and their texts always join
     to the output.
     """
@@ -45,8 +45,8 @@ class OutputSequence:
         index: int,
         tokenizer: Tokenizer,
         special_ids: frozenset[int],
-        prompt_ids: SequenceOf[int],
-        stop: SequenceOf[str],
+        prompt_ids: Sequence[int],
+        stop: Sequence[str],
         seed: int | None,
         logprobs: bool,
     ) -> None:
@@ -66,8 +66,8 @@ class OutputSequence:
         self._text_end = 0
         self._logprobs = logprobs
 
-    def take(self, token_ids: SequenceOf[int], logprobs: SequenceOf[float] | None) -> bool:
-        """Append tokens. False if a stop string ended the sequence; tokens after it are thrown away."""
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[float] | None) -> bool:
+        """Append tokens. False if a stop string ended the sequence; later tokens are discarded."""
         for position, token_id in enumerate(token_ids):
             self.generated_tokens += 1
             logprob = None
@@ -85,7 +85,7 @@ class OutputSequence:
         return True
 
     def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
-        """End the sequence; text that was held back is let go."""
+        """End the sequence and release the text that was held back."""
         tail = self._detokenizer.flush()
         self._ready += [token for _, token in self._held]
         if tail:
@@ -95,12 +95,12 @@ class OutputSequence:
         self._end(reason, None, error)
 
     def drain(self) -> OutputChunk:
-        """What is new since the last call."""
+        """The output since the last call."""
         tokens, self._ready = self._ready, []
         return OutputChunk(self.index, tokens, self.finished)
 
     def _hold(self, token: Token) -> bool:
-        """Hold a token back, and let go what no longer need be. True if a stop string is complete."""
+        """Hold a token back, and release those that are safe now. True if a stop string is complete."""
         self._held.append((self._text_end, token))
         self._text_end += len(token.text)
         safe = self._text_end

@@ -1,5 +1,5 @@
-"""Running: token ids in, token ids out, in a process of its own.
+"""Running an engine: token ids in, token ids out, in a separate process.
 
-The engine lives in the executor host (`host`), one spawned process per loaded model. It holds the GIL, the GPU and
-the crashes to itself; the server talks to it through `client` with the messages of `protocol`.
+Each loaded model has one engine process (`process`), so that the engine's GIL and crashes do not affect the server. The
+server communicates with it through `client`, with the messages of `protocol`.
 """

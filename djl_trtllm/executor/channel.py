@@ -1,4 +1,4 @@
-"""The host's end of the socket between server and host."""
+"""The engine process's end of the socket to the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's end of an executor host: starts the process, carries the messages, notices its death."""
+"""The server's end of an engine process: starts it, exchanges messages, detects its death."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 process_logger = logging.getLogger("djl_trtllm.executor.process")
 
 _SOCKET_BUFFER = 64 * 1024
-"""Bytes between host and server. It bounds how many iterations a slow server takes in at one go, so how long it holds
-its event loop; measured with benchmarks/ceiling.py."""
+"""Bytes between engine process and server. It bounds how many iterations a slow server processes at once, and so how
+long it blocks its event loop; measured with benchmarks/ceiling.py."""
 
 _NO_MEMORY = re.compile(r"out of memory|OutOfMemory|cudaErrorMemoryAllocation|cannot allocate memory", re.IGNORECASE)
 _MEMORY_ADVICE = (
@@ -49,11 +49,11 @@ _TAIL_LINES = 20
 
 
 class ExecutorClient(asyncio.Protocol):
-    """One executor host. It serves once: a dead host is replaced by a new client.
+    """One engine process. It is used once: a dead process is replaced by a new client.
 
-    `on_steps` gets the iterations that arrived together; `on_death` is called once, when a host that was ready is gone
-    for any other reason than `close`. Both run on the event loop. `busy` tells whether requests are unfinished: a host
-    that is silent for `hang_timeout` seconds then, or that does not answer a ping for so long, is killed.
+    `on_steps` gets the iterations that arrived together. `on_death` is called once, when a process that was ready ends
+    for any other reason than `close`. Both run on the event loop. `busy` returns whether requests are unfinished: a
+    process that is then silent for `hang_timeout` seconds, or does not answer a ping for as long, is killed.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class ExecutorClient(asyncio.Protocol):
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self, start: Start, timeout: float) -> None:
-        """Spawn the host and wait until its engine is loaded. Raises ExecutorStartError."""
+        """Spawn the process and wait until its engine is loaded. Raises ExecutorStartError."""
         try:
             await self._spawn()
         except OSError as error:
-            raise ExecutorStartError(f"the executor host could not be started: {error}") from error
+            raise ExecutorStartError(f"the engine process could not be started: {error}") from error
         self._send(start)
         try:
             ready = await asyncio.wait_for(asyncio.shield(self._ready), timeout)
@@ -112,7 +112,7 @@ class ExecutorClient(asyncio.Protocol):
             self._watch()
 
     async def close(self, timeout: float = 5.0) -> None:
-        """End the host, by force if it takes longer than `timeout` seconds."""
+        """End the process, by force if it takes longer than `timeout` seconds."""
         self._closing = True
         self._send(Shutdown())
         with contextlib.suppress(asyncio.TimeoutError):
@@ -120,7 +120,7 @@ class ExecutorClient(asyncio.Protocol):
         await self.kill()
 
     async def kill(self) -> None:
-        """End the host by force and wait until nothing of it is left."""
+        """Kill the process and wait until nothing of it is left."""
         self._closing = True
         self._cancel_watchdog()
         self._kill_process()
@@ -134,13 +134,13 @@ class ExecutorClient(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """The host's process id."""
+        """The id of the engine process."""
         return self._process.pid
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(self, request: Submit) -> None:
-        """Start a sequence; everything that comes of it arrives through `on_steps`."""
+        """Start a sequence; its output arrives through `on_steps`."""
         self._send(request)
 
     def cancel(self, request_id: int) -> None:
@@ -217,7 +217,7 @@ class ExecutorClient(asyncio.Protocol):
             self._transport.write(frame(message))
 
     def _watch(self) -> None:
-        """Count the host's silence, in ticks, so that a pause of the server itself is not held against the host."""
+        """Measure the process's silence in ticks, so that a pause of the server itself does not count as silence."""
         tick = min(1.0, self._hang_timeout / 8)
         self._watchdog = self._loop.call_later(tick, self._watch)
         if self._busy() or self._pinged:
@@ -226,7 +226,7 @@ class ExecutorClient(asyncio.Protocol):
             if self._silent_for > self._hang_timeout:
                 self._failure = f"silent for {self._hang_timeout:g} seconds (option.executor_hang_timeout)"
                 self._kill_process()
-                # Its death closes the connection, unless a process of its own holds on to it.
+                # Its death closes the connection, unless a child keeps it open.
                 self._transport.abort()
         else:
             self._silent_for = 0.0
@@ -248,13 +248,13 @@ class ExecutorClient(asyncio.Protocol):
     async def _collect_process(self) -> None:
         await self._process.wait()
         if left := await self._loop.run_in_executor(None, self._environment.clear):
-            logger.info("processes that the executor host left were killed: %s", ", ".join(map(str, left)))
-        # A process may hold the pipe open longer than the host lives.
+            logger.info("processes that the engine process left behind were killed: %s", ", ".join(map(str, left)))
+        # A child may hold the pipe open longer than the engine process lives.
         await asyncio.wait({self._log_task}, timeout=1.0)
         self._log_task.cancel()
 
     async def _bury(self) -> None:
-        """The host closed its end: find out why, and tell."""
+        """The process closed its end: find out why, and report it."""
         # A process that is ending needs a moment; one that only closed its socket is of no use any more.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), 1.0)
@@ -280,14 +280,14 @@ class ExecutorClient(asyncio.Protocol):
                 cause += " (the kernel does that when memory runs out)"
         else:
             cause = f"it exited with status {status}"
-        lines = [f"the executor host (pid {self.pid}) is gone: {cause}"]
-        # A host that said why it ends has printed a traceback too; that is in the log.
+        lines = [f"the engine process (pid {self.pid}) is gone: {cause}"]
+        # A process that reported why it ends has also printed a traceback, which is in the log.
         if self._tail and self._failure is None:
             lines += ["its last output:", *(f"  | {line}" for line in self._tail)]
         return "\n".join(lines)
 
     async def _forward_log(self) -> None:
-        """What the host prints goes to the server's log; the last lines are kept for the error."""
+        """Forward the process's output to the server's log; keep the last lines for the error."""
         stream = self._process.stdout
         assert stream is not None
         while True:

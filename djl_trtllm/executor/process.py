@@ -1,6 +1,7 @@
 """The process that owns an engine: `python -m djl_trtllm.executor.process FD`.
 
-FD is the host's end of a Unix socket pair. The host ends when the other end closes, so it never outlives its server.
+FD is this process's end of a Unix socket pair. The process ends when the server closes its end, so it never outlives
+the server.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from djl_trtllm.executor.step_buffer import StepBuffer
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _SIGN_OF_LIFE_SECONDS = 1.0
-"""A busy host whose iterations bring no token (a long prefill in chunks) sends an empty step this often."""
+"""A busy process whose iterations produce no token (a long prefill in chunks) sends an empty step this often."""
 
 _CHECK_SECONDS = 0.5
 _UNWINDING_SECONDS = 1.0
@@ -56,7 +57,7 @@ class AnyExecutor(Protocol):
     features: frozenset[str]
 
     def submit(self, request: Submit) -> None:
-        """Take in a request; what is wrong with it becomes its terminal delta."""
+        """Start a request; an error becomes its terminal delta."""
 
     def cancel(self, request_id: int) -> None:
         """End a request early; unknown ids are ignored. Its terminal delta comes later."""
@@ -66,7 +67,7 @@ class AnyExecutor(Protocol):
 
 
 class Executor(AnyExecutor, Protocol):
-    """An engine whose iterations the host runs."""
+    """An engine whose iterations this process runs."""
 
     @property
     def busy(self) -> bool:
@@ -77,7 +78,7 @@ class Executor(AnyExecutor, Protocol):
 
 
 class AsyncExecutor(AnyExecutor, Protocol):
-    """An engine that iterates by itself. All methods but `check` run on the host's event loop."""
+    """An engine that iterates itself. All methods but `check` run on the event loop."""
 
     async def run(self, step_buffer: StepBuffer) -> None:
         """Put what the engine generates into the step_buffer. It begins before the first request is submitted.
@@ -89,7 +90,7 @@ class AsyncExecutor(AnyExecutor, Protocol):
         """Raise if the engine is lost. Runs in a thread: the event loop may be waiting for that very engine."""
 
     async def close(self) -> None:
-        """Let the engine go, within seconds."""
+        """Shut the engine down, within seconds."""
 
 
 def create(start: Start) -> Any:
@@ -99,7 +100,7 @@ def create(start: Start) -> Any:
 
 
 def _take(message: ToEngine, channel: Channel, executor: AnyExecutor) -> bool:
-    """Do what a message asks for. False if it asks for the end."""
+    """Handle a message. False if it is the last one."""
     match message:
         case Submit():
             executor.submit(message)
@@ -113,7 +114,7 @@ def _take(message: ToEngine, channel: Channel, executor: AnyExecutor) -> bool:
 
 
 def run(channel: Channel, executor: Executor) -> None:
-    """Take in messages, run one iteration, send what it brought; block only when there is nothing to run."""
+    """Handle messages, run one iteration, send its output; block only when there is nothing to run."""
     last_sent = time.monotonic()
     while True:
         for message in channel.receive(block=not executor.busy):
@@ -128,7 +129,7 @@ def run(channel: Channel, executor: Executor) -> None:
 
 
 def run_async(channel: Channel, executor: AsyncExecutor) -> None:
-    """Take in messages as they come, send what the engine brings, on one event loop."""
+    """Handle messages as they arrive and send the engine's output, on one event loop."""
     # Not uvloop.run: it would wait for tasks and threads that wait for an engine which is gone.
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         loop.run_until_complete(_serve(channel, executor))
@@ -195,13 +196,13 @@ def _watch(
 
 
 def _end_with_parent() -> None:
-    """A host that hangs does not see its socket close: on Linux the kernel ends it with the server."""
+    """A process that hangs does not see its socket close; on Linux the kernel kills it when the server ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _fail(channel: Channel, error: Exception) -> NoReturn:
-    """End the process, telling the server why."""
+    """End the process and report the reason to the server."""
     traceback.print_exception(error)
     channel.send_last(Failed(_described(error)))
     _exit(1)
@@ -221,7 +222,7 @@ def _exit(status: int) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run the host until the server is gone (status 0) or the engine is lost (1)."""
+    """Run until the server is gone (status 0) or the engine is lost (1)."""
     # Ctrl-C in a terminal reaches the whole process group; when to end is the server's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -231,7 +232,7 @@ def main() -> NoReturn:
         start = next(channel.receive(block=True))
         assert isinstance(start, Start), f"expected Start, got {start!r}"
         executor = create(start)
-        # What the engine's library has loaded stays, and need not be looked at again and again.
+        # What the engine's library has loaded stays; the collector need not scan it again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)

@@ -1,4 +1,4 @@
-"""Nothing of an executor host may outlive it: a worker that does keeps its GPU memory, its files fill the disk."""
+"""Nothing of an engine process may outlive it: a leftover worker keeps its GPU memory, and its files fill the disk."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 
-_VARIABLE = "DJL_TRTLLM_EXECUTOR_HOST"
+_VARIABLE = "DJL_TRTLLM_ENGINE_PROCESS"
 _WAIT_SECONDS = 1.0
-"""A process that waits for its GPU may take longer to end than those who wait for an answer should."""
+"""A process that waits for its GPU may take longer to end than a client should wait for an error."""
 
 
 class ProcessEnvironment:
-    """The environment of one host: a mark that everything started with it inherits, and a TMPDIR of its own.
+    """The environment of one engine process: a mark that all its children inherit, and a TMPDIR of its own.
 
     Workspaces and sockets of TensorRT-LLM and MPI go there; they are removed by their owners only if these end well.
     """
@@ -31,7 +31,7 @@ class ProcessEnvironment:
         # Sockets are made below it, and the path of a socket has 107 bytes.
         self.temporary = shared / f"djl-trtllm-{self._mark[:12]}"
         self.variables = {**os.environ, _VARIABLE: self._mark, "TMPDIR": str(self.temporary)}
-        # Compiled kernels are for the next host too.
+        # Compiled kernels are for the next process too.
         with contextlib.suppress(OSError, KeyError):  # a user id without a name
             self.variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(shared / f"torchinductor_{getpass.getuser()}"))
 
@@ -42,8 +42,8 @@ class ProcessEnvironment:
     def clear(self) -> list[int]:
         """Kill every process that carries the mark and wait until they are gone, a second at most; returns their ids.
 
-        Workers may be in sessions of their own and have other parents than the host, so they are known by their
-        environment. Then the temporary files are removed. Blocks: call it in a thread.
+        Workers may be in sessions of their own and have other parents than the engine process, so they are found by
+        their environment. Then the temporary files are removed. Blocks: call it in a thread.
         """
         killed: set[int] = set()
         deadline = time.monotonic() + _WAIT_SECONDS

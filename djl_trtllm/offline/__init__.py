@@ -7,7 +7,7 @@
             print(output.prompt, output.outputs[0].text)
 
 The names are those of TensorRT-LLM's LLM API; what runs is what `djl-trtllm serve` runs, on any backend: the same
-configuration, executor host and rolling batch. `djl-trtllm generate` is the same for files.
+configuration, engine process and rolling batch. `djl-trtllm generate` is the same for files.
 """
 
 from djl_trtllm.offline.llm import LLM

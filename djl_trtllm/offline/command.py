@@ -16,7 +16,7 @@ from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.offline.options import open_offline_model
 from djl_trtllm.offline.progress import batch_progress
 from djl_trtllm.offline.prompt_file import JSON_SUFFIXES, read_entries
-from djl_trtllm.offline.result_line import answer_line
+from djl_trtllm.offline.result_line import format_line
 from djl_trtllm.offline.runner import Runner
 
 _STANDARD = Path("-")
@@ -43,13 +43,13 @@ def generate_file(
     failed = 0
     with _opened(out) as stream, closing(Runner(open_offline_model(model, {}))) as runner:
         begun = time.monotonic()
-        answers = runner.run(entry.request for entry in entries)
+        results = runner.run(entry.request for entry in entries)
         total, shown = len(entries), batch_progress(len(entries), lambda: runner.generated_tokens, console)
-        with closing(answers), shown as advance:
-            for entry, answer in zip(entries, answers, strict=True):
-                stream.write(answer_line(entry, answer))
+        with closing(results), shown as advance:
+            for entry, result in zip(entries, results, strict=True):
+                stream.write(format_line(entry, result))
                 stream.flush()
-                failed += answer.failure is not None
+                failed += result.failure is not None
                 advance()
         console.print(
             f"{total} prompts, {runner.generated_tokens} tokens in {time.monotonic() - begun:.1f} s"

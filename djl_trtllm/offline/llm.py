@@ -70,12 +70,12 @@ class LLM:
             for number, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
         outputs: list[RequestOutput] = []
-        answers = self._runner.run(requests, wants_prompt_tokens=True)
+        results = self._runner.run(requests, wants_prompt_tokens=True)
         total, console = len(requests), Console(stderr=True)
         shown = batch_progress(total, lambda: self._runner.generated_tokens, console) if use_tqdm else nullcontext()
-        with closing(answers), shown as advance:
-            for answer in answers:
-                outputs.append(RequestOutput.of(answer, requests[answer.number]))
+        with closing(results), shown as advance:
+            for result in results:
+                outputs.append(RequestOutput.of(result, requests[result.number]))
                 if advance is not None:
                     advance()
         return outputs

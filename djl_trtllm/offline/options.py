@@ -27,7 +27,7 @@ def open_offline_model(model: str | Path, options: Mapping[str, Any]) -> Model:
 
     It is a directory, an archive, a model of the hub or one in S3.
 
-    `options` win over every other source; None counts as not given. `option.predict_timeout` counts only if it is one
+    `options` win over every other source; None means not given. `option.predict_timeout` applies only if it is one
     of them: it is a bound on what a client waits, and in a batch requests wait for each other.
     Raises ConfigError, also for what is no option, and DjlTrtllmError.
     """

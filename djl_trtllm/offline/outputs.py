@@ -15,7 +15,7 @@ _FINISH_REASONS = {**FINISH_REASONS, FinishReason.END_TOKEN: "stop", FinishReaso
 
 
 class Logprob(NamedTuple):
-    """A token's log-probability; `rank` is not told by every engine."""
+    """A token's log-probability; not every engine reports `rank`."""
 
     logprob: float
     rank: int | None = None
@@ -74,14 +74,14 @@ class RequestOutput:
     error: DjlTrtllmError | None
 
     @classmethod
-    def of(cls, answer: OfflineResult, request: GenerationRequest) -> RequestOutput:
-        """The answer to a request."""
-        seen = answer.prompt
+    def of(cls, result: OfflineResult, request: GenerationRequest) -> RequestOutput:
+        """The output of a request."""
+        seen = result.prompt
         text = seen.text if seen is not None and request.messages is not None else request.prompt
         return cls(
-            answer.number,
+            result.number,
             text,
             [] if seen is None else [token.id for token in seen.tokens],
-            [CompletionOutput.of(index, each, request.logprobs) for index, each in enumerate(answer.sequences)],
-            answer.failure,
+            [CompletionOutput.of(index, each, request.logprobs) for index, each in enumerate(result.sequences)],
+            result.failure,
         )

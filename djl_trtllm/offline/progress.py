@@ -20,7 +20,7 @@ def batch_progress(
 ) -> Iterator[Callable[[], None]]:
     """Shows how many of `total` prompts are done and tokens per second; yields what is to be called for each prompt.
 
-    `generated` tells how many tokens there are so far. Where the console is no terminal there is no bar, but a line
+    `generated` returns the number of tokens so far. Where the console is no terminal there is no bar, but a line
     every `log_seconds`.
     """
     speed = _Speed(generated)

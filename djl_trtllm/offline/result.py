@@ -1,4 +1,4 @@
-"""The answer to one request of an offline batch, kept until its last sequence has ended."""
+"""The result of one request of an offline batch, kept until its last sequence has ended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OfflineSequence:
 
 
 class OfflineResult:
-    """What came of request `number` of a batch (from 0). A `ResponseEncoder` that keeps the chunks and makes no bytes.
+    """The result of request `number` of a batch (from 0). A `ResponseEncoder` that keeps the chunks and makes no bytes.
 
     `failure` is why it failed, if it did; the sequences hold what was generated until then.
     """

@@ -1,4 +1,4 @@
-"""Answers as JSON lines, in the LMI schema's words."""
+"""Results as JSON lines, with the LMI schema's names."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from djl_trtllm.offline.result import OfflineResult, OfflineSequence
 from djl_trtllm.request import FinishReason
 
 
-def answer_line(entry: Entry, answer: OfflineResult) -> bytes:
+def format_line(entry: Entry, result: OfflineResult) -> bytes:
     """`{"id", "prompt", "generated_text", "finish_reason", "tokens", "error"}` and a line end.
 
     `tokens` is the number of generated tokens. With `n` above 1 the best sequence comes first, and
     `best_of_sequences` holds the others. `error` is null, or why the prompt failed; the text is then what there is.
     """
-    best, *others = answer.sequences
-    prompt = entry.request.prompt if answer.prompt is None else answer.prompt.text
+    best, *others = result.sequences
+    prompt = entry.request.prompt if result.prompt is None else result.prompt.text
     line: dict[str, Any] = {"id": entry.id, "prompt": prompt, **_shown(best)}
     if others:
         line["best_of_sequences"] = [_shown(other) for other in others]
-    line["error"] = None if answer.failure is None else str(answer.failure)
+    line["error"] = None if result.failure is None else str(result.failure)
     return dump_line(line) + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""Many requests through one model: its executor host and rolling batch on an event loop in a thread of their own."""
+"""Many requests through one model: its engine process and rolling batch on an event loop in a thread of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from djl_trtllm.request import GenerationRequest, OutputChunk
 from djl_trtllm.service import Model, ModelService, State
 
 _ROOM_SECONDS = 0.05
-"""A place may come free without news for a request of ours (a cancelled sequence ends late), so look this often."""
+"""A slot may become free without output for a request of ours (a cancelled sequence ends late), so look this often."""
 _RECOVERY_SECONDS = 0.1
 _ALIVE_SECONDS = 1.0
 _CLOSED = "the model was closed while it was generating"
@@ -36,8 +36,8 @@ class _Job:
 
     def __init__(self, wants_prompt_tokens: bool) -> None:
         self.wants_prompt_tokens = wants_prompt_tokens
-        self.news: queue.SimpleQueue[OfflineResult | _Fed] = queue.SimpleQueue()
-        self.generations: dict[int, RequestState] = {}
+        self.outcomes: queue.SimpleQueue[OfflineResult | _Fed] = queue.SimpleQueue()
+        self.states: dict[int, RequestState] = {}
         """Those that wait or run, by their number."""
         self.repeating: set[asyncio.Task[None]] = set()
         self.abandoned = threading.Event()
@@ -46,16 +46,16 @@ class _Job:
 class Runner:
     """A loaded model, to be used from any thread, one with a running event loop of its own (a notebook's) included.
 
-    The executor host ends with `close`, and otherwise with this process.
+    The engine process ends with `close`, and otherwise with this process.
     """
 
     def __init__(self, model: Model) -> None:
-        """Start the executor host. Raises ExecutorStartError."""
+        """Start the engine process. Raises ExecutorStartError."""
         self._service = ModelService(model.name)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._freed = asyncio.Event()
-        # Not a thread per run: Linux ends the host with the thread that started it.
+        # Not a thread per run: Linux ends the process with the thread that started it.
         self._thread = threading.Thread(target=self._run_loop, name="offline batch", daemon=True)
         self._thread.start()
         loading = asyncio.run_coroutine_threadsafe(self._service.load(model), self._loop)
@@ -74,10 +74,10 @@ class Runner:
     def run(
         self, requests: Iterable[GenerationRequest], *, wants_prompt_tokens: bool = False
     ) -> Generator[OfflineResult, None, None]:
-        """The answers in the order of the requests, each as soon as it and all before it are complete.
+        """The results, in the order of the requests, each as soon as it and all before it are complete.
 
         Requests are taken from the iterable as there is room for them, on the event loop's thread. One that fails has
-        its `OfflineResult.failure`. When the executor host dies, those that run fail, and the others run on its
+        its `OfflineResult.failure`. When the engine process dies, those that run fail, and the others run on its
         replacement;
         without one, they fail too. Leaving the iteration cancels what still runs.
         Raises NotReadyError on a closed runner, and the error that ended the model if that was before.
@@ -95,13 +95,13 @@ class Runner:
                 while number not in early:
                     if number == total:
                         return
-                    news = self._next(job)
-                    if isinstance(news, OfflineResult):
-                        early[news.number] = news
-                    elif news.error is not None:
-                        raise news.error
+                    outcome = self._next(job)
+                    if isinstance(outcome, OfflineResult):
+                        early[outcome.number] = outcome
+                    elif outcome.error is not None:
+                        raise outcome.error
                     else:
-                        total = news.total
+                        total = outcome.total
                 yield early.pop(number)
         finally:
             job.abandoned.set()
@@ -109,7 +109,7 @@ class Runner:
                 self._loop.call_soon_threadsafe(self._abandon, job)
 
     def close(self) -> None:
-        """End the executor host; requests that run get an error."""
+        """End the engine process; requests that run get an error."""
         with contextlib.suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._closing.set)
         # The garbage collector, and with it a finalizer, runs in whichever thread allocates.
@@ -121,7 +121,7 @@ class Runner:
     def _next(self, job: _Job) -> OfflineResult | _Fed:
         while True:
             with contextlib.suppress(queue.Empty):
-                return job.news.get(timeout=_ALIVE_SECONDS)
+                return job.outcomes.get(timeout=_ALIVE_SECONDS)
             if not self._thread.is_alive():
                 raise NotReadyError(_CLOSED)
 
@@ -154,25 +154,25 @@ class Runner:
                 await asyncio.sleep(0)
         except Exception as raised:
             error = raised
-        job.news.put(_Fed(total, error))
+        job.outcomes.put(_Fed(total, error))
 
     async def _start(self, number: int, request: GenerationRequest, job: _Job) -> None:
         """Queue a request as soon as there is room for it."""
-        answer = OfflineResult(number, request, wants_prompt_tokens=job.wants_prompt_tokens)
+        result = OfflineResult(number, request, wants_prompt_tokens=job.wants_prompt_tokens)
 
         def take(chunk: OutputChunk) -> None:
-            answer.encode(chunk)
+            result.encode(chunk)
             if chunk.finished is not None:
                 self._freed.set()
-                if answer.complete:
-                    self._finish(job, request, answer)
+                if result.complete:
+                    self._finish(job, request, result)
 
         while not job.abandoned.is_set():
             self._freed.clear()
             try:
-                (job.generations[number],) = await self._service.generate(Call((request,), answer), take)
+                (job.states[number],) = await self._service.generate(Call((request,), result), take)
                 if job.abandoned.is_set():
-                    self._service.cancel([job.generations[number]])
+                    self._service.cancel([job.states[number]])
                 return
             except OverloadedError:
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -182,19 +182,19 @@ class Runner:
                     await asyncio.sleep(_RECOVERY_SECONDS)
                     continue
                 # Once the model has failed, why it has. Without a traceback: its frames would keep all they refer to.
-                answer.fail((self._service.failure or error).with_traceback(None))
-                job.news.put(answer)
+                result.fail((self._service.failure or error).with_traceback(None))
+                job.outcomes.put(result)
                 return
 
-    def _finish(self, job: _Job, request: GenerationRequest, answer: OfflineResult) -> None:
-        generation = job.generations.pop(answer.number)
-        if isinstance(answer.failure, GenerationError) and generation.started is None and not job.abandoned.is_set():
-            # It waited while the executor host died for others.
-            task = self._loop.create_task(self._start(answer.number, request, job))
+    def _finish(self, job: _Job, request: GenerationRequest, result: OfflineResult) -> None:
+        state = job.states.pop(result.number)
+        if isinstance(result.failure, GenerationError) and state.started is None and not job.abandoned.is_set():
+            # It waited while the engine process died for others.
+            task = self._loop.create_task(self._start(result.number, request, job))
             job.repeating.add(task)
             task.add_done_callback(job.repeating.discard)
         else:
-            job.news.put(answer)
+            job.outcomes.put(result)
 
     def _abandon(self, job: _Job) -> None:
-        self._service.cancel(list(job.generations.values()))
+        self._service.cancel(list(job.states.values()))

@@ -1,4 +1,4 @@
-"""An executor host that the test plays: its process, its environment and its end of the socket."""
+"""An engine process that the test plays: its process, its environment and its end of the socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An executor host under a client, and everything that came of it."""
+"""An engine process under a client, and everything that came of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's end of an executor host. The host is played, and time is virtual: nothing here waits."""
+"""The server's end of an engine process. The host is played, and time is virtual: nothing here waits."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_process_that_cannot_be_made_is_a_start_error(play: Play) -> None:
         host.spawn_error = OSError("no such python")
         with pytest.raises(ExecutorStartError) as caught:
             await (await host.begin())
-        assert str(caught.value) == "the executor host could not be started: no such python"
+        assert str(caught.value) == "the engine process could not be started: no such python"
         assert host.environment.cleared == 1
         assert host.probe.deaths == []
 
@@ -152,9 +152,9 @@ def test_a_full_disk_is_a_start_error(play: Play) -> None:
 @pytest.mark.parametrize(
     ("end", "cause"),
     [
-        (lambda host: host.process.end(3), f"the executor host (pid {PID}) is gone: it exited with status 3"),
-        (lambda host: host.process.end(0), f"the executor host (pid {PID}) is gone: it exited with status 0"),
-        (lambda host: host.process.end(-11), f"the executor host (pid {PID}) is gone: it was killed by SIGSEGV"),
+        (lambda host: host.process.end(3), f"the engine process (pid {PID}) is gone: it exited with status 3"),
+        (lambda host: host.process.end(0), f"the engine process (pid {PID}) is gone: it exited with status 0"),
+        (lambda host: host.process.end(-11), f"the engine process (pid {PID}) is gone: it was killed by SIGSEGV"),
     ],
 )
 def test_a_host_that_ends_while_it_loads_is_a_start_error_and_no_death(
@@ -317,7 +317,7 @@ def test_what_the_host_left_is_killed_and_logged(play: Play, caplog: pytest.LogC
         await host.client.kill()
 
     play(body)
-    assert caplog.messages == ["processes that the executor host left were killed: 7, 70"]
+    assert caplog.messages == ["processes that the engine process left behind were killed: 7, 70"]
 
 
 def test_without_left_processes_nothing_is_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from djl_trtllm.executor.protocol import Delta, Failed, Stats, Step
 from tests.executor.conftest import Play
 from tests.executor.played_host import PID, PlayedHost, settled
 
-GONE = f"the executor host (pid {PID}) is gone: "
+GONE = f"the engine process (pid {PID}) is gone: "
 HINT = " (the kernel does that when memory runs out)"
 
 

@@ -1,4 +1,4 @@
-"""What an executor host leaves behind."""
+"""What an engine process leaves behind."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_the_dead_and_those_that_may_not_be_asked_are_passed_over(machine: Machi
 
 def test_each_host_has_a_mark_of_its_own() -> None:
     one, other = ProcessEnvironment(), ProcessEnvironment()
-    assert one.variables["DJL_TRTLLM_EXECUTOR_HOST"] != other.variables["DJL_TRTLLM_EXECUTOR_HOST"]
+    assert one.variables["DJL_TRTLLM_ENGINE_PROCESS"] != other.variables["DJL_TRTLLM_ENGINE_PROCESS"]
     assert one.temporary != other.temporary
 
 

@@ -282,7 +282,7 @@ def test_an_engine_that_cannot_be_loaded_is_told_with_the_loaders_words(
     graph.write_text(graph.read_text().replace('type="MatMul"', 'type="NoSuchOperation"'))
     run = run_cli("serve", str(engine), "--port", "0", environ=environment(scratch / "cache"))
     assert run.returncode == 1
-    assert "has failed: the executor host" in run.stderr
+    assert "has failed: the engine process" in run.stderr
     assert "doesn't contain the operation with type: NoSuchOperation" in run.stderr
 
 

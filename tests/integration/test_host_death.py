@@ -1,4 +1,4 @@
-"""The executor host killed or stopped under running streams: everyone is told, and the next request works."""
+"""The engine process killed or stopped under running streams: everyone is told, and the next request works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch on the scripted executor: order, room, failures, and the end of the executor host."""
+"""A batch on the scripted executor: order, room, failures, and the end of the engine process."""
 
 from __future__ import annotations
 

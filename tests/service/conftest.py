@@ -9,6 +9,6 @@ from tests.support.in_process import Hosts
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    """Played hosts in the place of executor host processes."""
+    """Played hosts in the place of engine process processes."""
     with Hosts().installed() as hosts:
         yield hosts

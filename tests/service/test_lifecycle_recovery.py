@@ -1,4 +1,4 @@
-"""A model whose executor host dies."""
+"""A model whose engine process dies."""
 
 from __future__ import annotations
 

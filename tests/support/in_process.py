@@ -1,4 +1,4 @@
-"""A model in this process: everything above the executor host is real, and what the engine generates is played.
+"""A model in this process: everything above the engine process is real, and what the engine generates is played.
 
     with Hosts().installed() as hosts:
         service = ModelService("story")
@@ -101,7 +101,7 @@ def state_of(service: ModelService | ServedModel) -> State:
 
 
 class PlayedHost:
-    """In the place of an executor host's client: see `ExecutorClient`.
+    """In the place of an engine process's client: see `ExecutorClient`.
 
     Nothing comes until the test calls `step`; with `hosts.alone`, all comes by itself.
     """
@@ -181,7 +181,7 @@ class PlayedHost:
 
     def die(self, message: str = "it was killed by SIGKILL") -> None:
         """The host's end."""
-        self._on_death(ExecutorDiedError(f"the executor host (pid {self.pid}) is gone: {message}"))
+        self._on_death(ExecutorDiedError(f"the engine process (pid {self.pid}) is gone: {message}"))
 
     def _step_alone(self) -> None:
         self._next_step = None

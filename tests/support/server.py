@@ -160,7 +160,7 @@ class Server:
         return self._children(recursive=False)
 
     def host(self) -> psutil.Process:
-        """The only executor host."""
+        """The only engine process."""
         (host,) = self.hosts()
         return host
 

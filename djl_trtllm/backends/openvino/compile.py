@@ -102,7 +102,7 @@ def compress(xml: Path, quantize: str) -> None:
 
 
 def convert_tokenizer(spec: OpenVinoSpec, out: Path) -> None:
-    """Write `openvino_tokenizer` and `openvino_detokenizer`; a tokenizer without a counterpart is told, not fatal."""
+    """Write `openvino_tokenizer` and `openvino_detokenizer`; a tokenizer that cannot be converted is a warning."""
     from optimum.exporters.openvino.convert import export_tokenizer
     from transformers import AutoTokenizer
 

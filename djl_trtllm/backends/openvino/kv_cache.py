@@ -43,7 +43,7 @@ class KvCachePlan:
 
 
 def blocks_of_sequence(tokens: int) -> int:
-    """Blocks one sequence of so many tokens is charged.
+    """Blocks that admission reserves for a sequence of N tokens.
 
     One more than it fills: with less, OpenVINO may find a step with nothing to schedule and drop live requests.
     """
@@ -51,7 +51,7 @@ def blocks_of_sequence(tokens: int) -> int:
 
 
 def block_bytes(shape: ModelShape, precision: str) -> int | None:
-    """Bytes of one block over all layers, keys and values; None where config.json does not tell.
+    """Bytes of one block over all layers, keys and values; None if config.json does not have the sizes.
 
     f16 and f32 are exact (openvino-genai 2026.4, `PipelineMetrics.kv_cache_size_in_bytes`); u8 adds a scale and a zero
     point per token and head.
@@ -85,7 +85,7 @@ def plan_kv_cache(
     if size is None:
         raise ConfigError(
             [
-                "option.max_tokens_in_paged_kv_cache is not set, and the model's config.json does not tell the size of "
+                "option.max_tokens_in_paged_kv_cache is not set, and the model's config.json does not have the size of "
                 "its KV cache (layers, key-value heads, head size): set it to the number of tokens the cache may hold"
             ]
         )

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's LLM, driven by the host's event loop: ids in, deltas out."""
+"""TensorRT-LLM's LLM, driven by the process's event loop: ids in, deltas out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from djl_trtllm.request import Adapter, FinishReason
 
 _LONGEST_TICK_SECONDS = 0.5
 _STATISTICS_SECONDS = 1.0
-_UNANSWERED_SECONDS = 1.0
+_NO_RESPONSE_SECONDS = 1.0
 _SHUTDOWN_SECONDS = 4.0
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 _BROKEN = re.compile(r"cuda (runtime )?error|cudaerror|illegal memory access|device-side assert|nccl error", re.I)
@@ -104,11 +104,11 @@ class TensorRtLlmExecutor:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self, step_buffer: StepBuffer) -> None:
-        """Watch that something comes of the requests; raises EngineLostError, or what the engine raised."""
+        """Watch that requests make progress; raises EngineLostError, or what the engine raised."""
         self._step_buffer = step_buffer
         self._lost = asyncio.get_running_loop().create_future()
         reading = asyncio.create_task(self._read_statistics()) if self._reads_statistics else None
-        # In ticks, so that a pause of this process is not held against the engine.
+        # In ticks, so that a pause of this process does not count as silence of the engine.
         tick = min(_LONGEST_TICK_SECONDS, self._hang_timeout / 8)
         silent_for = unsent_for = 0.0
         try:
@@ -156,7 +156,7 @@ class TensorRtLlmExecutor:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
-        """Take in a request; what is wrong with it becomes its terminal delta."""
+        """Start a request; an error becomes its terminal delta."""
         request = RunningRequest(message, None, self._step_buffer, self._heartbeat, self._end_id)
         try:
             sampling = sampling_arguments(message)
@@ -191,7 +191,7 @@ class TensorRtLlmExecutor:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     async def _follow(self, request: RunningRequest) -> None:
-        """Whatever ends the following ends the request, or the engine."""
+        """An error while following ends the request, or the engine."""
         try:
             await request.follow()
         except self._request_error as error:
@@ -229,8 +229,8 @@ class TensorRtLlmExecutor:
             if request.aborted_for is None:
                 continue
             request.aborted_for += tick
-            if not request.answered and request.aborted_for >= _UNANSWERED_SECONDS:
-                # The PyTorch backend drops a request that waits without a word; the engine backend ends it when its
+            if not request.responded and request.aborted_for >= _NO_RESPONSE_SECONDS:
+                # The PyTorch backend silently drops a request that waits; the engine backend ends it when its
                 # turn comes. If it is being computed after all, the next one waits inside the engine.
                 request.task.cancel()
                 request.end(FinishReason.CANCELLED)
@@ -270,14 +270,14 @@ def _trouble(llm: Any) -> str | None:
     """Why an LLM cannot go on; None while it can.
 
     Before 1.3 TensorRT-LLM raises an error of its background threads only at the next request or response, and a worker
-    that has failed answers no more; so it is looked for where they leave it (`executor/executor.py`, about 1.2).
+    that has failed sends nothing; so look where they leave it (`executor/executor.py`, about 1.2).
     """
     executor = getattr(llm, "_executor", None)
     errors = getattr(executor, "_error_queue", None)
     if errors is not None and (waiting := list(errors.queue)):
         return f"{type(waiting[0]).__name__}: {waiting[0]}"
     if hasattr(llm, "_check_health"):
-        return None if llm._check_health() else "it says that it is not healthy"
+        return None if llm._check_health() else "it reports that it is not healthy"
     if executor is None or (hasattr(executor, "is_shutdown") and executor.is_shutdown()):
         return "it has shut down"
     return None

@@ -9,7 +9,7 @@ from djl_trtllm.executor.protocol import Stats
 
 
 class IterationStatistics:
-    """The last iteration that the engine told of (keys: `IterationStats` of TensorRT-LLM's executor)."""
+    """The last iteration that the engine reported (keys: `IterationStats` of TensorRT-LLM's executor)."""
 
     def __init__(self) -> None:
         self._last: Mapping[str, Any] = {}

@@ -19,7 +19,7 @@ _STATUS = 3
 def ending_with_ranks() -> Iterator[None]:
     """End this process (status 3, and a line with `DIED`) when a rank below it ends inside the block.
 
-    TensorRT-LLM waits for ever for the answer of a rank that is gone.
+    TensorRT-LLM waits for ever for a rank that is gone.
     """
     over = threading.Event()
     threading.Thread(target=_watch, args=(over,), name="rank-watch", daemon=True).start()

@@ -1,4 +1,4 @@
-"""A request in TensorRT-LLM: what its result says at each step becomes deltas.
+"""A request in TensorRT-LLM: turns each step of its result into deltas.
 
 Found in TensorRT-LLM's `executor/result.py` (about 1.2): one object per request, which every step of its iteration
 changes and returns again, one step per response of the engine; `token_ids` and `logprobs` grow (before 1.2 the engine
@@ -40,9 +40,9 @@ class RunningRequest:
         "_heartbeat",
         "_step_buffer",
         "aborted_for",
-        "answered",
         "message",
         "muted",
+        "responded",
         "result",
         "task",
     )
@@ -54,9 +54,9 @@ class RunningRequest:
         self.result = result
         self.task: asyncio.Task[None]
         self.muted = False
-        """Cancelled: what still comes is not sent."""
-        self.answered = False
-        """Whether the engine has said anything about it."""
+        """Cancelled: later output is not sent."""
+        self.responded = False
+        """Whether the engine has sent a response for it."""
         self.aborted_for: float | None = None
         """Seconds since it was aborted in the engine."""
         self._step_buffer = step_buffer
@@ -64,7 +64,7 @@ class RunningRequest:
         self._end_id = end_id
 
     async def follow(self) -> None:
-        """Put what comes into the step_buffer, terminal deltas included. Raises what the result raises."""
+        """Put the output into the step_buffer, with the terminal deltas. Raises what the result raises."""
         if self.message.sampling.beam_width == 1:
             await self._follow_tokens()
         else:
@@ -81,7 +81,7 @@ class RunningRequest:
         seen = 0
         async for _ in result:
             heartbeat.beats += 1
-            self.answered = True
+            self.responded = True
             output = result.outputs[0]
             token_ids = output.token_ids
             if not self.muted and len(token_ids) > seen:
@@ -95,7 +95,7 @@ class RunningRequest:
     async def _follow_beams(self) -> None:
         async for _ in self.result:
             self._heartbeat.beats += 1
-            self.answered = True
+            self.responded = True
         for request_id, output in zip(sequence_ids(self.message), self.result.outputs, strict=True):
             if not self.muted:
                 # Not every version gives a beam's log-probabilities.

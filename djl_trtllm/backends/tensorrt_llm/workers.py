@@ -37,7 +37,7 @@ def _is_rank(process: psutil.Process) -> bool:
         command = process.cmdline()
     except psutil.Error:
         return False
-    return any(mark in word for word in command for mark in _MARKS)
+    return any(mark in argument for argument in command for mark in _MARKS)
 
 
 def _is_alive(process: psutil.Process) -> bool:

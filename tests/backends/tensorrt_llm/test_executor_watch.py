@@ -150,7 +150,7 @@ def test_a_version_that_knows_how_it_is_is_asked(make: MakeEngine, healthy: bool
     if healthy:
         engine.executor.check()
         return
-    with pytest.raises(EngineLostError, match="it says that it is not healthy"):
+    with pytest.raises(EngineLostError, match="it reports that it is not healthy"):
         engine.executor.check()
 
 

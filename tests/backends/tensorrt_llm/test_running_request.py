@@ -222,9 +222,9 @@ def test_every_response_is_a_sign_of_life(beams: int) -> None:
 
     async def follow(request: RunningRequest) -> None:
         heartbeat = request._heartbeat
-        seen.append((heartbeat.beats, request.answered))
+        seen.append((heartbeat.beats, request.responded))
         await request.follow()
-        seen.append((heartbeat.beats, request.answered))
+        seen.append((heartbeat.beats, request.responded))
 
     def finish(result: Result) -> None:
         for output in result.outputs:

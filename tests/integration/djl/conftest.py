@@ -22,7 +22,7 @@ KINDS = [
     *(pytest.param(("socket", mode), id=f"socket-{mode}") for mode in MODES),
 ]
 STOPPING = 31
-"""Tokens of a request that stops the executor host at its third token."""
+"""Tokens of a request that stops the engine process at its third token."""
 
 _SCRIPT = {"steps_per_second": 200, "faults": [{"action": "stop", "at_token": 2, "max_new_tokens": STOPPING}]}
 _WIDE = {"option.max_rolling_batch_size": 64, "option.max_input_len": 4096, "option.executor_hang_timeout": 600}

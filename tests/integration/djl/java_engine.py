@@ -121,7 +121,7 @@ class JavaEngine:
         return self._one("djl_python_engine.py")
 
     def host(self) -> psutil.Process:
-        """The executor host below the worker."""
+        """The engine process below the worker."""
         return self._one("djl_trtllm.executor.process")
 
     def _one(self, text: str) -> psutil.Process:

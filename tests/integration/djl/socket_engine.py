@@ -142,7 +142,7 @@ class SocketEngine:
         return self._log.read_text(errors="replace")
 
     def host(self) -> psutil.Process:
-        """The executor host."""
+        """The engine process."""
         (found,) = (
             child
             for child in psutil.Process(self._process.pid).children(recursive=True)

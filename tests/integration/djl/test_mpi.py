@@ -19,7 +19,7 @@ def test_the_first_rank_serves_and_the_others_stay_idle(mode: str, tmp_path: Pat
             lines = answer.wait().body.splitlines()
             assert (answer.code, len(lines)) == (200, 20), engine.log()
             assert json.loads(lines[-1])["generated_text"]
-        # One executor host, and it is no part of the MPI world.
+        # One engine process, and it is no part of the MPI world.
         host = engine.host()
         assert not [name for name in host.environ() if name.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_"))]
         ranks = [

@@ -82,7 +82,7 @@ def test_all_requests_at_once_get_what_they_get_alone(wide: Engine, expected: di
 
 
 def stopped(engine: Engine) -> psutil.Process:
-    """The executor host, where its script has stopped it."""
+    """The engine process, where its script has stopped it."""
     host = engine.host()
     wait_until(lambda: host.status() == psutil.STATUS_STOPPED, what="a host that stands still")
     return host

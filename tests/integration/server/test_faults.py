@@ -1,4 +1,4 @@
-"""The executor host dies, raises, hangs or is stopped, at one of the first tokens."""
+"""The engine process dies, raises, hangs or is stopped, at one of the first tokens."""
 
 from __future__ import annotations
 
