@@ -1,16 +1,16 @@
 # shellcheck shell=sh
-# uv leaves bytecode to the first import. Where that may not write it, every start compiles all that it imports.
+# uv leaves bytecode to the first import. If that may not write it, every start compiles all its imports.
 unset PYTHONDONTWRITEBYTECODE
 
 install() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
-# make_environment VENV PROJECT EXTRA [OPTION ...]: a virtual environment with the project (editable) and one of its
-# extras; the options are those of `uv pip install`.
-# With the Python that PYTHON names, else the first that is new enough.
-# Made once, and again when pyproject.toml has changed. With uv where it can be had (8 s instead of a minute for
-# serving, 25 s instead of 4.5 minutes with torch), else with pip.
+# make_environment VENV PROJECT EXTRA [OPTION ...]: create a virtual environment with the project (editable) and one of
+# its extras; the options are those of `uv pip install`.
+# Uses the Python that PYTHON names, else the first that is new enough.
+# Creates it once, and again when pyproject.toml has changed. Uses uv if possible (8 s instead of a minute for serving,
+# 25 s instead of 4.5 minutes with torch), else pip.
 make_environment() {
     venv=$1 project=$2 extra=$3
     shift 3
