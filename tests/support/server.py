@@ -143,8 +143,11 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of the metric `djl_trtllm_NAME` that have these labels."""
+        page = self.http.get("/metrics").text
+        # A metric that is not there is not 0.
+        assert f"# TYPE djl_trtllm_{re.sub('_(sum|count)$', '', name)} " in page, f"there is no metric {name}"
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        samples = re.findall(rf"^djl_trtllm_{name}(?:\{{(.*)\}})? (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
+        samples = re.findall(rf"^djl_trtllm_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
         return sum(float(value) for given, value in samples if all(label in given for label in wanted))
 
     def finished(self, reason: str) -> float:
