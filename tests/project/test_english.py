@@ -26,11 +26,7 @@ INSTEAD = {
 }
 """Phrases that a reader stumbles over, and what to write."""
 
-PENDING: tuple[str, ...] = (
-    "djl_trtllm/executor/",
-    "djl_trtllm/backends/",
-    "djl_trtllm/offline/",
-)
+PENDING: tuple[str, ...] = ("djl_trtllm/executor/client.py", "djl_trtllm/backends/tensorrt_llm/")
 
 
 def pages() -> list[Path]:
