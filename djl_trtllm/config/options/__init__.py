@@ -1,6 +1,6 @@
 """Every option, declared once.
 
-A field's annotation is its type and its `Option`; its value is the default. Messages, the resolved table, the pages of
+A field has a type and `option(DEFAULT, DESCRIPTION, ...)`. Messages, the resolved table, the pages of
 `docs/options/` and `serving.properties.example` are made from these declarations. Options without effect are rows of
 `config/compat/legacy.toml`.
 """

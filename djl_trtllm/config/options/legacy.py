@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import create_model
 
 from djl_trtllm.config.options.choices import Choice
 from djl_trtllm.config.options.group import OptionGroup
-from djl_trtllm.config.options.option import Option, Scope
+from djl_trtllm.config.options.option import Scope, option
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,33 +35,28 @@ ROWS: dict[str, dict[str, Row]] = _read()
 """The rows of each group by field, in the order of the file."""
 
 
-def _annotation(row: Row) -> Any:
+def _field(row: Row) -> tuple[Any, Any]:
+    """Type and declaration of a row's field."""
     kind = row["type"]
     if isinstance(kind, list):
         choice: Any = Choice
         base = choice("LegacyChoice", {word.upper(): word for word in kind})
     else:
         base = _TYPES[kind]
-    option = Option(
-        **{name: value for name, value in row.items() if name not in _OF_THE_FIELD},
+    declared = {name: value for name, value in row.items() if name not in _OF_THE_FIELD}
+    field = option(
+        base(row["default"]) if "default" in row else None,
+        **declared,
         aliases=tuple(row.get("aliases", ())),
         scope=Scope(row.get("scope", Scope.MODEL.value)),
         legacy=row["today"],
         warn=row.get("warn", False),
     )
-    annotation = base if "default" in row else base | None
-    return base, Annotated[annotation, option]
+    return (base if "default" in row else base | None), field
 
 
-def _fields() -> Iterator[tuple[str, Any]]:
-    for rows in ROWS.values():
-        for name, row in rows.items():
-            base, annotation = _annotation(row)
-            default = row.get("default")
-            yield name, (annotation, default if default is None else base(default))
-
-
-LegacyOptions = create_model("LegacyOptions", __base__=OptionGroup, **dict(_fields()))
+_FIELDS: dict[str, Any] = {name: _field(row) for rows in ROWS.values() for name, row in rows.items()}
+LegacyOptions = create_model("LegacyOptions", __base__=OptionGroup, **_FIELDS)
 """The values of these options: they are parsed and checked as all others."""
 
 

@@ -2,85 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from djl_trtllm.config.options.documents import FINDING, LMI, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
-from djl_trtllm.config.options.option import Option
+from djl_trtllm.config.options.option import option
 
 
 class LimitOptions(OptionGroup):
     """Lengths and batch."""
 
-    max_input_len: Annotated[
-        int,
-        Option(
-            "option.max_input_len",
-            "Longest prompt of a request. A longer one is refused with an error that holds both numbers. Widened when "
-            "`option.max_num_tokens` is set.",
-            unit="tokens",
-            at_least=1,
-            source=f"{LMI}, {FINDING}",
-        ),
-    ] = 1024
-    max_output_len: Annotated[
-        int,
-        Option(
-            "option.max_output_len",
-            "Most tokens one request may generate. Widened when `option.max_num_tokens` is set.",
-            unit="tokens",
-            at_least=1,
-            source=f"{LMI}, {FINDING}",
-        ),
-    ] = 512
-    max_seq_len: Annotated[
-        int | None,
-        Option(
-            "option.max_seq_len",
-            "Longest sequence, prompt and output together.",
-            aliases=("option.max_model_len", "option.max_decoder_seq_len"),
-            unit="tokens",
-            at_least=2,
-            example="2048",
-            default_note="max_input_len + max_output_len, at most what the model was trained for",
-            source=TRTLLM,
-        ),
-    ] = None
-    max_num_tokens: Annotated[
-        int | None,
-        Option(
-            "option.max_num_tokens",
-            "Tokens of all requests together that the engine processes in one iteration. Setting it to N also raises "
-            "`option.max_input_len` and `option.max_output_len` to at least min(4096, N) and "
-            "`option.max_rolling_batch_size` to at least 256.",
-            unit="tokens",
-            at_least=1,
-            example="16384",
-            default_note="8192 or what the batch can use, and one prompt at least; nothing is widened",
-            source=FINDING,
-        ),
-    ] = None
-    max_rolling_batch_size: Annotated[
-        int,
-        Option(
-            "option.max_rolling_batch_size",
-            "Sequences that are generated at the same time; further requests wait in the queue. Widened when "
-            "`option.max_num_tokens` is set.",
-            unit="sequences",
-            at_least=1,
-            source=f"{LMI}, {FINDING}",
-        ),
-    ] = 32
-    max_num_sequences: Annotated[
-        int | None,
-        Option(
-            "option.max_num_sequences",
-            "Sequences the engine itself is made for, where that is to differ from `option.max_rolling_batch_size`.",
-            unit="sequences",
-            at_least=1,
-            example="32",
-            default_note="max_rolling_batch_size",
-            source=LMI,
-            aliases=("option.max_batch_size",),
-        ),
-    ] = None
+    max_input_len: int = option(
+        1024,
+        "Longest prompt of a request. A longer one is refused with an error that holds both numbers. Widened when "
+        "`option.max_num_tokens` is set.",
+        unit="tokens",
+        at_least=1,
+        source=f"{LMI}, {FINDING}",
+    )
+    max_output_len: int = option(
+        512,
+        "Most tokens one request may generate. Widened when `option.max_num_tokens` is set.",
+        unit="tokens",
+        at_least=1,
+        source=f"{LMI}, {FINDING}",
+    )
+    max_seq_len: int | None = option(
+        None,
+        "Longest sequence, prompt and output together.",
+        aliases=("option.max_model_len", "option.max_decoder_seq_len"),
+        unit="tokens",
+        at_least=2,
+        example="2048",
+        default_note="max_input_len + max_output_len, at most what the model was trained for",
+        source=TRTLLM,
+    )
+    max_num_tokens: int | None = option(
+        None,
+        "Tokens of all requests together that the engine processes in one iteration. Setting it to N also raises "
+        "`option.max_input_len` and `option.max_output_len` to at least min(4096, N) and "
+        "`option.max_rolling_batch_size` to at least 256.",
+        unit="tokens",
+        at_least=1,
+        example="16384",
+        default_note="8192 or what the batch can use, and one prompt at least; nothing is widened",
+        source=FINDING,
+    )
+    max_rolling_batch_size: int = option(
+        32,
+        "Sequences that are generated at the same time; further requests wait in the queue. Widened when "
+        "`option.max_num_tokens` is set.",
+        unit="sequences",
+        at_least=1,
+        source=f"{LMI}, {FINDING}",
+    )
+    max_num_sequences: int | None = option(
+        None,
+        "Sequences the engine itself is made for, where that is to differ from `option.max_rolling_batch_size`.",
+        unit="sequences",
+        at_least=1,
+        example="32",
+        default_note="max_rolling_batch_size",
+        source=LMI,
+        aliases=("option.max_batch_size",),
+    )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
 
 
 class Scope(enum.Enum):
@@ -23,7 +27,7 @@ class Scope(enum.Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """Documentation and limits of one option, in the `Annotated` type of a field of `Options`.
+    """Documentation and limits of one option, which a field of `Options` carries (see `option`).
 
     `key` is what users write (`option.max_num_tokens`, or a bare server key) and `aliases` are further spellings.
     `at_least`, `above`, `at_most`, `below` bound a number. `value_aliases` maps other spellings to values.
@@ -76,3 +80,21 @@ class Option:
             and (self.at_most is None or number <= self.at_most)
             and (self.below is None or number < self.below)
         )
+
+
+_EXTRA = "option"
+
+
+def option(default: Any, description: str, *, key: str = "", **declared: Any) -> Any:
+    """A field of an option group: its default, and all that `Option` says.
+
+    Without `key` users write `option.` and the field's name.
+    """
+    return Field(default, json_schema_extra={_EXTRA: Option(key, description, **declared)})  # type: ignore[dict-item]
+
+
+def declaration(name: str, info: FieldInfo) -> Option:
+    """What a field of an option group says of its option."""
+    assert isinstance(info.json_schema_extra, dict)
+    found = cast(Option, info.json_schema_extra[_EXTRA])
+    return replace(found, key=found.key or f"option.{name}")

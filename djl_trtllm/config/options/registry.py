@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from djl_trtllm.config.options import GROUPS, Group, Options
-from djl_trtllm.config.options.option import Option
+from djl_trtllm.config.options.option import Option, declaration
 from djl_trtllm.config.options.values import ValueType, as_text
 
 
@@ -47,8 +47,7 @@ def _declared() -> Iterator[DeclaredOption]:
     for group in GROUPS:
         for name in group.fields:
             info = Options.model_fields[name]
-            (option,) = (item for item in info.metadata if isinstance(item, Option))
-            yield DeclaredOption(name, option, ValueType.of(info.annotation), info.default, group)
+            yield DeclaredOption(name, declaration(name, info), ValueType.of(info.annotation), info.default, group)
 
 
 OPTIONS: dict[str, DeclaredOption] = {declared.name: declared for declared in _declared()}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from djl_trtllm.config.options.option import Option, Scope
+from djl_trtllm.config.options.group import OptionGroup
+from djl_trtllm.config.options.option import Option, Scope, declaration, option
 
 
 def test_bounds_include_or_exclude_their_number() -> None:
@@ -33,3 +34,16 @@ def test_an_option_without_effect_says_what_happens_instead() -> None:
 def test_an_option_is_the_models_unless_it_says_otherwise() -> None:
     assert Option("k", "d").scope is Scope.MODEL
     assert [scope.value for scope in Scope] == ["model", "server", "operator", "permission"]
+
+
+class Fields(OptionGroup):
+    tokens: int = option(7, "Tokens.", unit="tokens", aliases=("option.length",))
+    port: int | None = option(None, "A port.", key="port", scope=Scope.SERVER)
+
+
+def test_a_field_has_its_default_and_all_that_is_declared() -> None:
+    assert Fields().model_dump() == {"tokens": 7, "port": None}
+    assert declaration("tokens", Fields.model_fields["tokens"]) == Option(
+        "option.tokens", "Tokens.", unit="tokens", aliases=("option.length",)
+    )
+    assert declaration("port", Fields.model_fields["port"]) == Option("port", "A port.", scope=Scope.SERVER)
