@@ -15,7 +15,7 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -219,9 +219,10 @@ class ModelService:
                 raise
         return states
 
-    def cancel(self, states: Iterable[RequestState]) -> None:
+    def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected."""
-        for state in states:
+        # From the last: the end of one may not start a later one.
+        for state in reversed(states):
             if self._batch is not None and not state.done:
                 self._batch.cancel(state)
 

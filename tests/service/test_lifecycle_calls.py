@@ -68,6 +68,18 @@ async def test_a_call_is_admitted_as_a_whole(hosts: Hosts, tokenizer: Tokenizer)
     await service.close()
 
 
+@in_virtual_time
+async def test_a_cancelled_call_starts_none_of_its_requests(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer, max_rolling_batch_size=1, job_queue_size=3)
+    first = await ask(service)
+    states = await service.generate(several("a wolf", "a fox", "a hen", encoder=PromptsEncoder()), Asked())
+    service.cancel(first.generations)
+    service.cancel(states)
+    hosts.last.step()
+    assert (len(hosts.last.submitted), service.load_now) == (1, 0)
+    await service.close()
+
+
 @pytest.mark.parametrize("prompts", [(PROMPT, "a", "a"), ("a", PROMPT, "a"), ("a", "a", PROMPT)])
 @in_virtual_time
 async def test_a_call_with_a_request_that_can_never_run_runs_none(
