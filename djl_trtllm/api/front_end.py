@@ -1,4 +1,4 @@
-"""Errors in the format of DJL Serving's front end: `{"code", "type", "message"}`, where no dialect has another."""
+"""Errors in the format of DJL Serving's front end, `{"code", "type", "message"}`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def front_end_error(
 ) -> Reply:
     """The reply with this status. `djl_type` is DJL's exception name, by default that of the status.
 
-    `fields` follow the three that are always there.
+    `fields` follow these three.
     """
     body: dict[str, object] = {
         "code": status,

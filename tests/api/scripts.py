@@ -75,7 +75,7 @@ def answer(encoder: ResponseEncoder, updates: list[OutputChunk]) -> bytes:
 
 
 def make(name: str, **view: Any) -> ResponseEncoder:
-    """A encoder by the name of its formatter, with an id and a time that never change."""
+    """An encoder by the name of its formatter, with an id and a time that never change."""
     return FORMATTERS[name](Presentation(inputs=PROMPT.text, id="0123", created=1700000000, **view))
 
 

@@ -10,7 +10,7 @@ from djl_trtllm.djl.item import Item
 from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
 from djl_trtllm.request import GenerationRequest, Sampling
-from tests.support.word_encoder import WordEncoder, update
+from tests.support.word_encoder import WordEncoder, chunk
 
 JSON = ("Content-Type", "application/json")
 WORDS = ("Content-Type", "text/words")
@@ -27,31 +27,31 @@ class Answered:
         self.answer.expect(Call((request,), self.encoder))
 
 
-def test_every_update_is_an_item_and_the_first_says_what_they_are() -> None:
+def test_every_chunk_is_an_item_and_the_first_says_what_they_are() -> None:
     answered = Answered()
-    for each in (update("a"), update(" wolf"), update(ends=True)):
+    for each in (chunk("a"), chunk(" wolf"), chunk(ends=True)):
         assert not answered.answer.complete
         answered.answer.deliver(each)
     assert answered.answer.complete
     assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf"), Item(b".", True)]
 
 
-def test_an_update_without_bytes_is_no_item_unless_it_is_the_last() -> None:
+def test_a_chunk_without_bytes_is_no_item_unless_it_is_the_last() -> None:
     class Silent(WordEncoder):
-        def encode(self, update: object) -> bytes:
+        def encode(self, chunk: object) -> bytes:
             return b""
 
     answered = Answered(Silent())
-    answered.answer.deliver(update("a"))
+    answered.answer.deliver(chunk("a"))
     assert answered.items == []
-    answered.answer.deliver(update(ends=True))
+    answered.answer.deliver(chunk(ends=True))
     assert answered.items == [Item(b"", True, properties=(WORDS,))]
 
 
 def test_an_answer_is_complete_with_all_its_sequences() -> None:
     answered = Answered(sequences=2)
     complete = []
-    for each in (update("a", ends=True, index=1), update("b", ends=True)):
+    for each in (chunk("a", ends=True, index=1), chunk("b", ends=True)):
         answered.answer.deliver(each)
         complete.append(answered.answer.complete)
     assert complete == [False, True]
@@ -60,23 +60,23 @@ def test_an_answer_is_complete_with_all_its_sequences() -> None:
 
 def test_nothing_comes_after_the_last_item() -> None:
     answered = Answered()
-    answered.answer.deliver(update("a", ends=True))
-    answered.answer.deliver(update("b"))
+    answered.answer.deliver(chunk("a", ends=True))
+    answered.answer.deliver(chunk("b"))
     answered.answer.fail(InvalidRequestError("late"))
     assert answered.items == [Item(b"a.", True, properties=(WORDS,))]
 
 
 def test_an_error_before_anything_was_sent_is_a_status() -> None:
     answered = Answered()
-    answered.answer.deliver(update(error=OverloadedError("full", queue_depth=1, capacity=1, retry_after=7)))
+    answered.answer.deliver(chunk(error=OverloadedError("full", queue_depth=1, capacity=1, retry_after=7)))
     assert answered.answer.complete
     assert answered.items == [Item(b"", True, 529, "full", (JSON, ("Retry-After", "7")))]
 
 
-def test_an_error_in_a_stream_is_framed_as_its_dialect_does() -> None:
+def test_an_error_in_a_stream_is_encoded_as_its_dialect_does() -> None:
     answered = Answered()
-    answered.answer.deliver(update("a"))
-    answered.answer.deliver(update(" wolf", error=GenerationError("the engine failed")))
+    answered.answer.deliver(chunk("a"))
+    answered.answer.deliver(chunk(" wolf", error=GenerationError("the engine failed")))
     assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf?", True)]
 
 
@@ -89,9 +89,9 @@ def test_a_request_that_could_not_be_read_is_refused() -> None:
 @pytest.mark.parametrize("last", [b"!", b""], ids=["told by its dialect", "by DJL"])
 def test_a_formatter_that_refuses_in_a_stream_has_its_last_word(last: bytes) -> None:
     answered = Answered(WordEncoder(last=last))
-    answered.answer.deliver(update("a"))
+    answered.answer.deliver(chunk("a"))
     answered.encoder.failure = InvalidRequestError("no such field")
-    answered.answer.deliver(update("b"))
+    answered.answer.deliver(chunk("b"))
     assert answered.answer.complete
     assert answered.items[1] == (Item(b"!", True) if last else Item(b"", True, 424, "no such field", (JSON,)))
 
@@ -100,9 +100,9 @@ def test_a_formatter_that_refuses_in_a_stream_has_its_last_word(last: bytes) -> 
 def test_a_defect_is_for_the_log_and_not_for_the_client(caplog: pytest.LogCaptureFixture, begun: bool) -> None:
     answered = Answered()
     if begun:
-        answered.answer.deliver(update("a"))
+        answered.answer.deliver(chunk("a"))
     answered.encoder.failure = KeyError("secret")
-    answered.answer.deliver(update("b"))
+    answered.answer.deliver(chunk("b"))
     told = "Internal server error, see the server's log."
     assert answered.items[-1] == Item(b"", True, 500, told, (JSON,))
     assert "secret" in caplog.text

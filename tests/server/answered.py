@@ -25,8 +25,8 @@ class Answered:
         self.answer = ResponseWriter(self.encoder, exchange, sequences=sequences)
         self.task = asyncio.ensure_future(self.answer.wait())
 
-    def deliver(self, *updates: OutputChunk) -> None:
-        for each in updates:
+    def deliver(self, *chunks: OutputChunk) -> None:
+        for each in chunks:
             self.answer.deliver(each)
 
     async def settle(self) -> None:

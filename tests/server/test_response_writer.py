@@ -1,4 +1,4 @@
-"""The answer to one request: what its client sees of each update."""
+"""The answer to one request: what its client sees of each chunk."""
 
 from __future__ import annotations
 
@@ -11,66 +11,66 @@ from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedEr
 from djl_trtllm.request import OutputChunk
 from tests.server.answered import Answered
 from tests.support.virtual_time import in_virtual_time
-from tests.support.word_encoder import WordEncoder, update
+from tests.support.word_encoder import WordEncoder, chunk
 
 # -- a client that reads -----------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_every_update_is_sent_at_once() -> None:
+async def test_every_chunk_is_sent_at_once() -> None:
     answered = Answered()
     await answered.settle()
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     assert (answered.client.status, answered.client.parts) == (200, [b"a"])
     assert answered.client.headers["content-type"] == "text/words"
     assert "content-length" not in answered.client.headers
-    answered.deliver(update(" wolf"))
+    answered.deliver(chunk(" wolf"))
     assert answered.client.parts == [b"a", b" wolf"]
     assert not answered.client.complete
     await answered.settle()
     assert not answered.task.done()
-    answered.deliver(update(ends=True))
+    answered.deliver(chunk(ends=True))
     await answered.sees(b"a", b" wolf", b".", complete=True)
 
 
 @in_virtual_time
 async def test_an_answer_that_is_sent_at_once_has_its_length() -> None:
     answered = Answered(WordEncoder(stream=False))
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     assert answered.client.sent == []
-    answered.deliver(update(" wolf", ends=True))
+    answered.deliver(chunk(" wolf", ends=True))
     await answered.sees(b"a wolf.", complete=True)
     assert answered.client.headers["content-length"] == "7"
 
 
 @in_virtual_time
-async def test_an_update_without_bytes_sends_nothing() -> None:
+async def test_a_chunk_without_bytes_sends_nothing() -> None:
     answered = Answered()
-    answered.deliver(update())
+    answered.deliver(chunk())
     assert answered.client.sent == []
-    answered.deliver(update("a"), update())
+    answered.deliver(chunk("a"), chunk())
     assert len(answered.client.sent) == 2
-    answered.deliver(update(ends=True))
+    answered.deliver(chunk(ends=True))
     await answered.sees(b"a", b".", complete=True)
 
 
 @in_virtual_time
 async def test_an_answer_is_complete_when_all_its_sequences_are() -> None:
     answered = Answered(sequences=2)
-    answered.deliver(update("a", ends=True, index=1))
+    answered.deliver(chunk("a", ends=True, index=1))
     assert not answered.client.complete
-    answered.deliver(update("b", ends=True))
+    answered.deliver(chunk("b", ends=True))
     await answered.sees(b"a.", b"b.", complete=True)
 
 
 @in_virtual_time
 async def test_an_end_without_bytes_ends_the_body() -> None:
     class Silent(WordEncoder):
-        def encode(self, update: OutputChunk) -> bytes:
-            return b"" if update.finished is not None else super().encode(update)
+        def encode(self, chunk: OutputChunk) -> bytes:
+            return b"" if chunk.finished is not None else super().encode(chunk)
 
     answered = Answered(Silent())
-    answered.deliver(update("a"), update(ends=True))
+    answered.deliver(chunk("a"), chunk(ends=True))
     await answered.sees(b"a", complete=True)
 
 
@@ -80,7 +80,7 @@ async def test_an_end_without_bytes_ends_the_body() -> None:
 @in_virtual_time
 async def test_an_error_before_anything_was_sent_is_a_status() -> None:
     answered = Answered()
-    answered.deliver(update(error=OverloadedError("full", queue_depth=1, capacity=1, retry_after=7)))
+    answered.deliver(chunk(error=OverloadedError("full", queue_depth=1, capacity=1, retry_after=7)))
     await asyncio.wait_for(answered.task, 1)
     assert (answered.client.status, answered.client.headers["retry-after"]) == (503, "7")
     assert answered.client.complete
@@ -89,26 +89,26 @@ async def test_an_error_before_anything_was_sent_is_a_status() -> None:
 @in_virtual_time
 async def test_an_error_of_a_later_sequence_before_anything_was_sent_is_a_status_too() -> None:
     answered = Answered(WordEncoder(stream=False), sequences=2)
-    answered.deliver(update(error=GenerationError("the engine failed"), index=1))
+    answered.deliver(chunk(error=GenerationError("the engine failed"), index=1))
     await asyncio.wait_for(answered.task, 1)
     assert answered.client.status == 424
-    answered.deliver(update("a", ends=True))
+    answered.deliver(chunk("a", ends=True))
     assert answered.client.json == {"error": "the engine failed", "code": 424}
 
 
 @in_virtual_time
-async def test_an_error_in_a_stream_is_framed_as_its_dialect_does() -> None:
+async def test_an_error_in_a_stream_is_encoded_as_its_dialect_does() -> None:
     answered = Answered()
-    answered.deliver(update("a"), update(" wolf", error=GenerationError("the engine failed")))
+    answered.deliver(chunk("a"), chunk(" wolf", error=GenerationError("the engine failed")))
     await answered.sees(b"a", b" wolf?", complete=True)
 
 
 @in_virtual_time
-async def test_what_an_update_brings_beside_an_error_of_its_own_sequence_goes_on() -> None:
+async def test_what_a_chunk_brings_beside_an_error_of_its_own_sequence_goes_on() -> None:
     answered = Answered(sequences=2)
-    answered.deliver(update("a"), update(error=GenerationError("the engine failed")), update("b", index=1))
+    answered.deliver(chunk("a"), chunk(error=GenerationError("the engine failed")), chunk("b", index=1))
     assert answered.client.parts == [b"a", b"?", b"b"]
-    answered.deliver(update(ends=True, index=1))
+    answered.deliver(chunk(ends=True, index=1))
     await answered.sees(b"a", b"?", b"b", b".", complete=True)
 
 
@@ -116,7 +116,7 @@ async def test_what_an_update_brings_beside_an_error_of_its_own_sequence_goes_on
 async def test_a_formatter_that_refuses_before_anything_was_sent_is_a_status(caplog: pytest.LogCaptureFixture) -> None:
     answered = Answered()
     answered.encoder.failure = InvalidRequestError("no such field")
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     await asyncio.wait_for(answered.task, 1)
     assert (answered.client.status, answered.client.json["error"]) == (424, "no such field")
     assert caplog.records == []
@@ -125,18 +125,18 @@ async def test_a_formatter_that_refuses_before_anything_was_sent_is_a_status(cap
 @in_virtual_time
 async def test_a_formatter_that_refuses_in_a_stream_has_its_last_word() -> None:
     answered = Answered()
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     answered.encoder.failure = InvalidRequestError("no such field")
-    answered.deliver(update("b"))
+    answered.deliver(chunk("b"))
     await answered.sees(b"a", b"!", complete=True)
 
 
 @in_virtual_time
 async def test_a_stream_that_cannot_tell_of_an_error_does_not_end() -> None:
     answered = Answered(WordEncoder(last=b""))
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     answered.encoder.failure = InvalidRequestError("no such field")
-    answered.deliver(update("b"))
+    answered.deliver(chunk("b"))
     await answered.sees(b"a", complete=False)
 
 
@@ -145,9 +145,9 @@ async def test_a_stream_that_cannot_tell_of_an_error_does_not_end() -> None:
 async def test_a_defect_is_for_the_log_and_not_for_the_client(caplog: pytest.LogCaptureFixture, begun: bool) -> None:
     answered = Answered()
     if begun:
-        answered.deliver(update("a"))
+        answered.deliver(chunk("a"))
     answered.encoder.failure = KeyError("secret")
-    answered.deliver(update("b"))
+    answered.deliver(chunk("b"))
     await asyncio.wait_for(answered.task, 1)
     assert (answered.client.status, answered.client.complete) == ((200, False) if begun else (500, True))
     assert b"secret" not in answered.client.body
@@ -160,9 +160,9 @@ async def test_a_defect_is_for_the_log_and_not_for_the_client(caplog: pytest.Log
 async def test_what_comes_after_the_end_is_dropped() -> None:
     answered = Answered()
     answered.encoder.failure = InvalidRequestError("no such field")
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     answered.encoder.failure = None
-    answered.deliver(update("b"), update(ends=True))
+    answered.deliver(chunk("b"), chunk(ends=True))
     await asyncio.wait_for(answered.task, 1)
     assert answered.client.status == 424
     assert len(answered.client.sent) == 2

@@ -11,21 +11,21 @@ import pytest
 from djl_trtllm.server.response_writer import start_now
 from tests.server.answered import Answered
 from tests.support.virtual_time import in_virtual_time
-from tests.support.word_encoder import update
+from tests.support.word_encoder import chunk
 
 
 @in_virtual_time
 async def test_what_a_client_does_not_read_is_kept_and_sent_in_one_piece() -> None:
     answered = Answered()
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     answered.client.stop_reading()
-    answered.deliver(update("b"), update("c"), update("d"))
+    answered.deliver(chunk("b"), chunk("c"), chunk("d"))
     await asyncio.sleep(29)
     assert answered.client.parts == [b"a"]
     answered.client.read_on()
     await answered.settle()
     assert answered.client.parts == [b"a", b"b", b"cd"]
-    answered.deliver(update("e"), update(ends=True))
+    answered.deliver(chunk("e"), chunk(ends=True))
     await answered.sees(b"a", b"b", b"cd", b"e", b".", complete=True)
 
 
@@ -33,7 +33,7 @@ async def test_what_a_client_does_not_read_is_kept_and_sent_in_one_piece() -> No
 async def test_an_answer_may_end_while_its_client_does_not_read() -> None:
     answered = Answered()
     answered.client.stop_reading()
-    answered.deliver(update("a"), update("b"), update(ends=True))
+    answered.deliver(chunk("a"), chunk("b"), chunk(ends=True))
     await answered.settle()
     assert not answered.task.done()
     answered.client.read_on()
@@ -44,7 +44,7 @@ async def test_an_answer_may_end_while_its_client_does_not_read() -> None:
 async def test_a_last_part_that_is_not_read_at_once_is_the_last() -> None:
     answered = Answered()
     answered.client.stop_reading()
-    answered.deliver(update("a", ends=True))
+    answered.deliver(chunk("a", ends=True))
     await answered.settle()
     assert not answered.task.done()
     answered.client.read_on()
@@ -55,12 +55,12 @@ async def test_a_last_part_that_is_not_read_at_once_is_the_last() -> None:
 async def test_a_client_may_read_on_where_nothing_is_kept() -> None:
     answered = Answered()
     answered.client.stop_reading()
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     await answered.settle()
     answered.client.read_on()
     await answered.settle()
     assert answered.client.parts == [b"a"]
-    answered.deliver(update("b", ends=True))
+    answered.deliver(chunk("b", ends=True))
     await answered.sees(b"a", b"b.", complete=True)
 
 
@@ -69,16 +69,16 @@ async def test_a_client_that_does_not_read_for_stream_write_timeout_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     answered = Answered()
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     answered.client.stop_reading()
-    answered.deliver(update("b"))
+    answered.deliver(chunk("b"))
     await asyncio.sleep(29.9)
     assert (answered.client.aborted, answered.task.done()) == (False, False)
     await asyncio.sleep(0.2)
     assert answered.client.aborted
     await answered.sees(b"a", complete=False)
     assert "did not read for 30 seconds (option.stream_write_timeout)" in caplog.text
-    answered.deliver(update("c"))
+    answered.deliver(chunk("c"))
     assert answered.client.parts == [b"a"]
 
 
@@ -87,25 +87,25 @@ async def test_every_write_has_its_own_timeout() -> None:
     answered = Answered()
     for _ in range(5):
         answered.client.stop_reading()
-        answered.deliver(update("a"))
+        answered.deliver(chunk("a"))
         await asyncio.sleep(29)
         answered.client.read_on()
         await answered.settle()
     assert not answered.client.aborted
-    answered.deliver(update(ends=True))
+    answered.deliver(chunk(ends=True))
     await answered.sees(*[b"a"] * 5, b".", complete=True)
 
 
 @in_virtual_time
 async def test_a_client_that_leaves_ends_the_wait() -> None:
     answered = Answered()
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     answered.client.upload(b"more than it was asked for")
     await answered.settle()
     assert not answered.task.done()
     answered.client.leave()
     await answered.sees(b"a", complete=False)
-    answered.deliver(update("b"), update(ends=True))
+    answered.deliver(chunk("b"), chunk(ends=True))
     await answered.settle()
     assert answered.client.parts == [b"a"]
 
@@ -114,7 +114,7 @@ async def test_a_client_that_leaves_ends_the_wait() -> None:
 async def test_a_client_that_leaves_while_it_does_not_read_leaves_no_write_behind() -> None:
     answered = Answered()
     answered.client.stop_reading()
-    answered.deliver(update("a"), update("b"))
+    answered.deliver(chunk("a"), chunk("b"))
     await answered.settle()
     answered.client.leave()
     await asyncio.wait_for(answered.task, 1)
@@ -128,13 +128,13 @@ async def test_a_client_that_leaves_while_it_does_not_read_leaves_no_write_behin
 async def test_a_write_that_fails_is_the_end_of_the_answer(caplog: pytest.LogCaptureFixture, reads: bool) -> None:
     caplog.set_level(logging.INFO)
     answered = Answered()
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     if not reads:
         answered.client.stop_reading()
-        answered.deliver(update("b"), update("c"))
+        answered.deliver(chunk("b"), chunk("c"))
         await answered.settle()
     answered.client.vanish()
-    answered.deliver(update("d"))
+    answered.deliver(chunk("d"))
     await answered.sees(b"a", complete=False)
     assert "its client is gone: the client is gone" in caplog.text
 
@@ -143,7 +143,7 @@ async def test_a_write_that_fails_is_the_end_of_the_answer(caplog: pytest.LogCap
 async def test_a_wait_that_is_cancelled_leaves_nothing() -> None:
     answered = Answered()
     answered.client.stop_reading()
-    answered.deliver(update("a"))
+    answered.deliver(chunk("a"))
     await answered.settle()
     answered.task.cancel()
     with pytest.raises(asyncio.CancelledError):

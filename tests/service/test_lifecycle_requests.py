@@ -54,8 +54,8 @@ class NotedTokenizer:
         return dataclasses.replace(model, tokenizer=cast(Tokenizer, self))
 
 
-class NotingFramer:
-    """A encoder that notes what it is told of the prompt."""
+class NotingEncoder:
+    """An encoder that keeps the prompt."""
 
     stream = False
     content_type = "text/plain"
@@ -80,7 +80,7 @@ async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
     return service
 
 
-async def prompted(hosts: Hosts, service: ModelService, encoder: NotingFramer, **request: Any) -> list[int]:
+async def prompted(hosts: Hosts, service: ModelService, encoder: NotingEncoder, **request: Any) -> list[int]:
     """Send a request; what the engine is given as its prompt."""
     await service.generate(Call((GenerationRequest(**request),), encoder), Asked())
     return hosts.last.submitted[-1].prompt_ids
@@ -102,7 +102,7 @@ async def test_tokens_reach_the_client_as_they_come(hosts: Hosts, tokenizer: Tok
 async def test_a_model_that_loads_refuses_with_the_time_to_come_again(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = ModelService("story")
     with pytest.raises(NotReadyError, match="model story is still loading") as refused:
-        await service.generate(Call((GenerationRequest(prompt="a wolf"),), NotingFramer()), Asked())
+        await service.generate(Call((GenerationRequest(prompt="a wolf"),), NotingEncoder()), Asked())
     assert refused.value.retry_after == 10
     for part in ("model", "adapters"):
         with pytest.raises(NotReadyError, match="still loading"):
@@ -114,7 +114,7 @@ async def test_a_model_that_loads_refuses_with_the_time_to_come_again(hosts: Hos
 
 @in_virtual_time
 async def test_a_text_gets_the_models_special_tokens(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service, encoder = await loaded(tokenizer), NotingFramer()
+    service, encoder = await loaded(tokenizer), NotingEncoder()
     assert await prompted(hosts, service, encoder, prompt="a wolf") == tokenizer.encode("a wolf", True)
     assert encoder.prompt == Prompt("a wolf", len(tokenizer.encode("a wolf", True)))
     await service.close()
@@ -122,7 +122,7 @@ async def test_a_text_gets_the_models_special_tokens(hosts: Hosts, tokenizer: To
 
 @in_virtual_time
 async def test_a_chat_has_those_of_its_template_and_no_more(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service, encoder = await loaded(tokenizer), NotingFramer()
+    service, encoder = await loaded(tokenizer), NotingEncoder()
     messages = [{"role": "user", "content": "a wolf"}]
     text = tokenizer.render_chat(messages)
     ids = tokenizer.encode(text, False)
@@ -133,7 +133,7 @@ async def test_a_chat_has_those_of_its_template_and_no_more(hosts: Hosts, tokeni
 
 @in_virtual_time
 async def test_token_ids_are_taken_as_they_are(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service, encoder = await loaded(tokenizer), NotingFramer()
+    service, encoder = await loaded(tokenizer), NotingEncoder()
     ids = tokenizer.encode("a wolf", False)
     assert await prompted(hosts, service, encoder, prompt_ids=ids) == ids
     assert encoder.prompt == Prompt(tokenizer.decode(ids), len(ids))
@@ -142,7 +142,7 @@ async def test_token_ids_are_taken_as_they_are(hosts: Hosts, tokenizer: Tokenize
 
 @in_virtual_time
 async def test_a_framer_that_wants_the_prompts_tokens_gets_them(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service, encoder = await loaded(tokenizer), NotingFramer(wants_prompt_tokens=True)
+    service, encoder = await loaded(tokenizer), NotingEncoder(wants_prompt_tokens=True)
     ids = await prompted(hosts, service, encoder, prompt="a wolf")
     assert encoder.prompt is not None
     tokens = encoder.prompt.tokens
@@ -162,7 +162,7 @@ async def test_long_texts_are_tokenised_beside_the_event_loop(
     noted.free.set()
     await service.load(noted.of(played_model(tokenizer, max_input_len=4000)))
     text = ("a " * characters)[:characters]
-    assert await prompted(hosts, service, NotingFramer(), prompt=text) == tokenizer.encode(text)
+    assert await prompted(hosts, service, NotingEncoder(), prompt=text) == tokenizer.encode(text)
     assert [thread is threading.main_thread() for thread in noted.threads] == [inline]
     await service.close()
 
@@ -259,7 +259,7 @@ async def test_a_refused_request_gives_its_place_back(hosts: Hosts, tokenizer: T
     service = await loaded(tokenizer, max_input_len=5)
     for prompt, error in ((PROMPT, PromptTooLongError), ("\ud800", InvalidRequestError)):
         with pytest.raises(error):
-            await service.generate(Call((GenerationRequest(prompt=prompt),), NotingFramer()), Asked())
+            await service.generate(Call((GenerationRequest(prompt=prompt),), NotingEncoder()), Asked())
         assert service.load_now == 0
     await service.close()
 
@@ -270,8 +270,8 @@ async def test_a_text_that_no_tokens_make_short_enough_is_not_tokenised(hosts: H
     most = 400 * (tokenizer.longest_token or 0)
     for characters, told in ((most + 1, rf"has {most + 1} characters.* 400 tokens, and"), (most, r"has \d+ tokens")):
         with pytest.raises(PromptTooLongError, match=rf"{told}.* max_input_len is 400"):
-            await prompted(hosts, service, NotingFramer(), prompt="a" * characters)
-    assert len(await prompted(hosts, service, NotingFramer(), prompt="a" * (most + 1), truncate=5)) == 5
+            await prompted(hosts, service, NotingEncoder(), prompt="a" * characters)
+    assert len(await prompted(hosts, service, NotingEncoder(), prompt="a" * (most + 1), truncate=5)) == 5
     await service.close()
 
 
@@ -315,7 +315,7 @@ async def test_log_probabilities_are_asked_of_the_engine_where_they_are_to_be_ha
     hosts.features = frozenset(features)
     service = await loaded(tokenizer)
     request = GenerationRequest(prompt="a wolf", logprobs=place, asks_logprobs=asks)
-    await service.generate(Call((request,), NotingFramer()), Asked())
+    await service.generate(Call((request,), NotingEncoder()), Asked())
     assert hosts.last.submitted[-1].logprobs is given
     await service.close()
 
@@ -333,11 +333,11 @@ async def test_a_request_runs_with_the_adapter_that_it_names(
     assert isinstance(service.adapters, Adapters)
     assert service.adapters is service.adapters
     for name, expected in (("dutch", "dutch"), (None, None)):
-        await service.generate(Call((GenerationRequest(prompt="a wolf", adapter=name),), NotingFramer()), Asked())
+        await service.generate(Call((GenerationRequest(prompt="a wolf", adapter=name),), NotingEncoder()), Asked())
         adapter = hosts.last.submitted[-1].adapter
         assert (adapter and adapter.name) == expected
     with pytest.raises(UnknownAdapterError):
-        await service.generate(Call((GenerationRequest(prompt="a wolf", adapter="french"),), NotingFramer()), Asked())
+        await service.generate(Call((GenerationRequest(prompt="a wolf", adapter="french"),), NotingEncoder()), Asked())
     assert service.load_now == 2
     await service.close()
 

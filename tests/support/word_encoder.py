@@ -1,4 +1,4 @@
-"""Updates of a rolling batch, and a encoder whose bytes show what it was given."""
+"""Chunks of a rolling batch, and an encoder whose bytes show what it was given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from djl_trtllm.errors import RequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
 
-def update(text: str = "", *, ends: bool = False, error: RequestError | None = None, index: int = 0) -> OutputChunk:
+def chunk(text: str = "", *, ends: bool = False, error: RequestError | None = None, index: int = 0) -> OutputChunk:
     """What is new in a sequence: a text, its end by length, its end by an error."""
     reason = FinishReason.LENGTH if error is None else FinishReason.ERROR
     finished = SequenceResult(reason, 1, None, None, error=error) if ends or error is not None else None
@@ -29,13 +29,13 @@ class WordEncoder:
     def begin(self, prompt: Prompt) -> None:
         pass
 
-    def encode(self, update: OutputChunk) -> bytes:
+    def encode(self, chunk: OutputChunk) -> bytes:
         if self.failure is not None:
             raise self.failure
-        self._text += "".join(token.text for token in update.tokens)
-        if update.finished is not None:
-            self._text += "." if update.finished.error is None else "?"
-        if not self.stream and update.finished is None:
+        self._text += "".join(token.text for token in chunk.tokens)
+        if chunk.finished is not None:
+            self._text += "." if chunk.finished.error is None else "?"
+        if not self.stream and chunk.finished is None:
             return b""
         text, self._text = self._text, ""
         return text.encode()

@@ -7,7 +7,7 @@ DJL has two signatures of each, and both are called as documented by DJL:
 - `output(response: dict) -> dict` changes every JSON object of the response: the whole one, or each line of a stream;
   `output(request_output: TextGenerationOutput) -> str` is called per token and writes the response by itself.
 
-The annotation of the first argument, or without one its name (`input_item`, `request_output`), says which one it is.
+The annotation of the first argument, or without one its name (`input_item`, `request_output`), selects the signature.
 The functions run on the server's event loop. An exception fails only its own request; the log has the traceback.
 """
 

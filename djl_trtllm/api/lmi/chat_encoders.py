@@ -4,11 +4,11 @@ OpenAI's format without a `model` field, as in DJL's rolling batch. Where DJL's 
 the values are OpenAI's, because the format exists for those clients:
 
 - `finish_reason` is `stop` (end token or stop string) or `length`; DJL put `eos_token` there, which typed clients
-  refuse. What OpenAI has no word for keeps ours: `error`, `cancelled`.
+  refuse. OpenAI has no value for errors and cancelled requests: `error` and `cancelled` are LMI's.
 - `logprobs` is an object in chunks too (DJL: a list of one), `bytes` are UTF-8 (DJL: code points), and
   `top_logprobs[].token` is the token (DJL: the number). Only the chosen token is in `top_logprobs`.
 - `usage.prompt_tokens` is counted (DJL: 0); streams send `usage` when `stream_options.include_usage` asks for it.
-- `n` above 1 is honoured, in streams by `choices[0].index` (DJL ignored it).
+- `n` above 1 works, in streams by `choices[0].index` (DJL ignored it).
 """
 
 from __future__ import annotations

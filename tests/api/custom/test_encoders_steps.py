@@ -115,7 +115,7 @@ def test_both_formatters_share_their_input(tmp_path: Path) -> None:
 
 @pytest.fixture
 def steps(clean_imports: None) -> Callable[..., TokenEncoder]:
-    """Makes a encoder of steps."""
+    """Makes an encoder of steps."""
     djl_python_shim.install()
 
     def make_steps(

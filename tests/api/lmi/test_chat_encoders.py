@@ -79,7 +79,7 @@ def test_media_types() -> None:
     assert not any(make(name, prefill=True).wants_prompt_tokens for name in STREAMS)
 
 
-def test_an_update_without_news_adds_nothing() -> None:
+def test_a_chunk_without_news_adds_nothing() -> None:
     for name in ("json_chat", *STREAMS):
         assert make(name).encode(OutputChunk(0, [], None)) == b""
 

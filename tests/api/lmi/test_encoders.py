@@ -109,7 +109,7 @@ def test_the_prompts_tokens_are_wanted_where_they_are_shown() -> None:
     assert not make("none", prefill=True).wants_prompt_tokens
 
 
-def test_an_update_without_news_adds_nothing() -> None:
+def test_a_chunk_without_news_adds_nothing() -> None:
     for name in ("json", "jsonlines", "sse", "none"):
         for tgi_compat in (False, True):
             assert make(name, tgi_compat=tgi_compat).encode(OutputChunk(0, [], None)) == b""

@@ -103,7 +103,7 @@ def test_a_token_is_shown_as_its_schema_has_it() -> None:
     assert tgi_token(special) == {"id": 2, "text": "", "logprob": None, "special": True}
 
 
-def test_an_update_may_end_a_sequence_and_add_to_it() -> None:
+def test_a_chunk_may_end_a_sequence_and_add_to_it() -> None:
     collector = SequenceCollector(1)
     finished = SequenceResult(FinishReason.LENGTH, 1, None, None)
     assert collector.add(OutputChunk(0, [Token(1, "a", None, False)], finished))
