@@ -1,7 +1,7 @@
-"""Where documents disagree about an option: what each says, what counts here, and why.
+"""Where documents disagree about an option: what each says, what is used here, and why.
 
-The rule: for `option.*` the LMI document counts; where it is silent, TensorRT-LLM's own default; where a document and
-the code it describes differ, what users of the running code saw.
+The rule: for `option.*` the LMI document is followed; where it is silent, TensorRT-LLM's own default; where a document
+and the code that it describes differ, what users of the running code saw.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HANDLER = "DJL Serving's handler of 0.33"
 GUIDE = "the LMI guide of 0.27 to 0.33"
 WORKFLOW = "triton-llama-workflow.md"
 
-_LMI_COUNTS = "the LMI document counts for `option.*`"
+_FOLLOWED = "the LMI document is followed for `option.*`"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Disagreement:
 
     @property
     def choice(self) -> str:
-        """The default that counts here, as it is shown."""
+        """The default here, as it is shown."""
         declared = OPTIONS[self.option]
         return as_text(declared.default) or declared.option.default_note
 
@@ -57,17 +57,17 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "max_rolling_batch_size",
         ((LMI, "32"), (f"{DJL}'s start, with rolling_batch=trtllm", "256"), (HANDLER, "32"), (TRTLLM, "2048")),
-        f"{_LMI_COUNTS}, and the last container did the same; `option.max_num_tokens` raises it to 256",
+        f"{_FOLLOWED}, and the last container did the same; `option.max_num_tokens` raises it to 256",
     ),
     Disagreement(
         "max_num_sequences",
         ((LMI, "max_rolling_batch_size"), (TRUSS, "64"), (TRTLLM, "2048")),
-        f"{_LMI_COUNTS}; 64 is Truss's preset and is used where a Truss configuration is the source",
+        f"{_FOLLOWED}; 64 is Truss's preset and is used where a Truss configuration is the source",
     ),
     Disagreement(
         "kv_cache_free_gpu_mem_fraction",
         ((LMI, "0.95"), (RUNTIME, "0.9"), (WORKFLOW, "0.9"), (TRUSS, "0.1")),
-        f"{_LMI_COUNTS}; 0.1 is Truss's preset and is used where a Truss configuration is the source",
+        f"{_FOLLOWED}; 0.1 is Truss's preset and is used where a Truss configuration is the source",
     ),
     Disagreement(
         "max_tokens_in_paged_kv_cache",
@@ -77,46 +77,46 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "batch_scheduler_policy",
         ((LMI, "max_utilization"), (WORKFLOW, "max_utilization"), (RUNTIME, "guaranteed_no_evict")),
-        _LMI_COUNTS,
+        _FOLLOWED,
     ),
-    Disagreement("tokens_per_block", ((LMI, "64"), (GUIDE, "128"), (TRTLLM, "32")), _LMI_COUNTS),
-    Disagreement("enable_kv_cache_reuse", ((LMI, "false"), (TRITON, "false"), (TRTLLM, "true")), _LMI_COUNTS),
+    Disagreement("tokens_per_block", ((LMI, "64"), (GUIDE, "128"), (TRTLLM, "32")), _FOLLOWED),
+    Disagreement("enable_kv_cache_reuse", ((LMI, "false"), (TRITON, "false"), (TRTLLM, "true")), _FOLLOWED),
     Disagreement(
         "enable_trt_overlap",
         ((LMI, "false"), (TRUSS, "true")),
-        f"{_LMI_COUNTS}; no engine of today has the option",
+        f"{_FOLLOWED}; no engine of today has the option",
     ),
     Disagreement(
         "enable_overlap_scheduler",
         ((HANDLER, "false"), (TRTLLM, "true")),
-        "the LMI document is silent, so TensorRT-LLM's default counts",
+        "the LMI document is silent, so TensorRT-LLM's default is used",
     ),
     Disagreement(
         "enable_chunked_prefill",
         ((HANDLER, "false"), (TRITON, "false"), (TRTLLM, "false"), (WORKFLOW, "prepares engines for it")),
-        "the LMI document is silent, so TensorRT-LLM's default counts",
+        "the LMI document is silent, so TensorRT-LLM's default is used",
     ),
     Disagreement(
         "calib_size",
         ((f"{LMI}, for awq", "32"), (GUIDE, "512"), (TRTLLM, "512")),
-        _LMI_COUNTS,
+        _FOLLOWED,
     ),
     Disagreement(
         "calib_batch_size",
         ((GUIDE, "32"), (TRTLLM, "1")),
-        "the LMI document is silent, so TensorRT-LLM's default counts",
+        "the LMI document is silent, so TensorRT-LLM's default is used",
     ),
-    Disagreement("smoothquant_alpha", ((LMI, "0.8"), (TRTLLM, "0.5")), _LMI_COUNTS),
-    Disagreement("multi_block_mode", ((LMI, "false"), (TRITON, "true"), (TRTLLM, "true")), f"{_LMI_COUNTS} when set"),
+    Disagreement("smoothquant_alpha", ((LMI, "0.8"), (TRTLLM, "0.5")), _FOLLOWED),
+    Disagreement("multi_block_mode", ((LMI, "false"), (TRITON, "true"), (TRTLLM, "true")), f"{_FOLLOWED} when set"),
     Disagreement(
         "context_fmha_fp32_acc",
         ((f"{WORKFLOW}, its example", "enable"), (TRTLLM, "false")),
-        "the example turns it on for one model; TensorRT-LLM's default counts",
+        "the example turns it on for one model; TensorRT-LLM's default is used",
     ),
     Disagreement(
         "normalize_log_probs",
         ((TRITON, "true"), (HANDLER, "false"), (TRTLLM, "false")),
-        "the LMI document is silent, so TensorRT-LLM's default counts",
+        "the LMI document is silent, so TensorRT-LLM's default is used",
     ),
     Disagreement(
         "enable_build_cache",
@@ -126,7 +126,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "cross_kv_cache_fraction",
         ((TRITON, "0.5"), (TRTLLM, "unset")),
-        "the LMI document is silent, so TensorRT-LLM's default counts",
+        "the LMI document is silent, so TensorRT-LLM's default is used",
     ),
     Disagreement(
         "predict_timeout",

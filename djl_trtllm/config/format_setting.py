@@ -1,11 +1,22 @@
-"""Options as messages cite them."""
+"""Options with their values and origins, for messages."""
 
 from __future__ import annotations
 
-from djl_trtllm.config import Config
+from typing import Any
+
+from djl_trtllm.config.configuration import Config
+from djl_trtllm.config.masking import masked
+from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.options.values import as_text
+from djl_trtllm.config.sources.origin import Origin
 
 
-def format_setting(config: Config, field: str) -> str:
-    """`option.NAME=VALUE (origin)`, for an option whose key is its field's name."""
-    value = getattr(config.options, field)
-    return f"option.{field}={'none' if value is None else value} ({config.origin(field)})"
+def format_setting(config: Config, name: str) -> str:
+    """`KEY=VALUE (origin)` of the option of this field, with secrets masked."""
+    return format_value(name, getattr(config.options, name), config.origin(name))
+
+
+def format_value(name: str, value: Any, origin: Origin) -> str:
+    """The same for another value of this field."""
+    key = OPTIONS[name].key
+    return f"{key}={masked(key, as_text(value)) or 'none'} ({masked('', str(origin))})"

@@ -154,7 +154,7 @@ def test_a_fetched_model_does_not_allow_its_own_code_to_run(fetching: Fetching) 
     source = open_remote("acme/story", {})
     assert (source.config.options.trust_remote_code, source.trusted) == (False, False)
     (warning,) = source.config.warnings
-    assert all(part in warning for part in ("remote_code=True (", "acme/story was fetched", "OPTION_TRUST_REMOTE_CODE"))
+    assert all(part in warning for part in ("remote_code=true (", "acme/story was fetched", "OPTION_TRUST_REMOTE_CODE"))
 
 
 def test_the_operator_allows_the_code_of_a_fetched_model(fetching: Fetching) -> None:

@@ -1,7 +1,7 @@
-"""The arguments of TensorRT-LLM's LLM that a configuration comes to, as plain data.
+"""The arguments of TensorRT-LLM's LLM for a configuration, as plain data.
 
-An option whose declared effect names an argument is that argument: the declarations are the mapping. What follows from
-several options, or from model and machine, stands in `tensorrt_llm_derivations` and counts where both say something.
+`options` maps options to arguments. `derivations` computes arguments from several options, the model and the machine,
+and overrides that map.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from djl_trtllm.backends.effects import Passed, Target
 from djl_trtllm.backends.tensorrt_llm.names import all_members, default_of, has, members, owners
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.config import Backend, Config, DType
-from djl_trtllm.config.masking import masked
+from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.config.options.choices import Choice, PluginDType
 from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.options.values import as_text
 
 Arguments = dict[str, Any]
 """Keyword arguments of LLM: a configuration object is `{"class": NAME, field: value}`, a member of an enum
@@ -82,11 +81,11 @@ _BOTH_ARGUMENTS = frozenset(
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What arguments follow from beside the options.
+    """The inputs of arguments other than the options.
 
-    `version` is TensorRT-LLM's. `dtype` is the number format of the weights (float16, ...; None where nothing tells),
-    `stored_quantization` what they are quantised with already. `max_sequences` run at once, `max_batch_size` are
-    compiled for; lengths and `tokens_per_block` are in tokens, parallel degrees in GPUs.
+    `version` is TensorRT-LLM's. `dtype` is the number format of the weights (float16, ...; None if unknown),
+    `stored_quantization` the quantisation of the checkpoint. `max_sequences` run at once, the engine is compiled for
+    `max_batch_size`; lengths and `tokens_per_block` are in tokens, parallel degrees in GPUs.
     """
 
     backend: Backend
@@ -103,7 +102,7 @@ class PlanInputs:
 
 
 class ArgumentBuilder:
-    """Values by argument, on their way to `Arguments`, with what is wrong in them."""
+    """Collects values by argument, with problems and notes, and builds `Arguments`."""
 
     def __init__(self, config: Config, inputs: PlanInputs, phases: Phase) -> None:
         self.config = config
@@ -119,19 +118,19 @@ class ArgumentBuilder:
 
     def is_taken(self, target: Target) -> bool:
         """Whether this version has the argument, and it is passed in one of the phases."""
-        return self._counts(target) and self.exists(target)
+        return self._is_passed(target) and self.exists(target)
 
     def exists(self, target: Target) -> bool:
         """Whether this version of TensorRT-LLM has the argument."""
         return has(self._owner(target), target.name, self.inputs.version)
 
     def put(self, target: Target, value: Any, *options: str) -> None:
-        """Pass a value, in place of one that was there. `options` are the fields it comes from.
+        """Pass a value, in place of an earlier one. `options` are the fields that it comes from.
 
-        Where this version of TensorRT-LLM has no such argument, or no such member of its enum, it is a problem if the
+        If this version of TensorRT-LLM has no such argument, or no such member of its enum, it is a problem if the
         user set one of the options.
         """
-        if not self._counts(target):
+        if not self._is_passed(target):
             return
         missing: Target | None = target
         if self.exists(target):
@@ -149,15 +148,13 @@ class ArgumentBuilder:
 
     def put_unless_default(self, target: Target, value: Any, *options: str) -> None:
         """Pass a value that the user set, or that differs from TensorRT-LLM's default."""
-        asked = any(self.config.is_set(name) for name in options)
-        if asked or (self.is_taken(target) and self._differs(target, value)):
+        is_set = any(self.config.is_set(name) for name in options)
+        if is_set or (self.is_taken(target) and self._differs(target, value)):
             self.put(target, value, *options)
 
     def format_setting(self, name: str) -> str:
         """`KEY=VALUE (origin)`."""
-        declared = OPTIONS[name]
-        value = masked(declared.key, as_text(getattr(self.options, name)))
-        return f"{declared.key}={value or 'none'} ({self.config.origin(name)})"
+        return format_setting(self.config, name)
 
     def arguments(self, phase: Phase) -> Arguments:
         """The keyword arguments of LLM in one phase."""
@@ -174,7 +171,7 @@ class ArgumentBuilder:
             self._object(place.owner, objects)[place.name] = objects[owner]
         return objects[owner]
 
-    def _counts(self, target: Target) -> bool:
+    def _is_passed(self, target: Target) -> bool:
         if target.owner in _LORA_OWNERS and not self.options.enable_lora:
             return False
         return bool(self.phases & _phases(target, self.inputs.backend))
@@ -234,7 +231,7 @@ def flattened(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def shown(arguments: Mapping[str, Any], name: str = "LLM") -> str:
-    """As one writes it in Python, for the log."""
+    """As Python code, for the log."""
     return f"{name}({', '.join(f'{key}={_shown(value)}' for key, value in arguments.items() if key != 'class')})"
 
 
@@ -248,7 +245,7 @@ def _shown(value: Any) -> str:
 
 def _phases(target: Target, backend: Backend) -> Phase:
     if backend is not Backend.TENSORRT:
-        # A checkpoint is run as it is: there is nothing to build.
+        # Nothing is built from a checkpoint that runs as it is.
         return Phase(0) if target.owner in _BUILD_OWNERS - {"LoraConfig"} else Phase.RUN
     if target.owner in _BUILD_OWNERS or (target.owner == "LLM" and target.name in _BUILD_ARGUMENTS):
         return Phase.BUILD
@@ -258,7 +255,7 @@ def _phases(target: Target, backend: Backend) -> Phase:
 
 
 def _span(owner: str, name: str) -> str:
-    """In which versions an owner has a name, in words."""
+    """The versions in which an owner has a name, as text."""
     among = {owner, *owners()[owner].base}
     spans = [(row.since, row.until) for row in all_members() if row.owner in among and row.name == name]
     if not spans:

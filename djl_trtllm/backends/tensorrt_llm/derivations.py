@@ -1,4 +1,4 @@
-"""Arguments of TensorRT-LLM that follow from several options, or from model and machine."""
+"""Arguments of TensorRT-LLM that are computed from several options, the model and the machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LORA_CACHE = {
 
 
 def derive(builder: ArgumentBuilder) -> None:
-    """Put in every argument that no single option is."""
+    """Add every computed argument."""
     for derivation in _DERIVATIONS:
         derivation(builder)
 
@@ -59,7 +59,7 @@ def _limits(builder: ArgumentBuilder) -> None:
     builder.put(Target("LLM", "max_batch_size"), inputs.max_sequences, *sequences)
     builder.put(Target("LLM", "max_num_tokens"), inputs.max_num_tokens, "max_num_tokens")
     if inputs.backend is not Backend.TENSORRT:
-        # An engine's own lengths count, and it warns of any others.
+        # An engine has its own lengths, and warns of others.
         builder.put(Target("LLM", "max_seq_len"), inputs.max_seq_len, *lengths)
         builder.put_unless_default(Target("LLM", "max_input_len"), longest_prompt, "max_input_len")
 
@@ -78,13 +78,13 @@ def _parallelism(builder: ArgumentBuilder) -> None:
 
 
 def _world_size(builder: ArgumentBuilder) -> None:
-    """AutoDeploy spreads a model by itself, over as many GPUs as it is told."""
+    """AutoDeploy distributes a model itself, over the given number of GPUs."""
     builder.drop(Target("LLM", "tensor_parallel_size"))
     if builder.inputs.tensor_parallel > 1:
         builder.put(Target("LLM", "world_size"), builder.inputs.tensor_parallel, "tensor_parallel_degree")
     builder.problems += [
-        f"{builder.format_setting(name)}: AutoDeploy spreads a model by option.tensor_parallel_degree alone; leave it "
-        f"out"
+        f"{builder.format_setting(name)}: AutoDeploy distributes a model by option.tensor_parallel_degree only; leave "
+        f"it out"
         for name in _NOT_AUTODEPLOYS
         if builder.config.is_set(name)
     ]
@@ -125,7 +125,7 @@ def _kv_cache_type(builder: ArgumentBuilder) -> None:
 
 
 def _paged_context(builder: ArgumentBuilder) -> None:
-    """Reuse of blocks and chunks of prompts are read by attention kernels that read prompts from the paged cache."""
+    """Reused blocks and chunked prompts need attention kernels that read prompts from the paged cache."""
     options = builder.options
     if builder.inputs.backend is not Backend.TENSORRT or options.use_paged_context_fmha:
         return
@@ -155,7 +155,7 @@ def _scheduler(builder: ArgumentBuilder) -> None:
 
 
 def _knobs(builder: ArgumentBuilder) -> None:
-    """Runtime switches of an engine: the options that name one count before the JSON object."""
+    """Runtime switches of an engine: their own options override the JSON object."""
     options = builder.options
     if builder.inputs.backend is not Backend.TENSORRT:
         return
@@ -186,14 +186,14 @@ def _cuda_graphs(builder: ArgumentBuilder) -> None:
     target = Target("LLM", "cuda_graph_config")
     if builder.inputs.backend is Backend.TENSORRT:
         return
-    asked = [name for name in _CUDA_GRAPHS if config.is_set(name)]
+    chosen = [name for name in _CUDA_GRAPHS if config.is_set(name)]
     wanted = not options.enforce_eager if options.use_cuda_graph is None else options.use_cuda_graph
     if not wanted:
         switch = "enforce_eager" if options.use_cuda_graph is None else "use_cuda_graph"
         builder.problems += [
             f"{builder.format_setting(name)} and {builder.format_setting(switch)} contradict each other: leave one of "
             f"them out"
-            for name in asked
+            for name in chosen
         ]
         builder.put(target, None, switch)
     elif options.cuda_graph_batch_sizes is not None and options.cuda_graph_max_batch_size is not None:
@@ -202,7 +202,7 @@ def _cuda_graphs(builder: ArgumentBuilder) -> None:
             f"{builder.format_setting('cuda_graph_max_batch_size')}: "
             "TensorRT-LLM takes either the batches or the largest of them; leave one out"
         )
-    elif options.use_cuda_graph and not asked:
+    elif options.use_cuda_graph and not chosen:
         builder.put(target, {"class": "CudaGraphConfig"}, "use_cuda_graph")
 
 
@@ -220,7 +220,7 @@ def _guided_decoding(builder: ArgumentBuilder) -> None:
 
 
 def _guides_by_default(inputs: PlanInputs) -> bool:
-    """AutoDeploy has no guides everywhere; in 1.0 PyTorch has them only without its overlap scheduler."""
+    """Not all versions of AutoDeploy have guides; PyTorch 1.0 has them only without its overlap scheduler."""
     if inputs.backend is Backend.PYTORCH:
         release = release_of(inputs.version)
         return release is None or release >= _GUIDES_OVERLAPPED
@@ -252,7 +252,7 @@ def _lora(builder: ArgumentBuilder) -> None:
 
 
 def _files(builder: ArgumentBuilder) -> None:
-    """The compiler works in the engine's directory, where its own files stay; those it reads lie elsewhere."""
+    """The compiler runs in the engine's directory, so paths of files that it reads must be absolute."""
     cache = builder.options.input_timing_cache
     if cache is not None:
         builder.put(Target("BuildConfig", "input_timing_cache"), cache.absolute(), "input_timing_cache")

@@ -1,4 +1,4 @@
-"""How weights and KV cache are quantised: options to TensorRT-LLM's algorithms and their calibration."""
+"""The quantisation of weights and KV cache: TensorRT-LLM's algorithms and their calibration."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _KV_CACHE_QUANT_ALGO = Target("QuantConfig", "kv_cache_quant_algo")
 
 
 def method_of(algorithm: str | None) -> Quantization | None:
-    """The word of `option.quantize` for one of TensorRT-LLM's algorithms, where there is one."""
+    """The value of `option.quantize` for one of TensorRT-LLM's algorithms, or None."""
     return next((method for method, names in _SAME.items() if algorithm in names), None)
 
 
 def quantization(builder: ArgumentBuilder) -> None:
-    """`QuantConfig` and `CalibConfig` of an engine; a checkpoint that is quantised already brings its own."""
+    """`QuantConfig` and `CalibConfig` of an engine; a quantised checkpoint has its own."""
     options, inputs = builder.options, builder.inputs
     if options.quantize is not None and inputs.stored_quantization is not None:
         if inputs.stored_quantization not in _SAME[options.quantize]:
@@ -92,7 +92,7 @@ def _algorithm(config: Config) -> str | None:
 
 
 def kv_cache_format(builder: ArgumentBuilder) -> None:
-    """An engine's cache is quantised when it is compiled, PyTorch's when it is loaded."""
+    """An engine's cache is quantised while compiling, PyTorch's while loading."""
     options, engine = builder.options, builder.inputs.backend is Backend.TENSORRT
     match options.kv_cache_dtype:
         case KvCacheDType.FP8 if engine and options.kv_cache_quant_algo is None:
@@ -122,5 +122,5 @@ def kv_cache_format(builder: ArgumentBuilder) -> None:
 
 
 def is_calibrated(config: Config, stored_quantization: str | None) -> bool:
-    """Whether compiling runs samples through the model."""
+    """Whether compiling calibrates with samples."""
     return stored_quantization is None and _algorithm(config) in _CALIBRATED

@@ -8,9 +8,8 @@ from typing import Any
 
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.derive import Draft
-from djl_trtllm.config.masking import masked
+from djl_trtllm.config.format_setting import format_setting, format_value
 from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.options.values import as_text
 from djl_trtllm.config.sources.origin import Origin
 
 
@@ -41,7 +40,7 @@ def context_of_draft(draft: Draft) -> RuleContext:
     def formatted(name: str) -> str:
         if name in draft.chosen and name not in draft.origins:
             return draft.chosen[name].formatted
-        return _formatted(name, value(name), draft.origins.get(name, Origin.default()))
+        return format_value(name, value(name), draft.origins.get(name, Origin.default()))
 
     def wrote(name: str) -> str:
         return draft.chosen[name].wrote if name in draft.chosen else OPTIONS[name].key
@@ -58,14 +57,9 @@ def context_of(
         return getattr(config.options, name)
 
     def formatted(name: str) -> str:
-        return _formatted(name, value(name), config.origin(name))
+        return format_setting(config, name)
 
     def wrote(name: str) -> str:
         return OPTIONS[name].key
 
     return RuleContext(value, config.is_set, formatted, wrote, model_type, is_engine, compiled_as)
-
-
-def _formatted(name: str, value: Any, origin: Origin) -> str:
-    key = OPTIONS[name].key
-    return f"{key}={masked(key, as_text(value)) or 'none'} ({masked('', str(origin))})"

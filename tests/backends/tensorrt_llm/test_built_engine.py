@@ -317,7 +317,7 @@ def test_formats_that_agree_or_that_nobody_asked_for_fit() -> None:
 def test_a_feature_needs_an_engine_that_was_compiled_for_it(option: str, flag: str, built: dict[str, Any]) -> None:
     (line,) = mismatches(configured(**{option: "true"}), engine(**built))
     assert line == (
-        f"option.{option}=True (environment variable OPTION_{option.upper()}) needs an engine with {flag}, and "
+        f"option.{option}=true (environment variable OPTION_{option.upper()}) needs an engine with {flag}, and "
         "this one was compiled without"
     )
     able = engine(use_paged_context_fmha=True, gather_context_logits=True, lora=True)
