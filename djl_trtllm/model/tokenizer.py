@@ -32,7 +32,7 @@ _AFFIX_CLASSES = {
     for suffix in ("", "Fast")
 }
 _LONG_TEXT = 1024
-"""Characters from which on a text is encoded without the GIL; below, a single call is cheaper."""
+"""Longer texts are encoded without the GIL; for shorter ones a single call is cheaper."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -54,7 +54,7 @@ class Tokenizer:
     pad_id: int | None
     bos_id: int | None
     longest_token: int | None
-    """Most characters of a text that one token can hold; None where a token can hold any number of them."""
+    """The largest number of characters that one token can encode; None if there is no limit."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode `text`; `add_special_tokens` adds those that the model expects around a text (often a BOS token).
 
-        A long text is encoded without the GIL, so that other threads run meanwhile. Raises `InvalidRequestError` if the
+        Encodes a long text without the GIL, so that other threads can run. Raises `InvalidRequestError` if the
         text is not valid Unicode (a lone surrogate).
         """
         try:
-            # `encode` holds the GIL for as long as it takes: seconds for a megabyte. The batch calls release it.
+            # `encode` holds the GIL all the time, seconds for a megabyte. The batch calls release it.
             if len(text) > _LONG_TEXT:
                 (encoding,) = self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             else:
@@ -296,10 +296,10 @@ def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:
 
 
 def _longest_token(raw: tokenizers.Tokenizer) -> int | None:
-    """Characters of the longest token, where every character of a text becomes a token or a part of one.
+    """Characters of the longest token, if every character of a text becomes a token or a part of one; else None.
 
-    A byte of UTF-8 is at least a character of a byte-level token, so a token's own length bounds what it stands for.
-    There is no bound where characters may vanish or share one token: unknown ones without bytes to fall back to, those
+    A byte of UTF-8 is at least one character of a byte-level token, so a token's own length bounds the text it encodes.
+    There is no bound if characters may vanish or share a token: unknown characters without byte fallback, characters
     that a normaliser removes, blanks beside a token that strips them.
     """
     description = json.loads(raw.to_str())
@@ -320,7 +320,7 @@ def _longest_token(raw: tokenizers.Tokenizer) -> int | None:
 
 
 def _keeps_length(normalizer: Mapping[str, Any]) -> bool:
-    """Whether a normaliser leaves no text shorter than it was."""
+    """Whether a normaliser never shortens a text."""
     if normalizer.get("type") == "Replace":
         pattern = normalizer["pattern"].get("String")
         return pattern is not None and len(normalizer["content"]) >= len(pattern)

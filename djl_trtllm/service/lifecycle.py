@@ -221,7 +221,7 @@ class ModelService:
 
     def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected."""
-        # From the last: the end of one may not start a later one.
+        # In reverse order, so that the end of one does not start a later one.
         for state in reversed(states):
             if self._batch is not None and not state.done:
                 self._batch.cancel(state)
@@ -338,7 +338,7 @@ class ModelService:
 
 
 def _numbered(consumer: Consumer, generation: int) -> Consumer:
-    """A consumer whose chunks have the number of their generation; the first one's have it anyway."""
+    """A consumer that numbers the chunks of a generation; those of the first have the right number already."""
     if not generation:
         return consumer
 
@@ -349,7 +349,7 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
 
 
 def _require_short_enough(characters: int, longest_token: int | None, max_input_len: int) -> None:
-    """Raise PromptTooLongError for a text that no tokenising makes short enough, before work is done for it."""
+    """Raise PromptTooLongError, before tokenising, for a text that is too long for any tokens of this vocabulary."""
     if longest_token is not None and characters > longest_token * max_input_len:
         raise PromptTooLongError(
             f"the prompt has {characters} characters, which are more than {characters // longest_token} tokens, and "

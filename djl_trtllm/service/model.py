@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 class ModelSource:
     """A model directory and its resolved configuration.
 
-    `trusted`: whether Python code in the directory may run. The operator's own directories and archives are; what was
-    fetched is only where the environment or the command line says so.
+    `trusted`: whether Python code in the directory may run. It may in local directories and archives, and in a
+    downloaded model only if the environment or the command line allows it.
     """
 
     name: str
@@ -84,7 +84,7 @@ def open_source(path: Path, environ: Mapping[str, str]) -> ModelSource:
 def open_remote(text: str, environ: Mapping[str, str]) -> ModelSource:
     """Fetch a model from the hub or S3 and open it with the serving.properties that comes with it, if any.
 
-    Its code runs only where `environ` sets trust_remote_code, whatever its own files say. Raises ModelError and
+    Its code runs only if `environ` sets trust_remote_code; its own files cannot allow it. Raises ModelError and
     ConfigError.
     """
     # HF_MODEL_ID names the model fetched here; it does not name another one inside its directory.
