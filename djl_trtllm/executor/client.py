@@ -217,7 +217,7 @@ class ExecutorClient(asyncio.Protocol):
             self._transport.write(frame(message))
 
     def _watch(self) -> None:
-        """Measure the process's silence in ticks, so that a pause of the server itself does not count as silence."""
+        """Measure the process's silence in ticks, so that a pause of the server itself is not silence."""
         tick = min(1.0, self._hang_timeout / 8)
         self._watchdog = self._loop.call_later(tick, self._watch)
         if self._busy() or self._pinged:

@@ -60,27 +60,11 @@ def test_a_plain_message_has_the_prompt_the_end_ids_and_nothing_else(lower_case:
     assert message(lower_case, asking()) == Submit(7, [3, 4], Sampling(9), [END])
 
 
-def test_every_sampling_parameter_reaches_the_executor(lower_case: Tokenizer) -> None:
-    values: dict[str, object] = {
-        "min_new_tokens": 2,
-        "do_sample": True,
-        "temperature": 0.7,
-        "top_k": 9,
-        "top_p": 0.8,
-        "repetition_penalty": 1.1,
-        "presence_penalty": 0.2,
-        "frequency_penalty": 0.3,
-        "ignore_eos": True,
-        "min_p": 0.05,
-        "no_repeat_ngram_size": 3,
-        "beam_width": 4,
-        "length_penalty": 0.5,
-        "early_stopping": True,
-        "beam_search_diversity_rate": 0.6,
-    }
-    sampling = msgspec.structs.asdict(message(lower_case, asking(**values), seed=11).sampling)
-    assert sampling == {**values, "max_new_tokens": 9, "seed": 11, "n": 1, "best_of": None}
-    assert set(sampling) == set(Sampling.__struct_fields__)
+def test_the_executor_gets_the_requests_sampling_with_its_own_length_and_seed(lower_case: Tokenizer) -> None:
+    """tests/integration/test_request_fields.py goes through every field."""
+    request = asking(do_sample=True, temperature=0.7, beam_width=4, length_penalty=0.5, n=3, seed=5, max_new_tokens=0)
+    expected = msgspec.structs.replace(request.sampling, max_new_tokens=9, seed=11)
+    assert message(lower_case, request, seed=11).sampling == expected
 
 
 def test_words_guides_and_adapters_reach_the_executor(lower_case: Tokenizer) -> None:

@@ -162,7 +162,7 @@ def check_built_engine(
     """Compare an engine with the machine and the options before it is loaded; nothing unknown is a mismatch.
 
     Returns notes, one line each: limits that are the engine's where they were defaults, and flags without effect.
-    Raises EngineMismatchError with every mismatch, one line each. `environ` tells whether other machines take part.
+    Raises EngineMismatchError with every mismatch, one line each. `environ` shows whether other machines take part.
     """
     found = _Findings(config)
     found.mismatches += _version(engine, hardware)
@@ -189,7 +189,7 @@ def check_built_engine(
 
 @dataclass
 class _Findings:
-    """What does not fit, and what to tell. An option is compared once."""
+    """Mismatches and notes so far. An option is compared once."""
 
     config: Config
     mismatches: list[str] = field(default_factory=list)
@@ -197,12 +197,12 @@ class _Findings:
     compared: set[str] = field(default_factory=set)
 
     def value(self, name: str) -> Any:
-        """The option's value; it counts as compared."""
+        """The option's value; marks it as compared."""
         self.compared.add(name)
         return getattr(self.config.options, name)
 
     def asked(self, name: str) -> bool:
-        """Whether a person set the value that counts, and not a default or a rule."""
+        """Whether the user set the value, and not a default or a rule."""
         self.compared.add(name)
         return self.config.origin(name).is_user
 
@@ -214,9 +214,7 @@ class _Findings:
         if self.asked(name):
             self.mismatches.append(f"{format_setting(self.config, name)}: the engine's {of_engine} is {bound}")
         else:
-            self.notes.append(
-                f"{bound} counts and not {format_setting(self.config, name)}: it is the engine's {of_engine}"
-            )
+            self.notes.append(f"{format_setting(self.config, name)} is overridden by the engine's {of_engine}, {bound}")
 
 
 def _version(engine: BuiltEngine, hardware: Hardware) -> Iterator[str]:
@@ -301,7 +299,7 @@ def _lengths(engine: BuiltEngine, found: _Findings) -> None:
         if found.asked(prompt) and found.asked(output):
             found.mismatches.append(f"{line}; lower one of them, or set option.max_seq_len={engine.max_seq_len}")
         else:
-            found.notes.append(f"{line}, which counts")
+            found.notes.append(f"{line}, which applies")
 
 
 def _formats(engine: BuiltEngine, found: _Findings) -> None:

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
 
 
 def compile_engine(spec: TensorRtLlmSpec, out: Path) -> None:
-    """Compile and save; TensorRT-LLM's own log tells the phases between (see `compilers.TENSORRT_LLM`)."""
+    """Compile and save; TensorRT-LLM's own log shows the phases between (see `compiler.COMPILER`)."""
     from tensorrt_llm._tensorrt_engine import LLM
 
     from djl_trtllm.backends.tensorrt_llm.objects import build_arguments
@@ -62,7 +62,7 @@ def compile_engine(spec: TensorRtLlmSpec, out: Path) -> None:
 
 
 def _checkpoint(spec: TensorRtLlmSpec) -> str:
-    """The checkpoint, by a path that tells TensorRT-LLM what it is."""
+    """The checkpoint, by a path that TensorRT-LLM recognises."""
     if spec.converter_alias is None or spec.workspace is None:
         return spec.checkpoint
     link = Path(spec.workspace) / spec.converter_alias

@@ -1,6 +1,6 @@
 """Names of checkpoints from which TensorRT-LLM's converters read versions.
 
-They tell ChatGLM's versions and the variants of GPT-2 by the path of the checkpoint and by nothing else
+They recognise ChatGLM's versions and the variants of GPT-2 by the path of the checkpoint only
 (`tensorrt_llm/models/{chatglm,gpt}/config.py`, 1.2), and SageMaker's path is always `/opt/ml/model`. So the compiler
 reads these checkpoints through a link that has the name.
 """
@@ -22,8 +22,7 @@ _LARGE_VOCABULARY = 100_000
 def converter_alias(checkpoint: Path, raw: Mapping[str, Any], config: Config) -> str | None:
     """The name for a link to the checkpoint, whose config.json is `raw`; None for families that need none.
 
-    What is set with `option.chatglm_model_version` or `option.gpt_model_version` counts first, then what the path
-    says, then what can be told from config.json.
+    `option.chatglm_model_version` and `option.gpt_model_version` come first, then the path, then config.json.
     """
     path = str(checkpoint).replace("glm_4", "glm4").replace("glm-4", "glm4")
     model_type = str(raw.get("model_type"))

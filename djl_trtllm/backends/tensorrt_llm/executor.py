@@ -108,7 +108,7 @@ class TensorRtLlmExecutor:
         self._step_buffer = step_buffer
         self._lost = asyncio.get_running_loop().create_future()
         reading = asyncio.create_task(self._read_statistics()) if self._reads_statistics else None
-        # In ticks, so that a pause of this process does not count as silence of the engine.
+        # In ticks, so that a pause of this process is not silence of the engine.
         tick = min(_LONGEST_TICK_SECONDS, self._hang_timeout / 8)
         silent_for = unsent_for = 0.0
         try:

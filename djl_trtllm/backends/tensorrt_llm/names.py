@@ -30,7 +30,7 @@ REQUIRED: Final = _Required.REQUIRED
 """The default of a member that has none."""
 
 KNOWN_VERSIONS: Final = ("1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc20", "1.3.0rc21", "1.3.0")
-"""Versions that the table tells apart and the tests go through."""
+"""Versions that the table distinguishes and the tests cover."""
 
 MemberKind: TypeAlias = Literal["argument", "field", "attribute", "method", "enum"]
 OwnerKind: TypeAlias = Literal["class", "enum", "function"]

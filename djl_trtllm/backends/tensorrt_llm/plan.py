@@ -38,7 +38,7 @@ _TOKENS_PER_ITERATION = 8192
 _MANY_TOKENS_PER_ITERATION = 16384
 _MOST_LOOKAHEAD = 16
 _TOKENS_PER_BLOCK = 32
-# TensorRT-LLM 1.3 tells its makers how it is used, unless it is told not to.
+# Without it TensorRT-LLM 1.3 sends usage statistics to NVIDIA.
 _ENVIRONMENT = {"TRTLLM_NO_USAGE_STATS": "1"}
 _DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
 
@@ -317,7 +317,7 @@ def _check_engine(
 def _version(hardware: Hardware, notes: list[str]) -> str:
     if hardware.tensorrt_llm is not None and release_of(hardware.tensorrt_llm) is not None:
         return hardware.tensorrt_llm
-    notes.append(f"the version of TensorRT-LLM cannot be told: it is given what {_SUPPOSED_VERSION} takes")
+    notes.append(f"the version of TensorRT-LLM is unknown: it gets the arguments of {_SUPPOSED_VERSION}")
     return _SUPPOSED_VERSION
 
 

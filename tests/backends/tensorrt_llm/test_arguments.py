@@ -195,7 +195,7 @@ def test_a_version_that_cannot_be_told_is_taken_for_the_stable_one(roomy: Path) 
     plan = plan_engine(configured(), inspect(roomy), gpu_machine("of unknown version"))
     assert isinstance(plan, TensorRtLlmPlan)
     assert plan.inputs.version == "1.2.1"
-    assert plan.notes == ("the version of TensorRT-LLM cannot be told: it is given what 1.2.1 takes",)
+    assert plan.notes == ("the version of TensorRT-LLM is unknown: it gets the arguments of 1.2.1",)
 
 
 def test_all_problems_are_told_at_once(roomy: Path) -> None:

@@ -258,15 +258,15 @@ def test_the_sequences_of_the_engine_count_before_those_of_the_rolling_batch() -
 def test_a_default_above_the_engines_limit_gives_way_to_it_and_is_told() -> None:
     small = engine(max_batch_size=16, max_seq_len=512, max_num_tokens=256)
     assert notes(configured(), small) == [
-        "16 counts and not option.max_rolling_batch_size=32 (default): it is the engine's max_batch_size",
-        "256 counts and not option.max_input_len=1024 (default): it is the engine's longest prompt",
-        "511 counts and not option.max_output_len=512 (default): it is the engine's longest output",
+        "option.max_rolling_batch_size=32 (default) is overridden by the engine's max_batch_size, 16",
+        "option.max_input_len=1024 (default) is overridden by the engine's longest prompt, 256",
+        "option.max_output_len=512 (default) is overridden by the engine's longest output, 511",
     ]
 
 
 def test_what_max_num_tokens_widens_gives_way_and_max_num_tokens_itself_does_not() -> None:
     told = notes(configured(max_num_tokens=8192), engine())
-    assert [line.split("(")[0].strip() for line in told] == ["64 counts and not option.max_rolling_batch_size=256"]
+    assert [line.split("(")[0].strip() for line in told] == ["option.max_rolling_batch_size=256"]
     assert len(mismatches(configured(max_num_tokens=8193), engine())) == 1
 
 
@@ -275,7 +275,7 @@ def test_prompt_and_output_together_fit_into_a_sequence() -> None:
     (line,) = mismatches(configured(max_input_len=1536, max_output_len=1024), built)
     assert "are 2560 tokens together: the engine's max_seq_len is 2048; lower one of them" in line
     (note,) = notes(configured(max_output_len=1536), built)
-    assert note.endswith("are 2560 tokens together: the engine's max_seq_len is 2048, which counts")
+    assert note.endswith("are 2560 tokens together: the engine's max_seq_len is 2048, which applies")
     assert notes(configured(max_input_len=1536, max_output_len=1024, max_seq_len=2048), built) == []
 
 
@@ -335,7 +335,7 @@ def test_the_rank_of_adapters_counts_where_adapters_are_served() -> None:
     (line,) = mismatches(configured(enable_lora="true", max_lora_rank=32), built)
     assert line.startswith("option.max_lora_rank=32") and line.endswith("the engine's max_lora_rank is 16")
     (note,) = notes(configured(enable_lora="true"), built)
-    assert note.startswith("16 counts and not option.max_lora_rank=64 (default)")
+    assert note.startswith("option.max_lora_rank=64 (default) is overridden by the engine's ")
     assert notes(configured(max_lora_rank=32), built) == []
 
 
