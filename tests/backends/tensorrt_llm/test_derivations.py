@@ -105,8 +105,8 @@ def test_more_gpus_than_there_are_is_an_error_before_anything_starts(roomy: Path
 def test_autodeploy_is_told_the_degree_alone(roomy: Path) -> None:
     (problem,) = problems(roomy, backend="autodeploy", pipeline_parallel_degree=2)
     assert problem == (
-        "option.pipeline_parallel_degree=2 (environment variable OPTION_PIPELINE_PARALLEL_DEGREE): AutoDeploy spreads "
-        "a model by option.tensor_parallel_degree alone; leave it out"
+        "option.pipeline_parallel_degree=2 (environment variable OPTION_PIPELINE_PARALLEL_DEGREE): AutoDeploy "
+        "distributes a model by option.tensor_parallel_degree only; leave it out"
     )
     arguments = running(roomy, backend="autodeploy", tensor_parallel_degree=4)
     assert arguments["LLM.world_size"] == 4
