@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+import orjson
+
 from djl_trtllm.config import Options
 from djl_trtllm.errors import RequestError
 from djl_trtllm.model import Tokenizer
@@ -105,6 +107,11 @@ class Reply(NamedTuple):
     content_type: str
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def json(cls, body: object, status: int = 200) -> Reply:
+        """A reply with this body as JSON."""
+        return cls(status, "application/json", orjson.dumps(body))
 
 
 class RequestParser(Protocol):

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from djl_trtllm.api import Reply
 from djl_trtllm.api.front_end import front_end_error, method_not_allowed
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownAdapterError
@@ -57,26 +55,22 @@ class AdapterRoutes:
 
     def _collection(self, exchange: Exchange, model: ServedModel) -> Reply:
         if exchange.scope["method"] in ("GET", "HEAD"):
-            return _json({"adapters": [_described(adapter) for adapter in model.adapters]})
+            return Reply.json({"adapters": [_described(adapter) for adapter in model.adapters]})
         if exchange.scope["method"] != "POST":
             return method_not_allowed("this takes GET and POST", "GET, POST")
         name = exchange.query.get("name", "")
         model.adapters.register(name, exchange.query.get("src") or name)
-        return _json({"status": f"Adapter {name} registered"})
+        return Reply.json({"status": f"Adapter {name} registered"})
 
     def _member(self, exchange: Exchange, model: ServedModel) -> Reply:
         name = exchange.scope["path_params"]["adapter"]
         if exchange.scope["method"] in ("GET", "HEAD"):
-            return _json(_described(model.adapters.find(name)))
+            return Reply.json(_described(model.adapters.find(name)))
         if exchange.scope["method"] != "DELETE":
             return method_not_allowed("this takes GET and DELETE", "GET, DELETE")
         model.adapters.unregister(name)
-        return _json({"status": f"Adapter {name} unregistered"})
+        return Reply.json({"status": f"Adapter {name} unregistered"})
 
 
 def _described(adapter: Adapter) -> dict[str, Any]:
     return {"name": adapter.name, "src": adapter.path}
-
-
-def _json(body: dict[str, Any]) -> Reply:
-    return Reply(200, "application/json", orjson.dumps(body))

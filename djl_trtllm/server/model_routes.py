@@ -49,7 +49,7 @@ class ModelRoutes:
         match exchange.scope["method"]:
             case "GET" | "HEAD":
                 listed = [_listed(model) for model in self._registry.models.values()]
-                await exchange.reply(_json(200, {"models": listed}))
+                await exchange.reply(Reply.json({"models": listed}))
             case "POST":
                 await exchange.reply(await self._register(exchange))
             case _:
@@ -64,7 +64,7 @@ class ModelRoutes:
             return
         match exchange.scope["method"]:
             case "GET" | "HEAD":
-                await exchange.reply(_json(200, [_described(model)]))
+                await exchange.reply(Reply.json([_described(model)]))
             case "PUT":
                 await exchange.reply(await self._scale(model, exchange.query))
             case "DELETE":
@@ -105,10 +105,10 @@ class ModelRoutes:
         self._registry.add(model)
         task = self._start(name, self._load(model, path, max(1, workers)))
         if values.get("synchronous", "").lower() == "false":
-            return _json(202, {"status": f'Model "{name}" registration scheduled.'})
+            return Reply.json({"status": f'Model "{name}" registration scheduled.'}, 202)
         await asyncio.wait({task})
         if model.state is State.READY:
-            return _json(200, {"status": f'Model "{name}" registered.'})
+            return Reply.json({"status": f'Model "{name}" registered.'})
         self._registry.remove(model)
         await model.close()
         message = str(model.failure or "the model was unregistered while it was loading")
@@ -157,7 +157,7 @@ class ModelRoutes:
         except DjlTrtllmError as error:
             return front_end_error(_FAILED, str(error), "ModelException")
         status = f'Model "{model.name}" worker scaled. New Worker configuration min workers:{fewest} max workers:{most}'
-        return _json(200, {"status": status})
+        return Reply.json({"status": status})
 
     async def _unregister(self, model: ServedModel) -> Reply:
         if self._store is None:
@@ -173,7 +173,7 @@ class ModelRoutes:
             task.cancel()
             await asyncio.wait({task})
         await model.end(self._shutdown_timeout)
-        return _json(200, {"status": f'Model "{model.name}" unregistered'})
+        return Reply.json({"status": f'Model "{model.name}" unregistered'})
 
     def _start(self, name: str, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
@@ -223,7 +223,3 @@ def _count(values: Mapping[str, str], name: str, default: int | Reply) -> int | 
     if not value.isdecimal() or int(value) > _MOST_WORKERS:
         return front_end_error(400, f"{name} is {value!r}: expected a whole number up to {_MOST_WORKERS}")
     return int(value)
-
-
-def _json(status: int, body: Any) -> Reply:
-    return Reply(status, "application/json", orjson.dumps(body))

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
-import orjson
 from starlette.routing import Route, Router
 from starlette.types import Lifespan, Receive, Scope, Send
 
@@ -145,7 +144,7 @@ class Routes:
         status = max(codes, key=lambda code: (code == 500, code), default=200)
         body = {model.name: {"status": _HEALTH[model.state][1]} for model in models}
         body |= {name: {"status": "Unregistered"} for name in lost}
-        await exchange.reply(Reply(status, "application/json", orjson.dumps(body)))
+        await exchange.reply(Reply.json(body, status))
 
     async def metrics(self, exchange: Exchange) -> None:
         """Prometheus metrics."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from djl_trtllm.api.base import Call, Prompt, RawRequest, nearest_row
+from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, nearest_row
 from djl_trtllm.errors import GenerationError, InvalidRequestError, PromptTooLongError, RequestError
 from djl_trtllm.request import GenerationRequest, Sampling
 from tests.support.word_encoder import WordEncoder
@@ -14,6 +14,11 @@ def test_a_request_has_the_content_type_of_its_headers() -> None:
 def test_a_call_counts_the_sequences_of_all_its_requests() -> None:
     requests = tuple(GenerationRequest(sampling=Sampling(n=n, best_of=7)) for n in (1, 3))
     assert Call(requests, WordEncoder()).sequences == 4
+
+
+def test_a_reply_may_be_json() -> None:
+    assert Reply.json({"a": [1]}) == Reply(200, "application/json", b'{"a":[1]}')
+    assert Reply.json([], 202).status == 202
 
 
 def test_a_prompt_may_come_without_its_tokens() -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import orjson
-
 from djl_trtllm.api.base import Reply, nearest_row
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.config import Options
@@ -72,7 +70,7 @@ def encode_error(error: BaseException, codes: StatusCodes = StatusCodes()) -> Re
     row = _row(error)
     status: int = getattr(codes, row.status)
     if row.djl_type is None:
-        return Reply(status, "application/json", orjson.dumps({"error": str(error), "code": status}))
+        return Reply.json({"error": str(error), "code": status}, status)
     fields: dict[str, object] = {}
     if isinstance(error, OverloadedError):
         fields = {"queue_depth": error.queue_depth, "queue_capacity": error.capacity}
