@@ -15,8 +15,7 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.config.options.values import as_text
 from djl_trtllm.engines.build import build_engine
-from djl_trtllm.engines.directory import EngineDir
-from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.staging import sweep
 from djl_trtllm.errors import EngineError, EngineMismatchError

@@ -16,8 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from djl_trtllm.engines.compiler import HOST_MEMORY, Compiler
-from djl_trtllm.engines.directory import EngineDir
-from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.spec import PHASE_MARK
 from djl_trtllm.engines.staging import staged

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,16 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _shown(value: OptionValue) -> str:
     return "none" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class EngineDir:
+    """A complete engine, ready to be loaded.
+
+    `manifest` is None for a directory that another tool wrote; `tokenizer_dir` holds the tokenizer's files.
+    """
+
+    path: Path
+    backend: str
+    manifest: Manifest | None
+    tokenizer_dir: Path

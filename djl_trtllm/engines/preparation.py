@@ -10,8 +10,7 @@ from pathlib import Path
 from djl_trtllm.config import Config
 from djl_trtllm.engines.build import build_engine
 from djl_trtllm.engines.cache import EngineCache
-from djl_trtllm.engines.directory import EngineDir
-from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
 from djl_trtllm.model import Layout

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.backends.openvino.compiler import OpenVinoSpec
+from djl_trtllm.backends.openvino.engine_files import MODEL_XML
 from djl_trtllm.engines.identity import identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
 from djl_trtllm.engines.spec import report_phase
 
 _TASK = "text-generation-with-past"
 _GROUP_SIZE = 128
-_MODEL_XML = "openvino_model.xml"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     export(spec, out)
     if spec.quantize != "none":
         report_phase("compress")
-        compress(out / _MODEL_XML, spec.quantize)
+        compress(out / MODEL_XML, spec.quantize)
     report_phase("tokenizer")
     convert_tokenizer(spec, out)
     report_phase("save")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.backends.openvino.compiler import COMPILER, OpenVinoSpec
+from djl_trtllm.backends.openvino.engine_files import check_engine
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.format_setting import format_setting
-from djl_trtllm.engines.directory import check_engine
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions
 from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.engines.directory import check_engine, ir_problems
+from djl_trtllm.backends.openvino.engine_files import check_engine, ir_problems
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineMismatchError
 from tests.engines.helpers import write_engine_files

@@ -1,9 +1,8 @@
-"""Check whether an engine directory is complete."""
+"""Check the files of an OpenVINO engine."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from djl_trtllm.engines.manifest import Manifest, raise_damaged
@@ -12,21 +11,8 @@ MODEL_XML = "openvino_model.xml"
 _CONSTANT = re.compile(rb'<data [^>]*?\boffset="(\d+)"[^>]*?\bsize="(\d+)"')
 
 
-@dataclass(frozen=True)
-class EngineDir:
-    """A complete engine, ready to be loaded.
-
-    `manifest` is None for a directory that another tool wrote; `tokenizer_dir` holds the tokenizer's files.
-    """
-
-    path: Path
-    backend: str
-    manifest: Manifest | None
-    tokenizer_dir: Path
-
-
 def check_engine(directory: Path) -> Manifest | None:
-    """Check an OpenVINO engine directory without loading it, and return its manifest, if it has one.
+    """Check an engine directory without loading it, and return its manifest, if it has one.
 
     Compares sizes with the manifest, and the IR with its weights file, so that a truncated engine fails here and not
     inside the runtime. Raises EngineMismatchError naming each bad file.
