@@ -23,6 +23,10 @@ INSTEAD = {
     r"\bwhoever\b": "a verb in the imperative, or the role: operator, client, thread",
     r"\bcannot be had\b": "cannot download, is not available",
     r"\bunheard\b": "discarded",
+    r"\bexecutor hosts?\b": "engine process",
+    r"\bcounts? (?:only|more|less|as well|once|here|where|for)\b": "takes effect, is used, overrides",
+    r"\btaken for\b": "treated as",
+    r"\bfor so long\b": "for this time",
 }
 """Phrases that a reader stumbles over, and what to write."""
 

@@ -67,7 +67,7 @@ class Report:
 
 
 def check_tree(root: Path, version: str | None = None) -> Report:
-    """Compare with the package in or at `root`, taken for `version` (default: what its version.py says).
+    """Compare with the package in or at `root`, treated as `version` (default: what its version.py says).
 
     Raises FileNotFoundError where there is none, ValueError where it does not say its version and none is given.
     """

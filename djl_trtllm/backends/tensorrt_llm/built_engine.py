@@ -82,7 +82,7 @@ class BuiltEngine:
     def longest_prompt(self, *, chunked_prefill: bool) -> int | None:
         """Tokens of the longest prompt the engine takes.
 
-        `max_input_len` counts only where prompts are padded (TensorRT-LLM, batch_manager/trtGptModel.h).
+        `max_input_len` applies only if prompts are padded (TensorRT-LLM, batch_manager/trtGptModel.h).
         """
         bounds = [] if self.max_seq_len is None else [self.max_seq_len - 1]
         if not chunked_prefill:

@@ -38,7 +38,7 @@ class ServingOptions(OptionGroup):
     )
     stream_write_timeout: float = option(
         30.0,
-        "A client that does not read its stream for so long is cancelled, so that it holds no place in the batch.",
+        "Cancel a request whose client does not read its stream for this time, so that its place becomes free.",
         unit="seconds",
         above=0,
         effect="longest wait for one write to a client",
@@ -46,7 +46,7 @@ class ServingOptions(OptionGroup):
     )
     executor_hang_timeout: float = option(
         60.0,
-        "An engine process that is busy and silent for so long is taken for hung and replaced.",
+        "Replace an engine process that is busy and does not respond for this time.",
         unit="seconds",
         above=0,
         effect="bound of the engine process's silence while requests run",
