@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +10,15 @@ from pydantic import create_model
 from djl_trtllm.config.options.choices import Choice
 from djl_trtllm.config.options.group import OptionGroup
 from djl_trtllm.config.options.option import Scope, option
+from djl_trtllm.config.tables import read_table
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-_FILE = "legacy.toml"
 _TYPES: dict[str, type] = {"boolean": bool, "whole number": int, "number": float, "text": str, "path": Path}
 _OF_THE_FIELD = ("type", "default", "after", "today", "warn", "scope", "aliases")
 
 Row = dict[str, Any]
 
 
-def _read() -> dict[str, dict[str, Row]]:
-    text = resources.files("djl_trtllm.config.compat").joinpath(_FILE).read_text(encoding="utf-8")
-    rows: dict[str, dict[str, Row]] = tomllib.loads(text)
-    return rows
-
-
-ROWS: dict[str, dict[str, Row]] = _read()
+ROWS: dict[str, dict[str, Row]] = read_table("legacy.toml")
 """The rows of each group by field, in the order of the file."""
 
 
