@@ -1,4 +1,4 @@
-"""Reads the TOML tables of `config/compat/`: foreign formats, and options without effect."""
+"""Reads the TOML tables of `config/compat/`: foreign formats, variables, and options without effect."""
 
 from __future__ import annotations
 

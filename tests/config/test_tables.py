@@ -5,7 +5,7 @@ import pytest
 from djl_trtllm.config.tables import read_table
 
 
-@pytest.mark.parametrize("name", ["legacy.toml", "triton.toml", "truss.toml"])
+@pytest.mark.parametrize("name", ["legacy.toml", "triton.toml", "truss.toml", "variables.toml"])
 def test_a_table_is_text_lists_and_sections(name: str) -> None:
     assert all(isinstance(value, (dict, list)) for value in read_table(name).values())
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from djl_trtllm.config.options.registry import find
 from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.config.sources.properties import Layer, Setting, Source
+from djl_trtllm.config.tables import read_table
 
 OPTION_PREFIX = "OPTION_"
 SERVING_PREFIX = "SERVING_"
@@ -25,70 +26,15 @@ OPTION_SPECIALS: Mapping[str, str] = {"entrypoint": "option.entryPoint", "engine
 SERVING_SPECIALS: Mapping[str, str] = {"min_workers": "minWorkers", "max_workers": "maxWorkers"}
 """`SERVING_*` variables whose key is not their name in lower case."""
 
-SAGEMAKER: tuple[tuple[str, str], ...] = (
-    ("SAGEMAKER_BIND_TO_PORT", "inference_port"),
-    ("SAGEMAKER_MAX_REQUEST_SIZE", "max_request_size"),
-    ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "max_request_size"),
-    ("SAGEMAKER_NUM_MODEL_WORKERS", "minWorkers"),
-    ("SAGEMAKER_NUM_MODEL_WORKERS", "maxWorkers"),
-    ("SAGEMAKER_STARTUP_TIMEOUT", "option.model_loading_timeout"),
-    ("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "option.predict_timeout"),
-)
-"""SageMaker's variables and the keys they set; of two variables for one key the first is used."""
-
-NAMED_MODEL: tuple[tuple[str, str], ...] = (
-    ("HF_MODEL_ID", "option.model_id"),
-    ("HF_REVISION", "option.revision"),
-)
-"""Variables that name the model that is served, and the keys they set."""
-
-PLAIN: tuple[tuple[str, str], ...] = (
-    ("HF_TASK", "option.task"),
-    ("TENSOR_PARALLEL_DEGREE", "option.tensor_parallel_degree"),
-    ("PIPELINE_PARALLEL_DEGREE", "option.pipeline_parallel_degree"),
-    ("PYTHON_EXECUTABLE", "option.pythonExecutable"),
-    ("DJL_CLUSTER_SIZE", "option.cluster_size"),
-    ("SAGEMAKER_HEALTH_CHECK_OVERRIDE", "health_check_override"),
-    ("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "option.default_accept"),
-    ("PREDICT_TIMEOUT", "option.predict_timeout"),
-    ("MODEL_LOADING_TIMEOUT", "option.model_loading_timeout"),
-    ("DJL_ENTRY_POINT", "option.entryPoint"),
-    ("DJL_CACHE_DIR", "cache_dir"),
-)
-"""Variables that DJL Serving reads under their own names, and the keys they set."""
-
-TRANSLATED: tuple[tuple[str, str], ...] = (
-    ("HF_MODEL_QUANTIZE", "option.quantize"),
-    ("HF_MODEL_TRUST_REMOTE_CODE", "option.trust_remote_code"),
-    ("SM_NUM_GPUS", "option.tensor_parallel_degree"),
-    ("MAX_CONCURRENT_REQUESTS", "job_queue_size"),
-    ("MAX_BATCH_PREFILL_TOKENS", "option.max_rolling_batch_prefill_tokens"),
-    ("MAX_BATCH_SIZE", "option.max_rolling_batch_size"),
-    ("ENABLE_CUDA_GRAPHS", "option.enforce_eager"),
-    ("CUDA_MEMORY_FRACTION", "option.kv_cache_free_gpu_mem_fraction"),
-)
-"""Variables of other servers (Text Generation Inference, SageMaker), as DJL Serving's container translates them."""
+_TABLE = read_table("variables.toml")
 
 
-IGNORED_VARIABLES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("JAVA_OPTS", "DEFAULT_JVM_OPTS", "SAGEMAKER_MODEL_SERVER_VMARGS", "MAX_NETTY_BUFFER_SIZE"),
-        "this server runs no Java; max_request_size bounds requests",
-    ),
-    **dict.fromkeys(("DJL_LEADER_ADDR", "DJL_WORKER_ADDR_FORMAT", "MASTER_ADDR"), "a model runs on one machine"),
-    **dict.fromkeys(
-        ("LMI_DEBUG_NSYS_ENABLED", "DJL_PYTHON_PROFILING", "DJL_PYTHON_PROFILING_TOP_OBJ"),
-        "run the server under a profiler instead",
-    ),
-    **dict.fromkeys(("SM_TELEMETRY_LOG_REV_2022_12", "OPT_OUT_TRACKING"), "this server sends no telemetry"),
-    "MODEL_SERVER_HOME": "the server is a Python package and has no folder of its own",
-    "ALLOW_REQUEST_HANDLER_OVERRIDE": "a request cannot choose the code that answers it",
-    "DJL_VENV_DIR": "the server's own environment is used",
-    "DJL_OFFLINE": "HF_HUB_OFFLINE=1 keeps the Hugging Face libraries from the network",
-    "NO_OMP_NUM_THREADS": "OMP_NUM_THREADS is left as it is; option.inference_num_threads sets the engine's threads",
-    "SM_NEO_EXECUTION_CONTEXT": "with it the container runs `djl-trtllm compile`; it does not change a server",
-}
-"""Variables that DJL Serving's container reads and that have no effect here, and why."""
+def _pairs(name: str) -> tuple[tuple[str, str], ...]:
+    return tuple((variable, key) for variable, key in _TABLE[name])
+
+
+SAGEMAKER, NAMED_MODEL, PLAIN, TRANSLATED = map(_pairs, ("sagemaker", "named_model", "plain", "translated"))
+IGNORED_VARIABLES: Mapping[str, str] = _TABLE["ignored"]
 
 
 def read_environment(environ: Mapping[str, str]) -> tuple[Source, ...]:
