@@ -12,6 +12,7 @@ import pytest
 
 from tests.executor.probe import Probe, run_checked
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
+from tests.support import executors
 
 BACKENDS = ["tensorrt", "pytorch"]
 PROMPT = (5, 6, 7, 8)
@@ -51,7 +52,7 @@ class Machine:
         probe = Probe(300.0)  # so that the host alone is on the watch
         probe.busy = True
         await probe.start(
-            "tensorrt_llm",
+            executors.TENSORRT_LLM,
             timeout,
             backend=backend,
             model=self._model,
