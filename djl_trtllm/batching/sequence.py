@@ -66,14 +66,14 @@ class OutputSequence:
         self._text_end = 0
         self._logprobs = logprobs
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[float] | None) -> bool:
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None) -> bool:
         """Append tokens. False if a stop string ended the sequence; later tokens are discarded."""
         for position, token_id in enumerate(token_ids):
             self.generated_tokens += 1
             logprob = None
             if logprobs is not None:
                 logprob = logprobs[position]
-                self.cumulative_logprob += logprob
+                self.cumulative_logprob += logprob or 0.0
             if token_id in self._special_ids:
                 token = Token(token_id, "", logprob, True)
             else:

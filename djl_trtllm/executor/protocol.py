@@ -118,7 +118,7 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
 
     request_id: int
     token_ids: list[int]
-    logprobs: list[float] | None = None
+    logprobs: list[float | None] | None = None
     finish: FinishReason | None = None
     """None while it runs. STOP for any of `Submit.stop_token_ids`; the last token id is the one that ended it."""
     error: str | None = None

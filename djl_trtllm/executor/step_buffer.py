@@ -24,7 +24,7 @@ class StepBuffer:
         self._deltas: dict[int, Delta] = {}
         self._scheduled = False
 
-    def extend(self, request_id: int, token_ids: Sequence[int], logprobs: list[float] | None) -> Delta:
+    def extend(self, request_id: int, token_ids: Sequence[int], logprobs: list[float | None] | None) -> Delta:
         """Add tokens of a request; the delta they go into."""
         delta = self._deltas.get(request_id)
         if delta is None:

@@ -25,9 +25,9 @@ class Logprob(NamedTuple):
 class CompletionOutput:
     """One generated sequence.
 
-    `token_ids` are all generated tokens, one that ended the sequence included; with them go `logprobs`, each
-    `{token id: Logprob}`, empty unless asked for. `finish_reason` is `stop`, `length`, `cancelled` or `error`;
-    `stop_reason` the stop string or token id that ended it, None at the model's own end token.
+    `token_ids` are all generated tokens, one that ended the sequence included. `logprobs` has `{token id: Logprob}` for
+    each, `{}` if the engine has none, and is empty unless asked for. `finish_reason` is `stop`, `length`, `cancelled`
+    or `error`; `stop_reason` the stop string or token id that ended it, None at the model's own end token.
     """
 
     index: int
@@ -52,7 +52,7 @@ class CompletionOutput:
             sequence.text,
             ids,
             finished.cumulative_logprob if finished is not None and logprobs else None,
-            [{id_: Logprob(value)} for id_, value in pairs if value is not None],
+            [{} if value is None else {id_: Logprob(value)} for id_, value in pairs],
             _FINISH_REASONS[reason],
             stop_reason,
         )

@@ -137,6 +137,14 @@ def test_log_probabilities_add_up_and_are_told_only_when_asked_for(tokenizer: To
     assert (silent.finished.cumulative_logprob, silent.finished.seed) == (None, None)
 
 
+def test_a_token_without_a_log_probability_adds_nothing_to_the_sum(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer, logprobs=True)
+    one.take(tokenizer.encode("the wolf", False)[:2], [-1.0, None])
+    one.finish(FinishReason.LENGTH)
+    assert [token.logprob for token in one.drain().tokens] == [-1.0, None]
+    assert one.finished is not None and one.finished.cumulative_logprob == -1.0
+
+
 def test_an_error_comes_with_the_tokens_before_it(tokenizer: Tokenizer) -> None:
     one, error = sequence(tokenizer), GenerationError("gone")
     one.take(tokenizer.encode("the", False), None)

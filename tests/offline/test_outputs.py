@@ -32,7 +32,7 @@ def test_an_output_has_the_tokens_and_their_text() -> None:
 
 def test_log_probabilities_are_there_where_they_were_asked_for_and_known() -> None:
     (completion,) = output(GenerationRequest(prompt="p", logprobs=True), ended()).outputs
-    assert completion.logprobs == [{5: Logprob(-0.25)}]
+    assert completion.logprobs == [{5: Logprob(-0.25)}, {}]
     assert completion.cumulative_logprob == -0.25
 
 

@@ -140,8 +140,7 @@ class ScriptedExecutor:
         sequence.emitted += 1
         if finish is None and sequence.emitted >= request.sampling.max_new_tokens:
             finish = FinishReason.LENGTH
-        logprobs = [-0.5] if request.logprobs else None
-        return Delta(request_id, [token_id], logprobs, finish)
+        return Delta(request_id, [token_id], [-0.5] if request.logprobs else None, finish)
 
 
 def _fail(fault: Fault) -> None:

@@ -36,6 +36,10 @@ class EngineLostError(Exception):
     """The engine cannot go on."""
 
 
+_ENGINE_IS_GONE = (RuntimeError, OSError, EOFError)
+"""CppExecutorError is a RuntimeError, and queues to the workers raise the others. All else concerns one request."""
+
+
 class TensorRtLlmExecutor:
     """See `djl_trtllm.executor.process.AsyncExecutor`.
 
@@ -196,12 +200,15 @@ class TensorRtLlmExecutor:
             await request.follow()
         except self._request_error as error:
             self._reject(request, error)
-        except ValueError as error:
+        except Exception as error:
+            if isinstance(error, _ENGINE_IS_GONE) and not isinstance(error, NotImplementedError):
+                self._lose(error)
+                return
+            if not isinstance(error, ValueError):
+                traceback.print_exc()
+                error = ValueError(f"TensorRT-LLM's result cannot be read ({type(error).__name__}: {error})")
             self._reject(request, error)
             self._abort(request)
-        except Exception as error:
-            self._lose(error)
-            return
         del self._requests[request.message.request_id]
 
     def _abort(self, request: RunningRequest) -> None:

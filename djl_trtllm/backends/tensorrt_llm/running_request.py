@@ -118,8 +118,7 @@ class RunningRequest:
         ended_by = self._end_id if output.stop_reason is None else output.stop_reason
         ends = {*self.message.stop_token_ids, self._end_id}
         if isinstance(ended_by, int) and not (output.token_ids and output.token_ids[-1] in ends):
-            logprobs = [0.0] if self.message.logprobs else None
-            self._step_buffer.extend(request_id, [ended_by], logprobs)
+            self._step_buffer.extend(request_id, [ended_by], [0.0] if self.message.logprobs else None)
 
     def _end(self, request_id: int, finish: FinishReason, error: str | None = None) -> None:
         delta = self._step_buffer.extend(request_id, (), None)
@@ -131,11 +130,19 @@ def sequence_ids(message: Submit) -> range:
     return range(message.request_id, message.request_id + message.sampling.beam_width)
 
 
-def _chosen(entries: Sequence[Any], new: Sequence[int]) -> list[float]:
-    """The log-probabilities of the last tokens: TensorRT-LLM gives each alone, or with those of the likeliest."""
+def _chosen(entries: Sequence[Any], new: Sequence[int]) -> list[float | None]:
+    """The log-probabilities of the last tokens: TensorRT-LLM gives each alone, or in a dict of the likeliest.
+
+    A sampled token need not be among the likeliest (PyTorch backend of about 1.2: TorchSampler takes them by
+    `torch.topk`). It has None then.
+    """
     if len(entries) < len(new):
         raise ValueError(f"TensorRT-LLM gave {len(entries)} log-probabilities for {len(new)} tokens")
-    return [
-        float(entry[token_id].logprob if isinstance(entry, dict) else entry)
-        for entry, token_id in zip(entries[-len(new) :], new, strict=True)
-    ]
+    return [_logprob(entry, token_id) for entry, token_id in zip(entries[-len(new) :], new, strict=True)]
+
+
+def _logprob(entry: Any, token_id: int) -> float | None:
+    if not isinstance(entry, dict):
+        return float(entry)
+    found = entry.get(token_id)
+    return None if found is None else float(found.logprob)

@@ -155,6 +155,27 @@ def test_an_error_of_a_response_ends_its_request_alone(make: MakeEngine, error: 
     body()
 
 
+@pytest.mark.parametrize("error", [KeyError(5), AttributeError("outputs"), NotImplementedError("a new response")])
+def test_a_result_that_cannot_be_read_ends_its_request_alone(make: MakeEngine, error: Exception) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        first, second = engine.submit(1), engine.submit(2)
+        first.fail(error)
+        second.say(7, end="length")
+        await asyncio.sleep(0.1)
+        told = f"TensorRT-LLM's result cannot be read ({type(error).__name__}: {error})"
+        assert [(delta.request_id, delta.finish, delta.error) for delta in engine.deltas] == [
+            (1, FinishReason.ERROR, told),
+            (2, FinishReason.LENGTH, None),
+        ]
+        assert first.aborts == 1
+        await engine.ended()
+
+    body()
+
+
 @pytest.mark.parametrize("words", ["CUDA error: an illegal memory access", "NCCL error", "device-side assert"])
 def test_an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engine(
     make: MakeEngine, words: str

@@ -165,6 +165,11 @@ def test_log_probabilities_are_those_of_the_chosen_tokens() -> None:
     ]
 
 
+def test_a_sampled_token_that_is_not_among_the_likeliest_has_no_log_probability() -> None:
+    result = Result(say(5, 6, end="length", logprobs=[with_others(7, -0.5), with_others(6, -0.6)]))
+    assert followed(result, logprobs=True) == [[Delta(1, [5, 6], [None, -0.6], FinishReason.LENGTH)]]
+
+
 def test_log_probabilities_may_be_plain_numbers_or_those_of_the_last_response_only() -> None:
     def last_only(result: Result) -> None:
         result.outputs[0].token_ids.append(6)
@@ -252,7 +257,7 @@ def test_beams_have_log_probabilities_where_they_are_asked_for_and_given() -> No
 
         return step
 
-    def of(logprobs: list[Any], asked: bool) -> list[list[float] | None]:
+    def of(logprobs: list[Any], asked: bool) -> list[list[float | None] | None]:
         (deltas,) = followed(Result(finish(logprobs), beams=2), beam_width=2, logprobs=asked)
         return [delta.logprobs for delta in deltas]
 

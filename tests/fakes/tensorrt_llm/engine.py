@@ -249,7 +249,7 @@ class Engine:
         if pytorch_logprobs:
             # The whole list each time (facts §2.6); the engine backend's come with the wrapper, new ones only.
             kept = tokens if params.use_beam_search else [sequence.tokens]
-            result.log_probs = [[_logprobs(token_id, params.logprobs) for token_id in beam] for beam in kept]
+            result.log_probs = [[_likeliest(token_id, params) for token_id in beam] for beam in kept]
             result.cum_log_probs = [-0.5 * sequence.emitted - beam for beam in range(beams)]
         if self.settings.pytorch:
             result = LlmResult(result, cached_tokens=sequence.cached)
@@ -302,6 +302,15 @@ class Engine:
             }
         )
         scheduler.paused = 0
+
+
+def _likeliest(token_id: int, params: Any) -> dict[int, Logprob]:
+    """The likeliest tokens only: a sampled one need not be among them (TorchSampler of about 1.2, by torch.topk)."""
+    if params._greedy_decoding or token_id % 2:
+        return _logprobs(token_id, params.logprobs)
+    return {
+        other: Logprob(-0.1, rank + 1) for rank, other in enumerate(range(token_id + 1, token_id + 1 + params.logprobs))
+    }
 
 
 def _logprobs(token_id: int, count: int) -> dict[int, Logprob]:
