@@ -38,7 +38,6 @@ class RawRequest(NamedTuple):
 
     @property
     def content_type(self) -> str | None:
-        """The media type that the client named."""
         return self.properties.get("content-type")
 
 
@@ -96,7 +95,6 @@ class Call(NamedTuple):
 
     @property
     def sequences(self) -> int:
-        """How many sequences the response has."""
         return sum(request.sampling.n for request in self.requests)
 
 
@@ -110,7 +108,6 @@ class Reply(NamedTuple):
 
     @classmethod
     def json(cls, body: object, status: int = 200) -> Reply:
-        """A reply with this body as JSON."""
         return cls(status, "application/json", orjson.dumps(body))
 
 

@@ -46,9 +46,8 @@ def _grammar(value: Any) -> Guide:
 
 
 def _choice(value: Any) -> Guide:
-    if type(value) is not list or not 0 < len(value) <= _MOST_CHOICES:
-        raise ValueError("")
-    if not all(type(item) is str and item for item in value):
+    valid = type(value) is list and 0 < len(value) <= _MOST_CHOICES
+    if not valid or not all(type(item) is str and item for item in value):
         raise ValueError("")
     return _bounded(GuideKind.REGEX, "(" + "|".join(re.escape(item) for item in value) + ")")
 

@@ -53,8 +53,6 @@ class Parameter:
 
 @dataclass(slots=True)
 class Problems:
-    """The problems of one request."""
-
     invalid: list[str] = field(default_factory=list)
     unsupported: list[str] = field(default_factory=list)
 
@@ -158,16 +156,13 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Kind:
     return Kind(expected, read)
 
 
-def _read_boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError(_unquote(value))
-    return value
+def _of_type(expected: str, kind: type) -> Kind:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(_unquote(value) if kind is bool else "")
+        return value
 
-
-def _read_text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError("")
-    return value
+    return Kind(expected, read)
 
 
 def _read_strings(value: Any) -> tuple[str, ...]:
@@ -191,18 +186,12 @@ def _read_token_ids(value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def _read_object(value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise ValueError("")
-    return value
-
-
-BOOLEAN = Kind("true or false", _read_boolean)
-TEXT = Kind("a string", _read_text)
+BOOLEAN = _of_type("true or false", bool)
+TEXT = _of_type("a string", str)
 STRINGS = Kind(f"a string or a list of up to {_MOST_STRINGS} strings, none of them empty", _read_strings)
 STRINGS_OR_NONE = Kind(f"a string or a list of up to {_MOST_STRINGS} strings", _read_strings_or_none)
 TOKEN_IDS = Kind(f"a list of up to {_MOST_IDS} token ids", _read_token_ids)
-OBJECT = Kind("an object", _read_object)
+OBJECT = _of_type("an object", dict)
 
 
 def _unquote(value: object) -> str:

@@ -71,7 +71,6 @@ def fields(owner: str, *names: str, **renamed: str) -> dict[str, Effect]:
 
 
 def without(reason: str, *names: str) -> dict[str, Effect]:
-    """Options without effect for the same reason."""
     return dict.fromkeys(names, NoEffect(reason))
 
 

@@ -70,7 +70,6 @@ class RequestState:
         return chunk.tokens
 
     def abandon(self) -> None:
-        """Stop calling the consumer."""
         self._consumer = _ignore
 
     def _deliver_ranked(self, n: int) -> list[Token]:

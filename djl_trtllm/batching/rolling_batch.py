@@ -101,7 +101,6 @@ class RollingBatch:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is admitted, waiting or running."""
         return not self._admitted
 
     # -- the way in ------------------------------------------------------------------------------------------------

@@ -95,7 +95,6 @@ class OutputSequence:
         self._end(reason, None, error)
 
     def drain(self) -> OutputChunk:
-        """The output since the last call."""
         tokens, self._ready = self._ready, []
         return OutputChunk(self.index, tokens, self.finished)
 

@@ -16,8 +16,6 @@ _MAX_CACHED_STOPS = 1024
 
 
 class Translator:
-    """Translates requests with one model's tokenizer."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         # Some models end with a token that their tokenizer does not list as special.

@@ -24,11 +24,9 @@ class Draft:
     notes: list[str] = field(default_factory=list)
 
     def is_set(self, name: str) -> bool:
-        """Whether the user set a valid value."""
         return name in self.chosen and name in self.values
 
     def derive(self, name: str, value: Any, rule: str) -> None:
-        """Give a field a derived value."""
         self.values[name] = value
         self.origins[name] = Origin.derived(rule)
 

@@ -242,7 +242,6 @@ def _serve_the_named_model(draft: Draft, overridden: dict[str, tuple[Setting, ..
 
 
 def _warn_of_overridden(draft: Draft, overridden: Mapping[str, Sequence[Setting]]) -> None:
-    """Warn about overridden values."""
     for name, settings in overridden.items():
         winner = draft.chosen[name]
         for setting in settings:

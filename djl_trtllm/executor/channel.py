@@ -28,7 +28,6 @@ class Channel:
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        """For event loops."""
         return self._socket.fileno()
 
     def send(self, message: FromEngine) -> None:

@@ -134,7 +134,6 @@ class ExecutorClient(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """The id of the engine process."""
         return self._process.pid
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -144,7 +143,6 @@ class ExecutorClient(asyncio.Protocol):
         self._send(request)
 
     def cancel(self, request_id: int) -> None:
-        """End a sequence early; its terminal delta comes later."""
         self._send(Cancel(request_id))
 
     # -- asyncio.Protocol ------------------------------------------------------------------------------------------

@@ -75,7 +75,6 @@ class RequestOutput:
 
     @classmethod
     def of(cls, result: OfflineResult, request: GenerationRequest) -> RequestOutput:
-        """The output of a request."""
         seen = result.prompt
         text = seen.text if seen is not None and request.messages is not None else request.prompt
         return cls(

@@ -24,7 +24,6 @@ class OfflineSequence:
         return "".join(self._texts)
 
     def add(self, chunk: OutputChunk) -> None:
-        """Keep what is new."""
         for token in chunk.tokens:
             self.token_ids.append(token.id)
             self.logprobs.append(token.logprob)
@@ -56,11 +55,9 @@ class OfflineResult:
         return not self._unfinished
 
     def begin(self, prompt: Prompt) -> None:
-        """See `ResponseEncoder`."""
         self.prompt = prompt
 
     def encode(self, chunk: OutputChunk) -> bytes:
-        """See `ResponseEncoder`."""
         self.sequences[chunk.index].add(chunk)
         if chunk.finished is not None:
             self._unfinished -= 1
@@ -68,11 +65,9 @@ class OfflineResult:
         return b""
 
     def error(self, error: RequestError) -> bytes:
-        """See `ResponseEncoder`."""
         self.fail(error)
         return b""
 
     def fail(self, error: DjlTrtllmError) -> None:
-        """The request did not run."""
         self.failure = error
         self._unfinished = 0

@@ -39,7 +39,6 @@ class GuidedDecodingParams:
             raise InvalidRequestError("guided decoding takes exactly one of json, regex, grammar and json_object")
 
     def given(self) -> dict[str, Any]:
-        """The field that is set."""
         return {name: value for name, value in vars(self).items() if value is not None and value is not False}
 
 

@@ -21,28 +21,21 @@ from typing import Any, TypeVar
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def input_formatter(function: _Function) -> _Function:
-    """Marks the function that reads requests."""
-    function.is_input_formatter = True  # type: ignore[attr-defined]
-    return function
+def _decorator(name: str) -> Callable[[_Function], _Function]:
+    """A decorator that marks a function with `is_NAME`. The two handlers are not called, which the log says at load."""
+
+    def mark(function: _Function) -> _Function:
+        setattr(function, f"is_{name}", True)
+        return function
+
+    mark.__name__ = name
+    return mark
 
 
-def output_formatter(function: _Function) -> _Function:
-    """Marks the function that formats responses."""
-    function.is_output_formatter = True  # type: ignore[attr-defined]
-    return function
-
-
-def prediction_handler(function: _Function) -> _Function:
-    """Marks a function that this server does not call, which the log says at load."""
-    function.is_prediction_handler = True  # type: ignore[attr-defined]
-    return function
-
-
-def init_handler(function: _Function) -> _Function:
-    """Marks a function that this server does not call, which the log says at load."""
-    function.is_init_handler = True  # type: ignore[attr-defined]
-    return function
+input_formatter = _decorator("input_formatter")
+output_formatter = _decorator("output_formatter")
+prediction_handler = _decorator("prediction_handler")
+init_handler = _decorator("init_handler")
 
 
 class Input:
@@ -54,11 +47,9 @@ class Input:
         self.content: dict[str, bytes] = {}
 
     def get_function_name(self) -> str:
-        """Always `handle`."""
         return self.function_name
 
     def get_properties(self) -> dict[str, str]:
-        """All properties."""
         return self.properties
 
     def get_property(self, key: str) -> str | None:
@@ -66,7 +57,6 @@ class Input:
         return next((value for name, value in self.properties.items() if name.lower() == key.lower()), None)
 
     def contains_key(self, key: str) -> bool:
-        """Whether there is a content of that name."""
         return key in self.content
 
     def is_batch(self) -> bool:
@@ -74,15 +64,12 @@ class Input:
         return False
 
     def get_batch_size(self) -> int:
-        """Always 1."""
         return 1
 
     def get_batches(self) -> list[Input]:
-        """This request."""
         return [self]
 
     def is_empty(self) -> bool:
-        """Whether there is no content."""
         return not self.content
 
     def get_as_bytes(self, key: str | None = None) -> bytes | None:
@@ -96,7 +83,6 @@ class Input:
         return (self.get_as_bytes(key) or b"").decode()
 
     def get_as_json(self, key: str | None = None) -> Any:
-        """A content as JSON."""
         return json.loads(self.get_as_bytes(key) or b"")
 
     def get_as_csv(self, key: str | None = None) -> list[dict[str, str]]:
@@ -114,7 +100,6 @@ class Output:
         self.content: list[tuple[str | None, bytes]] = []
 
     def add_property(self, key: str, value: str) -> Output:
-        """Sets a property."""
         self.properties[key] = value
         return self
 
@@ -129,7 +114,6 @@ class Output:
 
 
 def decode(inputs: Input, content_type: str | None, key: str | None = None) -> Any:
-    """A request's payload by its content type."""
     if not content_type:
         return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}
     if "application/json" in content_type:
@@ -144,8 +128,6 @@ def decode(inputs: Input, content_type: str | None, key: str | None = None) -> A
 
 
 class Token:
-    """One generated token."""
-
     def __init__(
         self,
         id: int,
@@ -162,12 +144,10 @@ class Token:
         self.request_id: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As the LMI schema shows it."""
         shown = {"id": self.id, "text": self.text, "log_prob": self.log_prob}
         return shown | self._marks("special_token") | ({"error_msg": self.error_msg} if self.error_msg else {})
 
     def as_tgi_dict(self) -> dict[str, Any]:
-        """As TGI shows it."""
         return {"id": self.id, "text": self.text, "logprob": self.log_prob} | self._marks("special")
 
     def _marks(self, name: str) -> dict[str, Any]:
@@ -187,13 +167,11 @@ class Sequence:
     _next: int = 0
 
     def set_next_token(self, token: Token, is_last_token: bool = False) -> None:
-        """Appends a token."""
         self.tokens.append(token)
         if is_last_token:
             self._last_token_index = len(self.tokens) - 1
 
     def has_next_token(self) -> bool:
-        """Whether a token was not read yet."""
         return self._next < len(self.tokens)
 
     def get_next_token(self) -> tuple[Token | None, int, bool, bool]:
@@ -267,18 +245,15 @@ class TextGenerationOutput(RequestOutput):
         is_last_token: bool = False,
         finish_reason: str | None = None,
     ) -> None:
-        """Appends a token to a sequence."""
         sequence = self.sequences.setdefault(sequence_index, Sequence())
         sequence.set_next_token(token, is_last_token)
         if finish_reason:
             sequence.finish_reason = finish_reason
 
     def get_tokens_as_dict(self, sequence_index: int = 0) -> list[dict[str, Any]]:
-        """A sequence's tokens as the request's schema shows them."""
         return [self._shown(token) for token in self.sequences[sequence_index].tokens]
 
     def get_prompt_tokens_as_dict(self) -> list[dict[str, Any]]:
-        """The prompt's tokens, likewise."""
         return [self._shown(token) for token in self.prompt_tokens_details]
 
     def _shown(self, token: Token) -> dict[str, Any]:

@@ -32,7 +32,6 @@ class ObjectEncoder:
         self.wants_prompt_tokens = inner.wants_prompt_tokens
 
     def begin(self, prompt: Prompt) -> None:
-        """See `ResponseEncoder`."""
         self._inner.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
@@ -105,7 +104,6 @@ class TokenEncoder:
         self._broken = False
 
     def begin(self, prompt: Prompt) -> None:
-        """See `ResponseEncoder`."""
         self._output.input.input_text = prompt.text
         self._output.prompt_tokens_details = [
             self._make_token(token.id, token.text, token.logprob, token.special) for token in prompt.tokens

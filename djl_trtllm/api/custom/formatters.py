@@ -72,7 +72,7 @@ class CustomFormatters:
                 payload = _payload(request_input)
         else:
             payload = self._call_input(lmi.decode(body, content_type))
-        call = lmi.parse_payload(payload, lmi.Defaults.of(options), properties)
+        call = lmi.parse_payload(payload, options, properties)
         (generation,) = call.requests
         formatter = self.output_formatter or getattr(request_input, "output_formatter", None)
         if not callable(formatter):

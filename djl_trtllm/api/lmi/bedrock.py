@@ -58,11 +58,9 @@ class BedrockStreamEncoder:
         self._begun = False
 
     def begin(self, prompt: Prompt) -> None:
-        """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
-        """See `ResponseEncoder`."""
         texts = [token.text for token in chunk.tokens]
         finished = chunk.finished
         if finished is None:

@@ -87,11 +87,9 @@ class ChatStreamEncoder:
         self._failed = False
 
     def begin(self, prompt: Prompt) -> None:
-        """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
-        """See `ResponseEncoder`."""
         index, tokens, finished = chunk.index, chunk.tokens, chunk.finished
         if self._failed:
             return b""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from djl_trtllm.api.base import Call, Dialect, ModelContext, RawRequest, Reply
-from djl_trtllm.api.lmi.errors import StatusCodes, encode_error
-from djl_trtllm.api.lmi.parse import Defaults, parse
+from djl_trtllm.api.lmi.errors import encode_error
+from djl_trtllm.api.lmi.parse import parse
 from djl_trtllm.config import Options
 
 
@@ -22,11 +22,10 @@ class Lmi(Dialect):
         """See `Dialect`. The formatters of the model's own `model.py` come first."""
         if model.custom is not None:
             return model.custom.parse(request, model.options)
-        return parse(request.body, request.content_type, Defaults.of(model.options), request.properties)
+        return parse(request.body, request.content_type, model.options, request.properties)
 
     def encode_error(self, error: BaseException, options: Options) -> Reply:
-        """See `Dialect`."""
-        return encode_error(error, StatusCodes.of(options))
+        return encode_error(error, options)
 
 
 LMI = Lmi()

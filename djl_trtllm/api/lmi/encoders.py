@@ -96,11 +96,9 @@ class JsonLinesEncoder:
         self.wants_prompt_tokens = presentation.prefill
 
     def begin(self, prompt: Prompt) -> None:
-        """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
-        """See `ResponseEncoder`."""
         tokens, finished = chunk.tokens, chunk.finished
         line = self._tgi_line if self._tgi else self._lmi_line
         if finished is None:
@@ -170,11 +168,9 @@ class PlainTextEncoder:
         self.stream = presentation.stream and presentation.n == 1
 
     def begin(self, prompt: Prompt) -> None:
-        """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
-        """See `ResponseEncoder`."""
         if self.stream:
             text = "".join([token.text for token in chunk.tokens])
         elif chunk.finished is not None and chunk.finished.error is not None:

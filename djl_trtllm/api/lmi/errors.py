@@ -7,7 +7,6 @@ timeout), and DJL's options can change them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from djl_trtllm.api.base import Reply, nearest_row
@@ -22,53 +21,34 @@ from djl_trtllm.errors import (
     RequestTimeoutError,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class StatusCodes:
-    """The statuses that options can change. `failed` is for requests that were refused or failed by themselves."""
-
-    failed: int = 424
-    throttle: int = 503
-    not_ready: int = 503
-    timeout: int = 400
-    server_error: int = 500
-
-    @classmethod
-    def of(cls, options: Options) -> StatusCodes:
-        """The statuses that the options set."""
-        return cls(
-            throttle=options.throttle_error_http_code,
-            not_ready=options.wlm_error_http_code,
-            timeout=options.timeout_http_code,
-            server_error=options.server_error_http_code,
-        )
+_FAILED = 424
+"""The status of requests that were refused or failed by themselves."""
 
 
 class ErrorRow(NamedTuple):
-    """One class of errors. `status` names a field of `StatusCodes`; `djl_type` is None for the handler's body."""
+    """One class of errors. `option` has the status, if one can change it; `djl_type` is None for the handler's body."""
 
-    status: str
+    option: str | None
     djl_type: str | None
     tgi_type: str
 
 
 ERRORS: dict[type[RequestError], ErrorRow] = {
-    InvalidRequestError: ErrorRow("failed", None, "validation"),
-    OverloadedError: ErrorRow("throttle", "WlmCapacityException", "overloaded"),
-    NotReadyError: ErrorRow("not_ready", "WlmException", "unhealthy"),
-    RequestTimeoutError: ErrorRow("timeout", "TranslateException", "incomplete_generation"),
-    GenerationError: ErrorRow("failed", None, "generation"),
+    InvalidRequestError: ErrorRow(None, None, "validation"),
+    OverloadedError: ErrorRow("throttle_error_http_code", "WlmCapacityException", "overloaded"),
+    NotReadyError: ErrorRow("wlm_error_http_code", "WlmException", "unhealthy"),
+    RequestTimeoutError: ErrorRow("timeout_http_code", "TranslateException", "incomplete_generation"),
+    GenerationError: ErrorRow(None, None, "generation"),
 }
 """Subclasses share the row of their nearest base."""
 
 
-def encode_error(error: BaseException, codes: StatusCodes = StatusCodes()) -> Reply:
-    """See `Dialect.encode_error`."""
+def encode_error(error: BaseException, options: Options) -> Reply:
     if not isinstance(error, RequestError):
         message = "Internal server error, see the server's log."
-        return front_end_error(codes.server_error, message, "InternalServerException")
+        return front_end_error(options.server_error_http_code, message, "InternalServerException")
     row = _row(error)
-    status: int = getattr(codes, row.status)
+    status: int = _FAILED if row.option is None else getattr(options, row.option)
     if row.djl_type is None:
         return Reply.json({"error": str(error), "code": status}, status)
     fields: dict[str, object] = {}

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from msgspec.structs import replace
@@ -45,6 +45,8 @@ AS_MUCH_AS_FITS = 0
 """`Sampling.max_new_tokens`: up to the model's limit. Not a value that a client can send."""
 
 _DEFAULT_NEW_TOKENS = 30
+_MOST_SEQUENCES = 16
+"""Of one request."""
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What boto3 and others send if the caller sets no type."""
@@ -52,34 +54,17 @@ _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 _SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
 
 
-class Defaults(NamedTuple):
-    """What the model's options say about requests and responses.
-
-    The first three are the options of these names. `max_best_of` bounds how many sequences one request may generate.
-    """
-
-    output_formatter: str | None = None
-    tgi_compat: bool = False
-    bedrock_compat: bool = False
-    max_best_of: int = 16
-
-    @classmethod
-    def of(cls, options: Options) -> Defaults:
-        """The defaults of a model with these options."""
-        return cls(options.output_formatter, options.tgi_compat, options.bedrock_compat)
-
-
 def parse(
     body: bytes,
     content_type: str | None = None,
-    defaults: Defaults = Defaults(),  # noqa: B008  immutable
+    options: Options = Options(),  # noqa: B008  immutable
     properties: Mapping[str, str] = _NO_PROPERTIES,
 ) -> Call:
     """Parse a request. `properties` are its headers and custom attributes, with lower-case names.
 
     See `Dialect.parse` for what it raises.
     """
-    return parse_payload(decode(body, content_type), defaults, properties)
+    return parse_payload(decode(body, content_type), options, properties)
 
 
 def decode(body: bytes, content_type: str | None) -> Any:
@@ -116,7 +101,7 @@ def decode(body: bytes, content_type: str | None) -> Any:
 
 def parse_payload(
     payload: Any,
-    defaults: Defaults = Defaults(),  # noqa: B008
+    options: Options = Options(),  # noqa: B008
     properties: Mapping[str, str] = _NO_PROPERTIES,
 ) -> Call:
     """`parse` from the decoded payload on."""
@@ -128,11 +113,11 @@ def parse_payload(
         )
         problems.raise_any(PREFIX)
     if "messages" in payload:
-        call = _parse_chat(payload, defaults, problems)
-    elif defaults.bedrock_compat:
-        call = _parse_bedrock(payload, defaults, properties, problems)
+        call = _parse_chat(payload, options, problems)
+    elif options.bedrock_compat:
+        call = _parse_bedrock(payload, options, properties, problems)
     else:
-        call = _parse_inputs(payload, defaults, problems)
+        call = _parse_inputs(payload, options, problems)
     problems.raise_any(PREFIX)
     adapter = properties.get("x-amzn-sagemaker-adapter-identifier")
     (request,) = call.requests
@@ -171,7 +156,7 @@ _SINGLE = ("jsonlines", "sse", "3p", "3p_stream")
 """Formats for a single sequence."""
 
 
-def _parse_inputs(payload: dict[str, Any], defaults: Defaults, problems: Problems) -> Call:
+def _parse_inputs(payload: dict[str, Any], options: Options, problems: Problems) -> Call:
     inputs = _read_prompt(payload, "inputs", problems)
     parameters = payload.get("parameters")
     if parameters is None:
@@ -186,9 +171,9 @@ def _parse_inputs(payload: dict[str, Any], defaults: Defaults, problems: Problem
     stream: bool = fields.pop("stream", False)
     values = fields | INPUTS_PARAMETERS.read(parameters, problems, "parameter")
     values.setdefault("max_new_tokens", _DEFAULT_NEW_TOKENS)
-    if defaults.tgi_compat and "n" not in values and "best_of" in values:
+    if options.tgi_compat and "n" not in values and "best_of" in values:
         values["n"] = values["best_of"]
-    sampling = _read_sampling(values, defaults, problems, ranked=True)
+    sampling = _read_sampling(values, options, problems, ranked=True)
     several = sampling.sequences > 1
     if several and stream:
         problems.invalid.append(
@@ -198,42 +183,42 @@ def _parse_inputs(payload: dict[str, Any], defaults: Defaults, problems: Problem
     presentation = Presentation(
         inputs=inputs,
         stream=stream,
-        details=several or values.get("details", defaults.tgi_compat),
+        details=several or values.get("details", options.tgi_compat),
         return_full_text=values.get("return_full_text", False),
         prefill=values.get("prefill", False),
-        tgi_compat=defaults.tgi_compat,
+        tgi_compat=options.tgi_compat,
         n=sampling.n,
     )
-    encoder = choose_encoder(values.get("output_formatter", defaults.output_formatter), presentation, several=several)
+    encoder = choose_encoder(values.get("output_formatter", options.output_formatter), presentation, several=several)
     # In the LMI schema every token has its log-probability.
     logprobs = encoder.stream or presentation.details
     return Call((_request(values, sampling, logprobs, prompt=inputs),), encoder)
 
 
-def _parse_chat(payload: dict[str, Any], defaults: Defaults, problems: Problems) -> Call:
+def _parse_chat(payload: dict[str, Any], options: Options, problems: Problems) -> Call:
     messages = read_messages(payload["messages"], problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
     values.setdefault("max_new_tokens", AS_MUCH_AS_FITS)
     values.setdefault("do_sample", True)
-    sampling = _read_sampling(values, defaults, problems)
+    sampling = _read_sampling(values, options, problems)
     stream: bool = values.get("stream", False)
     if stream and sampling.sequences > sampling.n:
         problems.invalid.append(
             f"'best_of' or 'num_beams' is {sampling.sequences}, 'n' {sampling.n} and 'stream' true: which sequences "
             "are the best is known only at the end, expected 'best_of' to be 'n' and no beams in a stream"
         )
-    options = values.get("stream_options", {})
+    stream_options = values.get("stream_options", {})
     presentation = Presentation(
         stream=stream,
         details=True,
-        tgi_compat=defaults.tgi_compat,
+        tgi_compat=options.tgi_compat,
         n=sampling.n,
         logprobs=values.get("logprobs", False),
-        include_usage=options.get("include_usage") is True,
+        include_usage=stream_options.get("include_usage") is True,
     )
     name = values.get("output_formatter")
-    if name is None and defaults.output_formatter in _CHAT_FORMATTERS:
-        name = defaults.output_formatter
+    if name is None and options.output_formatter in _CHAT_FORMATTERS:
+        name = options.output_formatter
     if name not in FORMATTERS:
         if name is not None:
             _logger.warning("Unsupported output formatter: %s; using the default", show(name))
@@ -244,14 +229,14 @@ def _parse_chat(payload: dict[str, Any], defaults: Defaults, problems: Problems)
 
 
 def _parse_bedrock(
-    payload: dict[str, Any], defaults: Defaults, properties: Mapping[str, str], problems: Problems
+    payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
 ) -> Call:
     prompt = _read_prompt(payload, "prompt", problems)
     values = BEDROCK_FIELDS.read(payload, problems, "field")
     values = {"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 512, "do_sample": True} | values
     stream = properties.get("x-amzn-sagemaker-forwarded-api") == "InvokeEndpointWithResponseStream"
     encoder = choose_encoder("3p_stream" if stream else "3p", Presentation(return_full_text=True))
-    sampling = _read_sampling(values, defaults, problems)
+    sampling = _read_sampling(values, options, problems)
     return Call((_request(values, sampling, False, prompt=prompt),), encoder)
 
 
@@ -277,7 +262,7 @@ def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:
     return ""
 
 
-def _read_sampling(values: dict[str, Any], defaults: Defaults, problems: Problems, *, ranked: bool = False) -> Sampling:
+def _read_sampling(values: dict[str, Any], options: Options, problems: Problems, *, ranked: bool = False) -> Sampling:
     chosen = {name: value for name, value in values.items() if name in _SAMPLING_FIELDS}
     if "do_sample" not in chosen:
         chosen["do_sample"] = (
@@ -296,9 +281,9 @@ def _read_sampling(values: dict[str, Any], defaults: Defaults, problems: Problem
     best_of = beams if beams > 1 else chosen.get("best_of", n)
     if best_of < n:
         problems.invalid.append(f"'best_of' is {best_of}: expected at least 'n', which is {n}")
-    if max(n, best_of) > defaults.max_best_of:
+    if max(n, best_of) > _MOST_SEQUENCES:
         name = "n" if n == max(n, best_of) and "n" in values else "num_beams" if beams > 1 else "best_of"
-        problems.invalid.append(f"'{name}' is {max(n, best_of)}: expected at most {defaults.max_best_of}")
+        problems.invalid.append(f"'{name}' is {max(n, best_of)}: expected at most {_MOST_SEQUENCES}")
         n = best_of = beams = chosen["n"] = chosen["beam_width"] = 1  # the encoder of a refused request stays small
     # Ranked only if the response shows it: LMI's has the best apart, a chat's has all in the order of their index.
     chosen["best_of"] = best_of if beams == 1 and (best_of > n or (ranked and n > 1)) else None

@@ -42,7 +42,6 @@ class Presentation:
     prompt_tokens: Sequence[Token] = ()
 
     def begin(self, prompt: Prompt) -> None:
-        """See `ResponseEncoder`."""
         self.inputs = prompt.text
         self.prompt_length = prompt.length
         if self.prefill:
@@ -58,7 +57,6 @@ class CollectedSequence:
 
     @property
     def text(self) -> str:
-        """The text so far."""
         return "".join([token.text for token in self.tokens])
 
 
@@ -92,15 +90,12 @@ class WholeResponseEncoder(ABC):
 
     @property
     def wants_prompt_tokens(self) -> bool:
-        """See `ResponseEncoder`."""
         return self._presentation.prefill
 
     def begin(self, prompt: Prompt) -> None:
-        """See `ResponseEncoder`."""
         self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
-        """See `ResponseEncoder`."""
         if chunk.finished is not None and chunk.finished.error is not None:
             return b""
         return self._body() if self._output.add(chunk) else b""

@@ -27,8 +27,6 @@ _LENGTH = GenerationFinishReason.LENGTH
 
 
 class _Sequence:
-    """A running request."""
-
     __slots__ = ("cached_tokens", "cancelled", "handle", "logprobs", "token_ids")
 
     def __init__(self, handle: GenerationHandle, request: Submit, cached_tokens: int) -> None:

@@ -26,7 +26,6 @@ FEATURES: frozenset[str] = frozenset(
 
 
 def generation_config(request: Submit) -> GenerationConfig:
-    """The configuration of one sequence."""
     sampling = request.sampling
     config = GenerationConfig()
     for name in _ARGUMENTS:

@@ -121,7 +121,6 @@ class ArgumentBuilder:
         return self._is_passed(target) and self.exists(target)
 
     def exists(self, target: Target) -> bool:
-        """Whether this version of TensorRT-LLM has the argument."""
         return has(self._owner(target), target.name, self.inputs.version)
 
     def put(self, target: Target, value: Any, *options: str) -> None:
@@ -143,7 +142,6 @@ class ArgumentBuilder:
         self.problems += [problem for problem in problems if problem not in self.problems]
 
     def drop(self, target: Target) -> None:
-        """Do not pass an argument after all."""
         self._values.pop(target, None)
 
     def put_unless_default(self, target: Target, value: Any, *options: str) -> None:
@@ -153,7 +151,6 @@ class ArgumentBuilder:
             self.put(target, value, *options)
 
     def format_setting(self, name: str) -> str:
-        """`KEY=VALUE (origin)`."""
         return format_setting(self.config, name)
 
     def arguments(self, phase: Phase) -> Arguments:

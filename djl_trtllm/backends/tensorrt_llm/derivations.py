@@ -42,7 +42,6 @@ _LORA_CACHE = {
 
 
 def derive(builder: ArgumentBuilder) -> None:
-    """Add every computed argument."""
     for derivation in _DERIVATIONS:
         derivation(builder)
 

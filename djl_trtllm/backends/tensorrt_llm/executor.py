@@ -160,7 +160,6 @@ class TensorRtLlmExecutor:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
-        """Start a request; an error becomes its terminal delta."""
         request = RunningRequest(message, None, self._step_buffer, self._heartbeat, self._end_id)
         try:
             sampling = sampling_arguments(message)
@@ -189,7 +188,6 @@ class TensorRtLlmExecutor:
         self._abort(request)
 
     def stats(self) -> Stats:
-        """The state after the last iteration that is known."""
         return self._statistics.stats(len(self._requests))
 
     # -- inside ----------------------------------------------------------------------------------------------------

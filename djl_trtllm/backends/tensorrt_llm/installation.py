@@ -26,7 +26,6 @@ def with_installation(hardware: Hardware) -> Hardware:
 
 
 def _package() -> Path | None:
-    """The folder of the package."""
     spec = importlib.util.find_spec("tensorrt_llm")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -15,7 +15,6 @@ class IterationStatistics:
         self._last: Mapping[str, Any] = {}
 
     def take(self, iteration: Mapping[str, Any]) -> None:
-        """Remember an iteration."""
         self._last = iteration
 
     def stats(self, running: int) -> Stats:

@@ -74,7 +74,6 @@ class Owner:
 
 
 def owners() -> Mapping[str, Owner]:
-    """Every owner by name."""
     return _table()[0]
 
 
@@ -97,7 +96,6 @@ def members(owner: str, version: str) -> Mapping[str, Member]:
 
 
 def has(owner: str, name: str, version: str) -> bool:
-    """Whether `owner` has `name` in `version`."""
     return name in members(owner, version)
 
 

@@ -92,7 +92,6 @@ def sampling_arguments(request: Submit) -> dict[str, Any]:
 
 
 def guide_arguments(guide: Guide) -> dict[str, Any]:
-    """The keyword arguments of GuidedDecodingParams."""
     return {"json_object": True} if guide.kind is GuideKind.JSON_OBJECT else {_GUIDES[guide.kind]: guide.value}
 
 

@@ -28,7 +28,6 @@ class Workers:
         return len(self._processes)
 
     def dead(self) -> list[int]:
-        """The ids of those that have ended."""
         return [process.pid for process in self._processes if not _is_alive(process)]
 
 

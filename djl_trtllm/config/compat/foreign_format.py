@@ -16,6 +16,14 @@ from djl_trtllm.config.sources.properties import Layer, Setting, Source
 _LONGEST = 60
 
 
+class FormatError(ValueError):
+    """Text that is not in the format; the message has what to write instead, `line` begins at 1."""
+
+    def __init__(self, line: int, message: str) -> None:
+        self.line = line
+        super().__init__(message)
+
+
 @dataclass(frozen=True)
 class ForeignSetting:
     """One value of a file: its name on that server, its text, and its line, which begins at 1."""
@@ -26,7 +34,6 @@ class ForeignSetting:
 
     @property
     def shown(self) -> str:
-        """`name=value` with secrets masked and long values shortened."""
         text = masked(self.name, self.value)
         text = text if text.isprintable() else repr(text)[1:-1]
         return f"{self.name}={text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'}"
@@ -76,7 +83,6 @@ class Reading:
         )
 
     def source(self) -> Source:
-        """Everything read so far."""
         return Source(
             Layer.FOREIGN,
             tuple(self.settings),

@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 from google.protobuf import text_encoding
 
+from djl_trtllm.config.compat.foreign_format import FormatError
+
 _TOKEN = re.compile(
     r"""
     (?P<space>[ \t\r\f\v]+|\#[^\n]*)
@@ -28,14 +30,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _LAST_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]{0,60})[ \t]*$")
 _CLOSING = {"{": "}", "<": ">", "[": "]"}
 _DEEPEST = 50
-
-
-class TextFormatError(ValueError):
-    """Text that is not in the format; the message has what to write instead, `line` begins at 1."""
-
-    def __init__(self, line: int, message: str) -> None:
-        self.line = line
-        super().__init__(message)
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class _Token:
 
 
 def parse(text: str) -> tuple[Field, ...]:
-    """The fields of a message; a list `[a, b]` becomes one field for each member. Raises `TextFormatError`."""
+    """The fields of a message; a list `[a, b]` becomes one field for each member. Raises `FormatError`."""
     return _Parser(tuple(_tokens(text))).message(None, 0)
 
 
@@ -67,7 +61,7 @@ def _tokens(text: str) -> Iterator[_Token]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise TextFormatError(line, _unexpected(text, position))
+            raise FormatError(line, _unexpected(text, position))
         position = match.end()
         if match.lastgroup == "newline":
             line += 1
@@ -90,8 +84,6 @@ def _unexpected(text: str, position: int) -> str:
 
 
 class _Parser:
-    """Reads tokens one after the other."""
-
     def __init__(self, tokens: tuple[_Token, ...]) -> None:
         self._tokens = tokens
         self._next = 0
@@ -99,7 +91,7 @@ class _Parser:
     def message(self, opening: _Token | None, depth: int) -> tuple[Field, ...]:
         """The fields up to the mark that closes `opening`, or up to the end of the text."""
         if opening is not None and depth > _DEEPEST:
-            raise TextFormatError(opening.line, f"more than {_DEEPEST} nested messages")
+            raise FormatError(opening.line, f"more than {_DEEPEST} nested messages")
         fields: list[Field] = []
         while True:
             token = self._peek()
@@ -118,21 +110,21 @@ class _Parser:
     def _field(self, depth: int) -> Iterator[Field]:
         name = self._take()
         if name.kind == "text":
-            raise TextFormatError(name.line, f"{name.text} has quotes, and names have none; write {name.text[1:-1]}:")
+            raise FormatError(name.line, f"{name.text} has quotes, and names have none; write {name.text[1:-1]}:")
         if not _NAME.fullmatch(name.text):
-            raise TextFormatError(name.line, f"there is {name.text} where the name of a field belongs")
+            raise FormatError(name.line, f"there is {name.text} where the name of a field belongs")
         mark = self._peek()
         if mark is not None and mark.text == ":":
             self._next += 1
         elif mark is None or mark.text not in ("{", "<", "["):
-            raise TextFormatError(name.line, f"{name.text} has no : behind it; write {name.text}: value")
+            raise FormatError(name.line, f"{name.text} has no : behind it; write {name.text}: value")
         for value, line in self._values(name, depth):
             yield Field(name.text, value, line)
 
     def _values(self, name: _Token, depth: int) -> Iterator[tuple[Value, int]]:
         token = self._peek()
         if token is None or token.text in ("}", ">", "]", ":", ",", ";"):
-            raise TextFormatError(name.line, f"{name.text} has no value; write {name.text}: value")
+            raise FormatError(name.line, f"{name.text} has no value; write {name.text}: value")
         if token.text != "[":
             yield self._value(depth)
             return
@@ -143,7 +135,7 @@ class _Parser:
             if token is not None and token.text == ",":
                 self._next += 1
             elif token is not None and token.text != "]":
-                raise TextFormatError(token.line, f"there is no comma between the members of {name.text}")
+                raise FormatError(token.line, f"there is no comma between the members of {name.text}")
         if token is None:
             raise _not_closed(opening)
         self._next += 1
@@ -153,7 +145,7 @@ class _Parser:
         if token.text in ("{", "<"):
             return self.message(token, depth + 1), token.line
         if token.kind == "mark":
-            raise TextFormatError(token.line, f"there is {token.text} where a value belongs")
+            raise FormatError(token.line, f"there is {token.text} where a value belongs")
         if token.kind == "word":
             return token.text, token.line
         parts = [_unescaped(token)]
@@ -170,12 +162,12 @@ class _Parser:
         return token
 
 
-def _not_closed(opening: _Token) -> TextFormatError:
-    return TextFormatError(opening.line, f"the {opening.text} is not closed; a {_CLOSING[opening.text]} is missing")
+def _not_closed(opening: _Token) -> FormatError:
+    return FormatError(opening.line, f"the {opening.text} is not closed; a {_CLOSING[opening.text]} is missing")
 
 
 def _unescaped(token: _Token) -> str:
     try:
         return bytes(text_encoding.CUnescape(token.text[1:-1])).decode()
     except ValueError:
-        raise TextFormatError(token.line, f"{token.text} has a \\ that begins no escape; write it twice") from None
+        raise FormatError(token.line, f"{token.text} has a \\ that begins no escape; write it twice") from None

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from djl_trtllm.config.compat.foreign_format import ForeignSetting, Reading, presets
-from djl_trtllm.config.compat.text_format import Field, TextFormatError, parse
+from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets
+from djl_trtllm.config.compat.text_format import Field, parse
 from djl_trtllm.config.compat.triton_names import (
     ENGINE_MODEL,
     EXAMPLES,
@@ -86,7 +86,6 @@ def triton_presets() -> Source:
 
 
 def read_config(path: Path) -> Source:
-    """Read one `config.pbtxt`."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -101,7 +100,7 @@ def parse_config(text: str, path: str) -> Source:
     reading = Reading(path)
     try:
         fields = parse(text)
-    except TextFormatError as error:
+    except FormatError as error:
         return Source(Layer.FOREIGN, problems=(f"{path}:{error.line}: {error}",))
     _Model(reading, _model_of(fields, path)).read(fields)
     return reading.source()

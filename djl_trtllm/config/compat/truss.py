@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from djl_trtllm.config.compat.foreign_format import ForeignSetting, Reading, presets
+from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets
 from djl_trtllm.config.compat.truss_names import (
     BUILD_PRESETS,
     ENGINE_PRESETS,
@@ -21,7 +21,7 @@ from djl_trtllm.config.compat.truss_names import (
     STACK_PRESETS,
     TO_ACT_ON,
 )
-from djl_trtllm.config.compat.yaml_tree import YamlError, entries
+from djl_trtllm.config.compat.yaml_tree import entries
 from djl_trtllm.config.sources.properties import Layer, Source
 
 CONFIG_FILE = "config.yaml"
@@ -61,7 +61,7 @@ def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[
     """The same from text; `path` is shown."""
     try:
         found = entries(text)
-    except YamlError as error:
+    except FormatError as error:
         return [Source(Layer.FOREIGN, problems=(f"{path}:{error.line}: {error}",))]
     reading = Reading(path)
     if not is_truss(text):

@@ -16,7 +16,6 @@ class Choice(str, enum.Enum):
 
     @classmethod
     def all_values(cls) -> tuple[str, ...]:
-        """Every value in text."""
         return tuple(member.value for member in cls)
 
 
@@ -51,8 +50,6 @@ _ADDED: dict[str, Backend] = {}
 
 
 class DType(Choice):
-    """Number format of weights and activations."""
-
     AUTO = "auto"
     FP32 = "fp32"
     FP16 = "fp16"
@@ -60,8 +57,6 @@ class DType(Choice):
 
 
 class Quantization(Choice):
-    """Weight (and activation) quantisation applied while compiling."""
-
     INT8 = "int8"
     INT4 = "int4"
     AWQ = "awq"
@@ -71,8 +66,6 @@ class Quantization(Choice):
 
 
 class KvCacheDType(Choice):
-    """Number format of the KV cache."""
-
     AUTO = "auto"
     FP16 = "fp16"
     FP32 = "fp32"
@@ -81,38 +74,28 @@ class KvCacheDType(Choice):
 
 
 class SchedulerPolicy(Choice):
-    """How sequences are admitted when the KV cache may not hold all of them to their end."""
-
     MAX_UTILIZATION = "max_utilization"
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
     STATIC_BATCH = "static_batch"
 
 
 class ChunkingPolicy(Choice):
-    """Order of the chunks of prompts under chunked prefill."""
-
     FIRST_COME_FIRST_SERVED = "first_come_first_served"
     EQUAL_PROGRESS = "equal_progress"
 
 
 class BatchingType(Choice):
-    """Whether requests join a running batch."""
-
     INFLIGHT = "inflight"
     STATIC = "static"
 
 
 class KvCacheType(Choice):
-    """Layout of the KV cache of a compiled engine."""
-
     PAGED = "paged"
     CONTINUOUS = "continuous"
     DISABLED = "disabled"
 
 
 class StateDType(Choice):
-    """Number format of the state of Mamba layers."""
-
     AUTO = "auto"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
@@ -120,8 +103,6 @@ class StateDType(Choice):
 
 
 class EmbeddingParallelMode(Choice):
-    """How the embedding table is split over GPUs."""
-
     NONE = "NONE"
     VOCABULARY = "SHARDING_ALONG_VOCAB"
     HIDDEN = "SHARDING_ALONG_HIDDEN"
@@ -142,8 +123,6 @@ class AllReduceStrategy(Choice):
 
 
 class ProfilingVerbosity(Choice):
-    """How much a compiled engine reports to profilers."""
-
     LAYER_NAMES_ONLY = "layer_names_only"
     DETAILED = "detailed"
     NONE = "none"
@@ -163,15 +142,11 @@ class PluginDType(Choice):
 
 
 class AwqFormat(Choice):
-    """Kinds of AWQ."""
-
     INT4_AWQ = "int4_awq"
     W4A8_AWQ = "w4a8_awq"
 
 
 class CalibDevice(Choice):
-    """Where the calibration runs."""
-
     CUDA = "cuda"
     CPU = "cpu"
 
@@ -235,15 +210,11 @@ class GptVersion(Choice):
 
 
 class GuidedDecoding(Choice):
-    """Libraries that hold output to a grammar."""
-
     XGRAMMAR = "xgrammar"
     LLGUIDANCE = "llguidance"
 
 
 class SamplerType(Choice):
-    """Implementations of sampling in TensorRT-LLM's PyTorch backend."""
-
     AUTO = "auto"
     TRTLLM = "TRTLLMSampler"
     TORCH = "TorchSampler"
@@ -257,7 +228,5 @@ class Orchestrator(Choice):
 
 
 class LoadFormat(Choice):
-    """Which weights are loaded."""
-
     AUTO = "auto"
     DUMMY = "dummy"

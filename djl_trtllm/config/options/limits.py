@@ -8,8 +8,6 @@ from djl_trtllm.config.options.option import option
 
 
 class LimitOptions(OptionGroup):
-    """Lengths and batch."""
-
     max_input_len: int = option(
         1024,
         "Longest prompt of a request. A longer one is refused with an error that holds both numbers. Widened when "

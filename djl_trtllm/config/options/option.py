@@ -73,7 +73,6 @@ class Option:
         return " and ".join(f"{text} {bound:g}" for text, bound in bounds if bound is not None)
 
     def allows(self, number: float) -> bool:
-        """Whether a number is within the bounds."""
         return (
             (self.at_least is None or number >= self.at_least)
             and (self.above is None or number > self.above)

@@ -24,12 +24,10 @@ class DeclaredOption:
 
     @property
     def key(self) -> str:
-        """The key as users write it."""
         return self.option.key
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The key and its aliases."""
         return (self.option.key, *self.option.aliases)
 
     @property

@@ -62,7 +62,6 @@ class ValueType:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values of an enum, () for other types."""
         return self.base.all_values() if issubclass(self.base, Choice) else ()
 
     def describe(self, option: Option) -> str:

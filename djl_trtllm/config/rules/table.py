@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from djl_trtllm.config.configuration import Config
+from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
 from djl_trtllm.config.options.documents import LMI, RUNTIME, TRTLLM
-from djl_trtllm.config.rules import conditions
 from djl_trtllm.config.rules.context import RuleContext, context_of
 from djl_trtllm.errors import ConfigError
+
+_Broken = Callable[[RuleContext], str | None]
 
 
 class Severity(enum.Enum):
@@ -41,129 +43,211 @@ class Rule:
     severity: Severity
     lifted: str
     document: str
-    broken: Callable[[RuleContext], str | None] | None = None
+    broken: _Broken | None = None
     needs_model: bool = False
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "rotary_scaling_pair",
-        ("rotary_scaling_type", "rotary_scaling_factor"),
-        "both or neither",
-        Severity.WARNING,
-        "yes: rope_scaling in config.json holds both",
-        LMI,
-        conditions.rotary_scaling_pair,
-    ),
-    Rule("rotary_scaling_words", ("rotary_scaling_type",), "linear or dynamic", Severity.ERROR, "no", LMI),
-    Rule("rotary_scaling_range", ("rotary_scaling_factor",), "greater than 1", Severity.ERROR, "no", LMI),
-    Rule(
-        "rotary_dim_family",
-        ("rotary_dim",),
-        "only for GPT-J",
-        Severity.NOTE,
-        "yes: config.json holds it for every model",
-        LMI,
-        conditions.rotary_dim_family,
-        needs_model=True,
-    ),
-    Rule(
-        "rotary_base_family",
-        ("rotary_base",),
-        "only for Llama, InternLM and Qwen",
-        Severity.NOTE,
-        "yes: config.json holds it for every model",
-        LMI,
-        conditions.rotary_base_family,
-        needs_model=True,
-    ),
-    Rule(
-        "use_fused_mlp_family",
-        ("use_fused_mlp",),
-        "only for Llama",
-        Severity.NOTE,
-        "yes: every model with a gated MLP",
-        LMI,
-        conditions.use_fused_mlp_family,
-        needs_model=True,
-    ),
-    Rule(
-        "multi_block_mode_family",
-        ("multi_block_mode",),
-        "not for Qwen",
-        Severity.NOTE,
-        "yes: every model, and on by default",
-        LMI,
-        conditions.multi_block_mode_family,
-        needs_model=True,
-    ),
-    Rule(
-        "smoothquant_family",
-        ("quantize",),
-        "smoothquant only for Llama, Mistral, InternLM and Baichuan",
-        Severity.WARNING,
-        "in part: the quantiser of TensorRT-LLM takes further decoders",
-        LMI,
-        conditions.smoothquant_family,
-        needs_model=True,
-    ),
-    Rule(
-        "smoothquant_parts",
-        ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode"),
-        "only with option.quantize=smoothquant",
-        Severity.WARNING,
-        "no",
-        LMI,
-        conditions.smoothquant_parts,
-    ),
-    Rule(
-        "awq_family",
-        ("quantize",),
-        "awq only for Llama and Mistral",
-        Severity.NOTE,
-        "yes: most decoders, on TensorRT-LLM and on OpenVINO",
-        LMI,
-        conditions.awq_family,
-        needs_model=True,
-    ),
-    Rule(
-        "awq_parts",
-        ("awq_format", "awq_block_size", "calib_size"),
-        "only with option.quantize=awq (calib_size also with smoothquant and fp8)",
-        Severity.WARNING,
-        "no",
-        LMI,
-        conditions.awq_parts,
-    ),
-    Rule(
-        "quantize_compiled",
-        ("quantize", "quant_algo"),
-        "only when compiling",
-        Severity.ERROR,
-        "no",
-        LMI,
-        conditions.quantize_compiled,
-        needs_model=True,
-    ),
-    Rule(
-        "chatglm_version",
-        ("chatglm_model_version",),
-        "required for ChatGLM",
-        Severity.NOTE,
-        "yes: the path or config.json has the version",
-        LMI,
-        conditions.chatglm_version,
-        needs_model=True,
-    ),
-    Rule(
-        "max_num_tokens_holds_a_prompt",
-        ("max_num_tokens", "max_input_len", "enable_chunked_prefill"),
-        "max_num_tokens at least max_input_len, without chunked prefill",
-        Severity.WARNING,
-        "no; OpenVINO always splits prompts",
-        TRTLLM,
-        conditions.max_num_tokens_holds_a_prompt,
-    ),
+RULES: list[Rule] = []
+"""Every rule between options, in the order of the documents."""
+
+
+def _rule(
+    options: tuple[str, ...], condition: str, severity: Severity, lifted: str, document: str, needs_model: bool = False
+) -> Callable[[_Broken], _Broken]:
+    """Adds the rule that the function checks, under the function's name; see `Rule`."""
+
+    def add(broken: _Broken) -> _Broken:
+        RULES.append(Rule(broken.__name__, options, condition, severity, lifted, document, broken, needs_model))
+        return broken
+
+    return add
+
+
+@_rule(
+    ("rotary_scaling_type", "rotary_scaling_factor"),
+    "both or neither",
+    Severity.WARNING,
+    "yes: rope_scaling in config.json holds both",
+    LMI,
+)
+def rotary_scaling_pair(context: RuleContext) -> str | None:
+    pair = ("rotary_scaling_type", "rotary_scaling_factor")
+    missing = [name for name in pair if context.value(name) is None]
+    if len(missing) != 1:
+        return None
+    (present,) = (name for name in pair if name not in missing)
+    example = "linear" if missing == ["rotary_scaling_type"] else "2"
+    return (
+        f"{context.formatted(present)} needs option.{missing[0]} beside it: write option.{missing[0]}={example}, "
+        "or neither"
+    )
+
+
+RULES.append(Rule("rotary_scaling_words", ("rotary_scaling_type",), "linear or dynamic", Severity.ERROR, "no", LMI))
+RULES.append(Rule("rotary_scaling_range", ("rotary_scaling_factor",), "greater than 1", Severity.ERROR, "no", LMI))
+
+
+@_rule(
+    ("rotary_dim",), "only for GPT-J", Severity.NOTE, "yes: config.json holds it for every model", LMI, needs_model=True
+)
+def rotary_dim_family(context: RuleContext) -> str | None:
+    return _outside(context, "rotary_dim", ("gptj",), "GPT-J")
+
+
+@_rule(
+    ("rotary_base",),
+    "only for Llama, InternLM and Qwen",
+    Severity.NOTE,
+    "yes: config.json holds it for every model",
+    LMI,
+    needs_model=True,
+)
+def rotary_base_family(context: RuleContext) -> str | None:
+    return _outside(context, "rotary_base", ("llama", "internlm", "qwen"), "Llama, InternLM and Qwen")
+
+
+@_rule(("use_fused_mlp",), "only for Llama", Severity.NOTE, "yes: every model with a gated MLP", LMI, needs_model=True)
+def use_fused_mlp_family(context: RuleContext) -> str | None:
+    if not context.value("use_fused_mlp"):
+        return None
+    return _outside(context, "use_fused_mlp", ("llama",), "Llama")
+
+
+@_rule(
+    ("multi_block_mode",), "not for Qwen", Severity.NOTE, "yes: every model, and on by default", LMI, needs_model=True
+)
+def multi_block_mode_family(context: RuleContext) -> str | None:
+    if not context.value("multi_block_mode") or not _is_of(context, ("qwen",)):
+        return None
+    return (
+        f"{context.formatted('multi_block_mode')}: early engines did not have it for Qwen (this model is "
+        f"{context.model_type}); today's kernels do"
+    )
+
+
+@_rule(
+    ("quantize",),
+    "smoothquant only for Llama, Mistral, InternLM and Baichuan",
+    Severity.WARNING,
+    "in part: the quantiser of TensorRT-LLM takes further decoders",
+    LMI,
+    needs_model=True,
+)
+def smoothquant_family(context: RuleContext) -> str | None:
+    families = ("llama", "mistral", "internlm", "baichuan")
+    if _quantization(context) != "smoothquant" or context.model_type is None or _is_of(context, families):
+        return None
+    return (
+        f"{_quantized(context)} is documented for Llama, Mistral, InternLM and Baichuan, and this model is "
+        f"{context.model_type}: where compiling fails, use option.quantize=fp8 or int8"
+    )
+
+
+@_rule(
+    ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode"),
+    "only with option.quantize=smoothquant",
+    Severity.WARNING,
+    "no",
+    LMI,
+)
+def smoothquant_parts(context: RuleContext) -> str | None:
+    if _quantization(context) == "smoothquant":
+        return None
+    names = ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode")
+    return _without(context, names, "smoothquant")
+
+
+@_rule(
+    ("quantize",),
+    "awq only for Llama and Mistral",
+    Severity.NOTE,
+    "yes: most decoders, on TensorRT-LLM and on OpenVINO",
+    LMI,
+    needs_model=True,
+)
+def awq_family(context: RuleContext) -> str | None:
+    if _quantization(context) != "awq" or context.model_type is None or _is_of(context, ("llama", "mistral")):
+        return None
+    return (
+        f"{_quantized(context)}: early containers had it for Llama and Mistral only (this model is "
+        f"{context.model_type}); today's compilers take it"
+    )
+
+
+@_rule(
+    ("awq_format", "awq_block_size", "calib_size"),
+    "only with option.quantize=awq (calib_size also with smoothquant and fp8)",
+    Severity.WARNING,
+    "no",
+    LMI,
+)
+def awq_parts(context: RuleContext) -> str | None:
+    chosen = _quantization(context)
+    if chosen == "awq":
+        return None
+    names = ["awq_format", "awq_block_size"]
+    calibrated = chosen in ("smoothquant", "fp8") and "awq" not in context.wrote("calib_size").lower()
+    if not calibrated:
+        names.append("calib_size")
+    return _without(context, tuple(names), "awq")
+
+
+@_rule(("quantize", "quant_algo"), "only when compiling", Severity.ERROR, "no", LMI, needs_model=True)
+def quantize_compiled(context: RuleContext) -> str | None:
+    if not context.is_engine:
+        return None
+    wanted = context.value("quantize")
+    algorithm = context.value("quant_algo") not in (None, QuantAlgorithm.NO_QUANT)
+    if algorithm and context.compiled_as is None:
+        name = "quant_algo"
+    elif wanted is not None and wanted != context.compiled_as:
+        name = "quantize"
+    else:
+        return None
+    return (
+        f"{context.formatted(name)}: the model is a compiled engine, and its weights have the format that it was "
+        f"compiled with; remove option.{name}, or serve the checkpoint it was compiled from"
+    )
+
+
+@_rule(
+    ("chatglm_model_version",),
+    "required for ChatGLM",
+    Severity.NOTE,
+    "yes: the path or config.json has the version",
+    LMI,
+    needs_model=True,
+)
+def chatglm_version(context: RuleContext) -> str | None:
+    if not _is_of(context, ("chatglm",)) or context.value("chatglm_model_version") is not ChatGlmVersion.UNSPECIFIED:
+        return None
+    return (
+        f"option.chatglm_model_version is not set and this model is {context.model_type}: LMI containers "
+        "require it (such as chatglm3_6b), here the checkpoint's path or its config.json has the version"
+    )
+
+
+@_rule(
+    ("max_num_tokens", "max_input_len", "enable_chunked_prefill"),
+    "max_num_tokens at least max_input_len, without chunked prefill",
+    Severity.WARNING,
+    "no; OpenVINO always splits prompts",
+    TRTLLM,
+)
+def max_num_tokens_holds_a_prompt(context: RuleContext) -> str | None:
+    tokens, longest = context.value("max_num_tokens"), context.value("max_input_len")
+    if tokens is None or tokens >= longest or context.value("enable_chunked_prefill"):
+        return None
+    if context.value("backend") is Backend.OPENVINO:
+        return None
+    return (
+        f"{context.formatted('max_num_tokens')} is below {context.formatted('max_input_len')}: TensorRT-LLM refuses "
+        f"prompts of more than {tokens} tokens although up to {longest} are allowed; set "
+        f"option.enable_chunked_prefill=true, or option.max_num_tokens={longest}"
+    )
+
+
+RULES.append(
     Rule(
         "memory_fraction_range",
         ("kv_cache_free_gpu_mem_fraction",),
@@ -171,36 +255,89 @@ RULES: tuple[Rule, ...] = (
         Severity.ERROR,
         "no: inputs and outputs need memory too",
         RUNTIME,
-    ),
-    Rule(
-        "cap_and_fraction",
-        ("max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"),
-        "the smaller of the two is used",
-        Severity.NOTE,
-        "no",
-        RUNTIME,
-        conditions.cap_and_fraction,
-    ),
-    Rule(
-        "static_batch",
-        ("batch_scheduler_policy",),
-        "static_batch is not for production",
-        Severity.WARNING,
-        "no",
-        RUNTIME,
-        conditions.static_batch,
-    ),
-    Rule(
-        "attention_window",
-        ("max_attention_window",),
-        "not below the longest sequence",
-        Severity.WARNING,
-        "no",
-        RUNTIME,
-        conditions.attention_window,
-    ),
+    )
 )
-"""Every rule between options."""
+
+
+@_rule(
+    ("max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"),
+    "the smaller of the two is used",
+    Severity.NOTE,
+    "no",
+    RUNTIME,
+)
+def cap_and_fraction(context: RuleContext) -> str | None:
+    cap, fraction = "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"
+    if context.value(cap) is None or context.value(fraction) is None:
+        return None
+    return (
+        f"{context.formatted(cap)} and {context.formatted(fraction)}: the KV cache holds the smaller of "
+        f"{context.value(cap)} tokens and what fits into {100 * context.value(fraction):g} % of the memory "
+        "that is free once the model is loaded"
+    )
+
+
+@_rule(("batch_scheduler_policy",), "static_batch is not for production", Severity.WARNING, "no", RUNTIME)
+def static_batch(context: RuleContext) -> str | None:
+    if context.value("batch_scheduler_policy") is not SchedulerPolicy.STATIC_BATCH:
+        return None
+    return (
+        f"{context.formatted('batch_scheduler_policy')} finishes a whole batch before the next one begins, a legacy "
+        "mode that is not for production; write max_utilization or guaranteed_no_evict"
+    )
+
+
+@_rule(("max_attention_window",), "not below the longest sequence", Severity.WARNING, "no", RUNTIME)
+def attention_window(context: RuleContext) -> str | None:
+    windows = context.value("max_attention_window")
+    if windows is None:
+        return None
+    name = "max_seq_len"
+    longest = context.value(name)
+    given = context.formatted(name)
+    if longest is None:
+        longest = context.value("max_input_len") + context.value("max_output_len")
+        given = f"{context.formatted('max_input_len')} plus {context.formatted('max_output_len')}"
+    if min(windows) >= longest:
+        return None
+    return (
+        f"{context.formatted('max_attention_window')} is below the longest sequence of {longest} tokens ({given}): of "
+        f"longer sequences only the last {min(windows)} tokens are attended to, which is faster and less accurate; "
+        "leave it out for full attention"
+    )
+
+
+def _is_of(context: RuleContext, families: tuple[str, ...]) -> bool:
+    kind = (context.model_type or "").lower().replace("-", "").replace("_", "")
+    return kind.startswith(families)
+
+
+def _outside(context: RuleContext, name: str, families: tuple[str, ...], names: str) -> str | None:
+    if not context.is_set(name) or context.model_type is None or _is_of(context, families):
+        return None
+    return f"{context.formatted(name)} is documented for {names} only, and this model is {context.model_type}"
+
+
+def _quantization(context: RuleContext) -> str | None:
+    """The method, by its name in `option.quantize`, also if `option.quant_algo` names it."""
+    algorithm = context.value("quant_algo")
+    if algorithm is not None:
+        words = {"AWQ": "awq", "_SQ_": "smoothquant", "FP8": "fp8"}
+        return next((method for word, method in words.items() if word in algorithm.value), str(algorithm))
+    method: Quantization | None = context.value("quantize")
+    return None if method is None else method.value
+
+
+def _quantized(context: RuleContext) -> str:
+    return context.formatted("quant_algo" if context.value("quant_algo") is not None else "quantize")
+
+
+def _without(context: RuleContext, names: tuple[str, ...], method: str) -> str | None:
+    given = [context.formatted(name) for name in names if context.is_set(name)]
+    if not given:
+        return None
+    verb = "has" if len(given) == 1 else "have"
+    return f"{' and '.join(given)} {verb} no effect without option.quantize={method}: add that, or leave it out"
 
 
 @dataclass
@@ -213,7 +350,6 @@ class Findings:
 
 
 def check(context: RuleContext, rules: Iterable[Rule]) -> Findings:
-    """Run rules on a context."""
     found = Findings()
     into: Mapping[Severity, list[Any]] = {
         Severity.ERROR: found.problems,

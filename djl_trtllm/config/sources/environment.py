@@ -62,7 +62,6 @@ def option_key(variable: str) -> str:
 
 
 def serving_key(variable: str) -> str:
-    """The key that a `SERVING_*` variable sets."""
     name = variable[len(SERVING_PREFIX) :].lower()
     return SERVING_SPECIALS.get(name, name)
 

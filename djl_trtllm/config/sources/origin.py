@@ -30,17 +30,14 @@ class Origin:
 
     @classmethod
     def file(cls, path: str, line: int) -> Origin:
-        """Line `line` (from 1) of the file at `path`."""
         return cls(OriginKind.FILE, path, line)
 
     @classmethod
     def environment(cls, variable: str) -> Origin:
-        """The environment variable of that name."""
         return cls(OriginKind.ENVIRONMENT, variable)
 
     @classmethod
     def default(cls) -> Origin:
-        """The option's own default."""
         return cls(OriginKind.DEFAULT)
 
     @classmethod

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from djl_trtllm.api.lmi.errors import ERRORS, StatusCodes, encode_error, tgi_error_type
+from djl_trtllm.api.lmi.errors import ERRORS, encode_error, tgi_error_type
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
@@ -46,7 +46,7 @@ def test_every_request_error_has_djls_status_and_type_and_tgis_type() -> None:
         if kind.__module__ != RequestError.__module__:
             continue
         assert any(ancestor in ERRORS for ancestor in kind.__mro__)
-        answer = encode_error(make(kind, "what went wrong"))
+        answer = encode_error(make(kind, "what went wrong"), Options())
         assert answer.content_type == "application/json"
         body = json.loads(answer.body)
         assert body["code"] == answer.status
@@ -56,18 +56,18 @@ def test_every_request_error_has_djls_status_and_type_and_tgis_type() -> None:
 
 
 def test_an_error_that_nobody_mapped_is_one_of_the_engine() -> None:
-    assert encode_error(RequestError("odd")).body == b'{"error":"odd","code":424}'
+    assert encode_error(RequestError("odd"), Options()).body == b'{"error":"odd","code":424}'
     assert tgi_error_type(RequestError("odd")) == "generation"
 
 
 @pytest.mark.parametrize("kind", [InvalidRequestError, PromptTooLongError, UnsupportedParameterError, GenerationError])
 def test_a_request_that_fails_by_itself_gets_the_handlers_body(kind: type[RequestError]) -> None:
-    answer = encode_error(kind("wrong"))
+    answer = encode_error(kind("wrong"), Options())
     assert (answer.status, answer.body) == (424, b'{"error":"wrong","code":424}')
 
 
 def test_an_overload_tells_the_queue_and_when_to_return() -> None:
-    answer = encode_error(OverloadedError("full", queue_depth=100, capacity=128, retry_after=3))
+    answer = encode_error(OverloadedError("full", queue_depth=100, capacity=128, retry_after=3), Options())
     assert answer.status == 503
     assert json.loads(answer.body) == {
         "code": 503,
@@ -80,12 +80,14 @@ def test_an_overload_tells_the_queue_and_when_to_return() -> None:
 
 
 def test_not_ready_has_retry_after_where_waiting_helps() -> None:
-    assert encode_error(NotReadyError("loading", retry_after=5)).headers == (("Retry-After", "5"),)
-    assert encode_error(NotReadyError("failed")).headers == ()
+    assert encode_error(NotReadyError("loading", retry_after=5), Options()).headers == (("Retry-After", "5"),)
+    assert encode_error(NotReadyError("failed"), Options()).headers == ()
 
 
 def test_codes_can_be_changed() -> None:
-    codes = StatusCodes(failed=422, throttle=429, not_ready=502, timeout=504, server_error=599)
+    options = Options(
+        throttle_error_http_code=429, wlm_error_http_code=502, timeout_http_code=504, server_error_http_code=599
+    )
     errors = [
         InvalidRequestError(""),
         OverloadedError("", queue_depth=0, capacity=0, retry_after=1),
@@ -93,19 +95,14 @@ def test_codes_can_be_changed() -> None:
         RequestTimeoutError(""),
         ValueError(""),
     ]
-    assert [encode_error(error, codes).status for error in errors] == [422, 429, 502, 504, 599]
+    assert [encode_error(error, options).status for error in errors] == [424, 429, 502, 504, 599]
 
 
 def test_a_defect_tells_no_internals() -> None:
-    answer = encode_error(KeyError("secret"))
+    answer = encode_error(KeyError("secret"), Options())
     assert answer.status == 500
     assert json.loads(answer.body) == {
         "code": 500,
         "type": "InternalServerException",
         "message": "Internal server error, see the server's log.",
     }
-
-
-def test_the_statuses_are_those_of_the_options() -> None:
-    options = Options(throttle_error_http_code=1, wlm_error_http_code=2, timeout_http_code=3, server_error_http_code=4)
-    assert StatusCodes.of(options) == StatusCodes(throttle=1, not_ready=2, timeout=3, server_error=4)

@@ -12,25 +12,26 @@ from hypothesis import strategies as st
 from djl_trtllm.api import Call
 from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.api.lmi.encoders import JsonEncoder, JsonLinesEncoder
-from djl_trtllm.api.lmi.parse import FORMATTERS, Defaults
+from djl_trtllm.api.lmi.parse import FORMATTERS
 from djl_trtllm.api.lmi.presentation import Presentation
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from tests.api.scripts import EOS, answer, several
 
 
-def parse(payload: Any, defaults: Defaults = Defaults(), **properties: str) -> Call:  # noqa: B008
+def parse(payload: Any, defaults: Options = Options(), **properties: str) -> Call:  # noqa: B008
     return lmi.parse(json.dumps(payload).encode(), "application/json", defaults, properties)
 
 
-def inputs(stream: bool = False, defaults: Defaults = Defaults(), **parameters: Any) -> Call:  # noqa: B008
+def inputs(stream: bool = False, defaults: Options = Options(), **parameters: Any) -> Call:  # noqa: B008
     return parse({"inputs": "The wolf", "parameters": parameters, "stream": stream}, defaults)
 
 
-def chat(defaults: Defaults = Defaults(), **fields: Any) -> Call:  # noqa: B008
+def chat(defaults: Options = Options(), **fields: Any) -> Call:  # noqa: B008
     return parse({"messages": [{"role": "user", "content": "Hello"}], **fields}, defaults)
 
 
-def refusal(payload: Any, defaults: Defaults = Defaults()) -> str:  # noqa: B008
+def refusal(payload: Any, defaults: Options = Options()) -> str:  # noqa: B008
     with pytest.raises(InvalidRequestError) as caught:
         parse(payload, defaults)
     assert str(caught.value).startswith("Input Parsing failed. Ensure that the request payload is valid. ")
@@ -167,7 +168,7 @@ def test_an_unknown_name_is_told_with_the_kind_of_place_it_stands_in() -> None:
     assert 'unknown field "qqqq"' in refusal({"inputs": "a", "qqqq": 1})
     assert 'unknown parameter "qqqq"' in refusal({"inputs": "a", "parameters": {"qqqq": 1}})
     assert 'unknown field "qqqq"' in refusal({"messages": [{"role": "user", "content": "a"}], "qqqq": 1})
-    assert 'unknown field "qqqq"' in refusal({"prompt": "a", "qqqq": 1}, Defaults(bedrock_compat=True))
+    assert 'unknown field "qqqq"' in refusal({"prompt": "a", "qqqq": 1}, Options(bedrock_compat=True))
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -205,7 +206,7 @@ def test_misplaced_fields_are_sent_where_they_belong() -> None:
     )
 )
 def test_any_payload_is_parsed_or_refused(payload: Any) -> None:
-    for defaults in (Defaults(), Defaults(bedrock_compat=True, tgi_compat=True)):
+    for defaults in (Options(), Options(bedrock_compat=True, tgi_compat=True)):
         try:
             lmi.parse_payload(payload, defaults)
         except InvalidRequestError as error:
@@ -257,7 +258,7 @@ def test_several_sequences_are_answered_whole() -> None:
     several_sequences: tuple[dict[str, Any], ...] = ({"n": 2}, {"best_of": 2})
     for name in ("jsonlines", "sse", "3p", "3p_stream"):
         for parameters in several_sequences:
-            call = inputs(defaults=Defaults(output_formatter=name), **parameters)
+            call = inputs(defaults=Options(output_formatter=name), **parameters)
             assert isinstance(call.encoder, JsonEncoder)
             assert call.requests[0].logprobs
     details = orjson.loads(answer(inputs(n=3).encoder, several(3)))["details"]
@@ -276,20 +277,20 @@ JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-
 @pytest.mark.parametrize(
     ("stream", "defaults", "asked", "content_type"),
     [
-        (False, Defaults(), None, JSON),
-        (True, Defaults(), None, JSONLINES),
-        (True, Defaults(tgi_compat=True), None, SSE),
-        (False, Defaults(tgi_compat=True), None, JSON),
-        (True, Defaults(output_formatter="sse"), None, SSE),
-        (False, Defaults(output_formatter="jsonlines"), None, JSONLINES),
-        (True, Defaults(output_formatter="json"), None, JSON),
-        (True, Defaults(output_formatter="json"), "sse", SSE),
-        (True, Defaults(output_formatter="unheard"), None, JSONLINES),
-        (True, Defaults(), "unheard", JSONLINES),
-        (True, Defaults(), "none", "text/plain"),
+        (False, Options(), None, JSON),
+        (True, Options(), None, JSONLINES),
+        (True, Options(tgi_compat=True), None, SSE),
+        (False, Options(tgi_compat=True), None, JSON),
+        (True, Options(output_formatter="sse"), None, SSE),
+        (False, Options(output_formatter="jsonlines"), None, JSONLINES),
+        (True, Options(output_formatter="json"), None, JSON),
+        (True, Options(output_formatter="json"), "sse", SSE),
+        (True, Options(output_formatter="unheard"), None, JSONLINES),
+        (True, Options(), "unheard", JSONLINES),
+        (True, Options(), "none", "text/plain"),
     ],
 )
-def test_choice_of_formatter(stream: bool, defaults: Defaults, asked: str | None, content_type: str) -> None:
+def test_choice_of_formatter(stream: bool, defaults: Options, asked: str | None, content_type: str) -> None:
     call = inputs(stream, defaults, output_formatter=asked)
     assert call.encoder.content_type == content_type
 
@@ -308,7 +309,7 @@ def test_choice_of_formatter(stream: bool, defaults: Defaults, asked: str | None
     ],
 )
 def test_choice_of_chat_formatter(option: str | None, asked: str | None, stream: bool, content_type: str) -> None:
-    encoder = chat(Defaults(output_formatter=option), output_formatter=asked, stream=stream).encoder
+    encoder = chat(Options(output_formatter=option), output_formatter=asked, stream=stream).encoder
     assert encoder.content_type == content_type
     assert b"chatcmpl-" in answer(encoder, EOS)
 
@@ -321,7 +322,7 @@ def test_an_unknown_formatter_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.messages == [message] * 2
     inputs()
     chat()
-    chat(Defaults(output_formatter="unheard"))
+    chat(Options(output_formatter="unheard"))
     assert caplog.messages == [message] * 2
 
 
@@ -341,8 +342,8 @@ def test_every_formatter_has_its_name() -> None:
 
 
 def test_tgi_compat_turns_details_on() -> None:
-    assert "details" in orjson.loads(answer(inputs(defaults=Defaults(tgi_compat=True)).encoder, EOS))[0]
-    refused = inputs(defaults=Defaults(tgi_compat=True), details=False)
+    assert "details" in orjson.loads(answer(inputs(defaults=Options(tgi_compat=True)).encoder, EOS))[0]
+    refused = inputs(defaults=Options(tgi_compat=True), details=False)
     assert "details" not in orjson.loads(answer(refused.encoder, EOS))[0]
 
 

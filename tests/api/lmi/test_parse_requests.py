@@ -9,8 +9,8 @@ import pytest
 
 from djl_trtllm.api import Call
 from djl_trtllm.api.lmi import parse as lmi
-from djl_trtllm.api.lmi.parse import Defaults
 from djl_trtllm.api.lmi.presentation import Presentation
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 from tests.api.scripts import EOS, FAILURE, PROMPT, TEXT, answer, several
@@ -51,17 +51,17 @@ OTHERS: dict[str, Any] = {
 GREEDY = Sampling(max_new_tokens=30)
 
 
-def inputs(stream: bool = False, defaults: Defaults = Defaults(), **parameters: Any) -> Call:  # noqa: B008
+def inputs(stream: bool = False, defaults: Options = Options(), **parameters: Any) -> Call:  # noqa: B008
     return lmi.parse_payload({"inputs": "The wolf", "parameters": parameters, "stream": stream}, defaults)
 
 
-def chat(defaults: Defaults = Defaults(), **fields: Any) -> Call:  # noqa: B008
+def chat(defaults: Options = Options(), **fields: Any) -> Call:  # noqa: B008
     return lmi.parse_payload({"messages": MESSAGES, **fields}, defaults)
 
 
 def bedrock(forwarded: str | None = None, **fields: Any) -> Call:
     properties = {} if forwarded is None else {"x-amzn-sagemaker-forwarded-api": forwarded}
-    return lmi.parse_payload({"prompt": "The wolf", **fields}, Defaults(bedrock_compat=True), properties)
+    return lmi.parse_payload({"prompt": "The wolf", **fields}, Options(bedrock_compat=True), properties)
 
 
 def refusal(call: Any, *arguments: Any, **parameters: Any) -> str:
@@ -99,8 +99,8 @@ def test_log_probabilities_are_asked_for_needed_or_shown() -> None:
 
     assert wants(inputs()) == (False, False, False)
     assert wants(inputs(details=True)) == (True, True, False)
-    assert wants(inputs(details=False, defaults=Defaults(tgi_compat=True))) == (False, False, False)
-    assert wants(inputs(defaults=Defaults(tgi_compat=True))) == (True, False, False)
+    assert wants(inputs(details=False, defaults=Options(tgi_compat=True))) == (False, False, False)
+    assert wants(inputs(defaults=Options(tgi_compat=True))) == (True, False, False)
     assert wants(inputs(stream=True)) == (True, False, False)
     assert wants(inputs(best_of=2)) == (True, False, True)
     assert wants(inputs(num_beams=2)) == (True, False, False)
@@ -115,7 +115,7 @@ def test_log_probabilities_are_asked_for_needed_or_shown() -> None:
 def test_what_is_shown_is_what_was_asked_for() -> None:
     (plain, full, tgi) = (
         json.loads(answer(call.encoder, EOS))
-        for call in (inputs(), inputs(return_full_text=True), inputs(defaults=Defaults(tgi_compat=True)))
+        for call in (inputs(), inputs(return_full_text=True), inputs(defaults=Options(tgi_compat=True)))
     )
     assert (plain, full) == ({"generated_text": TEXT}, {"generated_text": PROMPT.text + TEXT})
     assert tgi[0]["details"]["prefill"] == []
@@ -146,19 +146,20 @@ def test_the_least_number_of_tokens_may_be_the_most() -> None:
     assert chat(min_new_tokens=10**6).requests[0].sampling.min_new_tokens == 10**6
 
 
-def test_as_many_sequences_as_the_model_allows() -> None:
-    limit = Defaults(max_best_of=3)
+def test_as_many_sequences_as_the_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(inputs, True, n=17) == "'n' is 17: expected at most 16"
+    monkeypatch.setattr(lmi, "_MOST_SEQUENCES", 3)
     for name in ("n", "best_of", "num_beams"):
         three: dict[str, Any] = {name: 3}
-        assert inputs(defaults=limit, **three).requests[0].sampling.sequences == 3
-        assert refusal(inputs, defaults=limit, **{name: 4}) == f"'{name}' is 4: expected at most 3"
-    assert refusal(inputs, defaults=limit, n=2, best_of=4) == "'best_of' is 4: expected at most 3"
-    assert refusal(inputs, defaults=limit, n=2, num_beams=4) == "'num_beams' is 4: expected at most 3"
-    assert refusal(inputs, defaults=limit, n=4, best_of=4) == "'n' is 4: expected at most 3"
-    assert refusal(inputs, defaults=Defaults(max_best_of=1), num_beams=2) == "'num_beams' is 2: expected at most 1"
-    assert refusal(inputs, True, n=17) == "'n' is 17: expected at most 16"
+        assert inputs(**three).requests[0].sampling.sequences == 3
+        assert refusal(inputs, **{name: 4}) == f"'{name}' is 4: expected at most 3"
+    assert refusal(inputs, n=2, best_of=4) == "'best_of' is 4: expected at most 3"
+    assert refusal(inputs, n=2, num_beams=4) == "'num_beams' is 4: expected at most 3"
+    assert refusal(inputs, n=4, best_of=4) == "'n' is 4: expected at most 3"
     told = refusal(inputs, n=2**40, best_of=2**40)
-    assert told == f"'n' is {2**40}: expected at most 16"
+    assert told == f"'n' is {2**40}: expected at most 3"
+    monkeypatch.setattr(lmi, "_MOST_SEQUENCES", 1)
+    assert refusal(inputs, num_beams=2) == "'num_beams' is 2: expected at most 1"
 
 
 def test_beams_are_greedy_and_their_number_is_what_is_generated() -> None:
@@ -187,7 +188,7 @@ def test_sequences_are_ranked_where_a_rank_can_be_seen() -> None:
     assert [counts(inputs(n=n)) for n in (1, 2, 3)] == [(1, None), (2, 2), (3, 3)]
     assert [counts(chat(n=n)) for n in (1, 2, 3)] == [(1, None), (2, None), (3, None)]
     assert counts(chat(n=2, best_of=3)) == (2, 3)
-    tgi = Defaults(tgi_compat=True)
+    tgi = Options(tgi_compat=True)
     assert counts(inputs(defaults=tgi, best_of=3)) == (3, 3)
     assert counts(inputs(defaults=tgi, n=1, best_of=3)) == (1, 3)
     assert counts(inputs(defaults=tgi, n=2)) == (2, 2)
@@ -242,7 +243,7 @@ def test_a_chat_shows_its_log_probabilities_where_that_is_asked_for() -> None:
 
 def test_a_chat_in_another_form_has_details_and_tgis_names() -> None:
     assert "details" in json.loads(answer(chat(output_formatter="json").encoder, EOS))
-    tgi = chat(Defaults(tgi_compat=True), output_formatter="json")
+    tgi = chat(Options(tgi_compat=True), output_formatter="json")
     assert json.loads(answer(tgi.encoder, EOS))[0]["details"]["seed"] == 7
     assert chat(output_formatter="none", stream=True).encoder.stream
     assert not chat(output_formatter="none").encoder.stream
@@ -283,10 +284,10 @@ def test_a_bedrock_stream_is_asked_for_by_the_invocation() -> None:
 
 def test_the_adapter_header_names_the_adapter_unless_the_body_does() -> None:
     header = {"x-amzn-sagemaker-adapter-identifier": "french"}
-    assert lmi.parse(b'{"inputs": "a"}', None, Defaults(), header).requests[0] == GenerationRequest(
+    assert lmi.parse(b'{"inputs": "a"}', None, Options(), header).requests[0] == GenerationRequest(
         prompt="a", sampling=GREEDY, adapter="french"
     )
-    assert lmi.parse(b'{"inputs": "a", "adapters": "dutch"}', None, Defaults(), header).requests[0].adapter == "dutch"
+    assert lmi.parse(b'{"inputs": "a", "adapters": "dutch"}', None, Options(), header).requests[0].adapter == "dutch"
     for name in ("", "french"):
         header = {"x-amzn-sagemaker-adapter-identifier": name}
-        assert lmi.parse(b'{"inputs": "a"}', None, Defaults(), header).requests[0].adapter == (name or None)
+        assert lmi.parse(b'{"inputs": "a"}', None, Options(), header).requests[0].adapter == (name or None)

@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config.compat.text_format import Field, TextFormatError, parse
+from djl_trtllm.config.compat.text_format import Field, FormatError, parse
 
 
 def a_message_type() -> type[Message]:
@@ -91,7 +91,7 @@ def test_it_reads_what_the_library_writes(tree: dict[str, object], utf8: bool, a
 def test_any_text_is_read_or_refused_with_its_line(text: str) -> None:
     try:
         parse(text)
-    except TextFormatError as error:
+    except FormatError as error:
         assert 1 <= error.line <= text.count("\n") + 1
         assert str(error)
 
@@ -157,7 +157,7 @@ def test_a_field_of_a_message_has_the_line_its_value_begins_on() -> None:
 
 def test_fifty_messages_may_stand_inside_each_other() -> None:
     assert len(parse("a {" * 50 + "}" * 50)) == 1
-    with pytest.raises(TextFormatError, match=r"^more than 50 nested messages$"):
+    with pytest.raises(FormatError, match=r"^more than 50 nested messages$"):
         parse("a {" * 51 + "}" * 51)
 
 
@@ -199,6 +199,6 @@ NO_MEANING = "has no meaning here; texts need quotes, and a comment begins with 
     ],
 )
 def test_a_mistake_is_told_with_its_line_and_what_to_write(text: str, line: int, says: str) -> None:
-    with pytest.raises(TextFormatError) as caught:
+    with pytest.raises(FormatError) as caught:
         parse(text)
     assert (str(caught.value), caught.value.line) == (says, line)

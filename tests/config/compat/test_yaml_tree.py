@@ -7,7 +7,7 @@ import yaml
 
 from djl_trtllm.config.compat import yaml_tree
 from djl_trtllm.config.compat.foreign_format import ForeignSetting as Entry
-from djl_trtllm.config.compat.yaml_tree import YamlError, entries
+from djl_trtllm.config.compat.yaml_tree import FormatError, entries
 
 
 def test_every_value_has_the_path_of_its_keys_and_its_line() -> None:
@@ -78,7 +78,7 @@ TOO_DEEP = "more than 50 nested levels"
     ids=lambda value: None if isinstance(value, str) and len(value) > 60 else value,
 )
 def test_a_mistake_is_told_with_its_line(text: str, line: int, says: str) -> None:
-    with pytest.raises(YamlError) as caught:
+    with pytest.raises(FormatError) as caught:
         entries(text)
     assert re.fullmatch(says, str(caught.value), re.DOTALL), str(caught.value)
     assert caught.value.line == line
@@ -89,7 +89,7 @@ def test_an_error_without_a_place_is_on_the_first_line(monkeypatch: pytest.Monke
         raise yaml.MarkedYAMLError(context="somewhere")
 
     monkeypatch.setattr(yaml, "compose", fail)
-    with pytest.raises(YamlError) as caught:
+    with pytest.raises(FormatError) as caught:
         entries("a: 1")
     assert (str(caught.value), caught.value.line) == ("this is not YAML: somewhere" + CHECK, 1)
 
@@ -100,5 +100,5 @@ def test_as_many_levels_and_values_as_there_may_be_are_read(monkeypatch: pytest.
     assert entries("a: " + "[" * 49 + "1" + "]" * 49) == [Entry("a", "1", 1)]
     monkeypatch.setattr(yaml_tree, "_MOST_VALUES", 3)
     assert len(entries("a: [1, 2, 3]")) == 3
-    with pytest.raises(YamlError, match="more than 3 values"):
+    with pytest.raises(FormatError, match="more than 3 values"):
         entries("a: [1, 2, 3, 4]")

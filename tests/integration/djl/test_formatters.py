@@ -19,7 +19,7 @@ import pytest
 
 from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
-from djl_trtllm.api.lmi.parse import Defaults
+from djl_trtllm.config import Options
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from tests.api.scripts import EOS, FAILED, FAILURE, PROMPT, STOP, answer, several
 from tests.integration.djl.jars import djl_python
@@ -44,7 +44,7 @@ class Case:
 
     script: str
     payload: dict[str, Any]
-    defaults: Defaults = Defaults()  # noqa: RUF009  immutable
+    defaults: Options = Options()  # noqa: RUF009  immutable
     properties: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -125,16 +125,16 @@ def cases() -> Iterator[Case]:
             for parameters in VIEWS:
                 inputs = {"inputs": PROMPT.text, "parameters": parameters, "stream": stream}
                 for tgi_compat in (False, True):
-                    yield Case(script, inputs, Defaults(tgi_compat=tgi_compat))
+                    yield Case(script, inputs, Options(tgi_compat=tgi_compat))
                 if stream:
-                    yield Case(script, inputs, Defaults(output_formatter="sse"))
-                    yield Case(script, inputs, Defaults(output_formatter="jsonlines", tgi_compat=True))
+                    yield Case(script, inputs, Options(output_formatter="sse"))
+                    yield Case(script, inputs, Options(output_formatter="jsonlines", tgi_compat=True))
             for logprobs in ({}, {"logprobs": True, "top_logprobs": 1}):
                 yield Case(script, {"messages": CHAT, "stream": stream, **logprobs})
-            yield Case(script, {"prompt": PROMPT.text}, Defaults(bedrock_compat=True), STREAMED if stream else {})
+            yield Case(script, {"prompt": PROMPT.text}, Options(bedrock_compat=True), STREAMED if stream else {})
     for parameters in ({"n": 3}, {"n": 3, "decoder_input_details": True}):
         for tgi_compat in (False, True):
-            yield Case("several", {"inputs": PROMPT.text, "parameters": parameters}, Defaults(tgi_compat=tgi_compat))
+            yield Case("several", {"inputs": PROMPT.text, "parameters": parameters}, Options(tgi_compat=tgi_compat))
 
 
 CASES = tuple(cases())
