@@ -47,17 +47,13 @@ class BuiltEngine:
 
     directory: Path
     version: str | None = None
-    architecture: str | None = None
     dtype: str | None = None
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None
-    vocab_size: int | None = None
-    max_position_embeddings: int | None = None
     tp_size: int = 1
     pp_size: int = 1
     cp_size: int = 1
     world_size: int = 1
-    gpus_per_node: int | None = None
     moe_tp_size: int | None = None
     moe_ep_size: int | None = None
     max_batch_size: int | None = None
@@ -71,12 +67,8 @@ class BuiltEngine:
     context_fmha: bool | None = None
     use_paged_context_fmha: bool | None = None
     gather_context_logits: bool = False
-    gather_generation_logits: bool = False
     lora: bool = False
     max_lora_rank: int | None = None
-    lora_target_modules: tuple[str, ...] = ()
-    speculative_decoding_mode: str | None = None
-    max_draft_len: int = 0
     built_with: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def longest_prompt(self, *, chunked_prefill: bool) -> int | None:
@@ -114,21 +106,16 @@ def read_built_engine(directory: Path) -> BuiltEngine:
     mapping, quantization = _part(pretrained, "mapping"), _part(pretrained, "quantization")
     plugins, lora = _part(build, "plugin_config"), _part(build, "lora_config")
     tp_size, pp_size, cp_size = (_size(mapping, name) or 1 for name in ("tp_size", "pp_size", "cp_size"))
-    modules = lora.get("lora_target_modules")
     return BuiltEngine(
         directory=directory,
         version=_text(config, "version"),
-        architecture=_text(pretrained, "architecture"),
         dtype=_text(pretrained, "dtype"),
         quant_algo=_algorithm(quantization, "quant_algo"),
         kv_cache_quant_algo=_algorithm(quantization, "kv_cache_quant_algo"),
-        vocab_size=_size(pretrained, "vocab_size"),
-        max_position_embeddings=_size(pretrained, "max_position_embeddings"),
         tp_size=tp_size,
         pp_size=pp_size,
         cp_size=cp_size,
         world_size=_size(mapping, "world_size") or tp_size * pp_size * cp_size,
-        gpus_per_node=_size(mapping, "gpus_per_node"),
         moe_tp_size=_size(mapping, "moe_tp_size"),
         moe_ep_size=_size(mapping, "moe_ep_size"),
         max_batch_size=_size(build, "max_batch_size"),
@@ -142,12 +129,8 @@ def read_built_engine(directory: Path) -> BuiltEngine:
         context_fmha=_flag(plugins, "context_fmha"),
         use_paged_context_fmha=_flag(plugins, "use_paged_context_fmha"),
         gather_context_logits=bool(_flag(build, "gather_context_logits")),
-        gather_generation_logits=bool(_flag(build, "gather_generation_logits")),
         lora=plugins.get("lora_plugin") not in (None, False, "disable"),
         max_lora_rank=_size(lora, "max_lora_rank"),
-        lora_target_modules=tuple(map(str, modules)) if isinstance(modules, list) else (),
-        speculative_decoding_mode=_text(build, "speculative_decoding_mode"),
-        max_draft_len=_size(build, "max_draft_len") or 0,
         built_with={**_scalars(build), **_scalars(plugins)},
     )
 
@@ -293,8 +276,7 @@ def _lengths(engine: BuiltEngine, found: _Findings) -> None:
     if total > engine.max_seq_len:
         line = (
             f"{format_setting(found.config, prompt)} and {format_setting(found.config, output)} are {total} tokens "
-            f"together: the "
-            f"engine's max_seq_len is {engine.max_seq_len}"
+            f"together: the engine's max_seq_len is {engine.max_seq_len}"
         )
         if found.asked(prompt) and found.asked(output):
             found.mismatches.append(f"{line}; lower one of them, or set option.max_seq_len={engine.max_seq_len}")
@@ -319,27 +301,18 @@ def _formats(engine: BuiltEngine, found: _Findings) -> None:
 
 def _features(engine: BuiltEngine, found: _Findings) -> None:
     config = found.config
-    if engine.use_paged_context_fmha is False:
+    for flag, compiled, names in (
+        ("use_paged_context_fmha", engine.use_paged_context_fmha is not False, _PAGED_CONTEXT),
+        ("gather_context_logits", engine.gather_context_logits, _CONTEXT_LOGITS),
+        ("lora_plugin", engine.lora, ("enable_lora",)),
+    ):
         found.mismatches += [
-            f"{format_setting(config, name)} needs an engine with use_paged_context_fmha, and this one was compiled "
-            f"without"
-            for name in _PAGED_CONTEXT
-            if found.value(name)
+            f"{format_setting(config, name)} needs an engine with {flag}, and this one was compiled without"
+            for name in names
+            if not compiled and found.value(name)
         ]
-    if not engine.gather_context_logits:
-        found.mismatches += [
-            f"{format_setting(config, name)} needs an engine with gather_context_logits, and this one was compiled "
-            f"without"
-            for name in _CONTEXT_LOGITS
-            if found.value(name)
-        ]
-    if found.value("enable_lora") and not engine.lora:
-        found.mismatches.append(
-            f"{format_setting(config, 'enable_lora')} needs an engine with lora_plugin, and this one was compiled "
-            f"without"
-        )
     cache = (engine.kv_cache_type or "PAGED").upper()
-    found.compared |= {"kv_cache_type", "paged_kv_cache"}
+    found.compared |= {"enable_lora", "kv_cache_type", "paged_kv_cache"}
     if cache != "PAGED" and config.options.batching_type is not BatchingType.STATIC:
         found.mismatches.append(f"its KV cache is {cache}, and in-flight batching needs a paged one")
 

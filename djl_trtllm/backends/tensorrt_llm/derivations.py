@@ -33,12 +33,6 @@ _NOT_AUTODEPLOYS = (
     "enable_attention_dp",
     "gpus_per_node",
 )
-_LORA_CACHE = {
-    "lora_cache_optimal_adapter_size": "optimal_adapter_size",
-    "lora_cache_max_adapter_size": "max_adapter_size",
-    "lora_cache_gpu_memory_fraction": "device_cache_percent",
-    "lora_cache_host_memory_bytes": "host_cache_size",
-}
 
 
 def derive(builder: ArgumentBuilder) -> None:
@@ -115,8 +109,7 @@ def _kv_cache_type(builder: ArgumentBuilder) -> None:
     if options.kv_cache_type is not None and paged != options.paged_kv_cache:
         builder.problems.append(
             f"{builder.format_setting('paged_kv_cache')} and {builder.format_setting('kv_cache_type')} contradict "
-            f"each other: "
-            "leave one of them out"
+            "each other: leave one of them out"
         )
     elif options.kv_cache_type is None:
         kind = KvCacheType.PAGED if options.paged_kv_cache else KvCacheType.CONTINUOUS
@@ -174,8 +167,7 @@ def _knob_object(builder: ArgumentBuilder) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         builder.problems.append(
             f"{builder.format_setting('extended_runtime_perf_knob_config')}: expected a JSON object of switches and "
-            f"numbers, "
-            f'such as {{"cuda_graph_mode": true}} ({error})'
+            f'numbers, such as {{"cuda_graph_mode": true}} ({error})'
         )
         return {}
 
@@ -211,8 +203,7 @@ def _guided_decoding(builder: ArgumentBuilder) -> None:
     if engine and options.guided_decoding_backend is GuidedDecoding.LLGUIDANCE:
         builder.problems.append(
             f"{builder.format_setting('guided_decoding_backend')}: a compiled engine has xgrammar only; llguidance is "
-            f"the "
-            "PyTorch backend's"
+            "the PyTorch backend's"
         )
     elif _guides_by_default(builder.inputs) and not builder.config.is_set("guided_decoding_backend"):
         builder.put(target, GuidedDecoding.XGRAMMAR)
@@ -230,24 +221,16 @@ def _lora(builder: ArgumentBuilder) -> None:
     options = builder.options
     if not options.enable_lora:
         return
-    engine = builder.inputs.backend is Backend.TENSORRT
-    if engine:
-        builder.put(Target("LLM", "enable_lora"), True, "enable_lora")
+    if builder.inputs.backend is Backend.TENSORRT:
         building = Phase.BUILD in builder.phases
         if building and options.lora_target_modules is None and options.lora_dir is None:
             builder.problems.append(
                 f"{builder.format_setting('enable_lora')}: a compiled engine must know which modules adapters change: "
-                f"set "
-                "option.lora_target_modules (such as attn_q,attn_k,attn_v), or option.lora_dir to an adapter"
+                "set option.lora_target_modules (such as attn_q,attn_k,attn_v), or option.lora_dir to an adapter"
             )
     builder.put(Target("LoraConfig", "max_lora_rank"), options.max_lora_rank, "max_lora_rank")
     if options.lora_dir is not None:
         builder.put(Target("LoraConfig", "lora_dir"), [options.lora_dir], "lora_dir")
-    if options.lora_target_modules is not None:
-        builder.put(Target("LoraConfig", "lora_target_modules"), options.lora_target_modules, "lora_target_modules")
-    builder.put_unless_default(Target("LoraConfig", "lora_ckpt_source"), options.lora_ckpt_source, "lora_ckpt_source")
-    for name, field in _LORA_CACHE.items():
-        builder.put_unless_default(Target("PeftCacheConfig", field), getattr(options, name), name)
 
 
 def _files(builder: ArgumentBuilder) -> None:

@@ -73,9 +73,9 @@ def mismatches(config: Config, built: BuiltEngine, hardware: Hardware = TWO, **f
 
 def test_what_an_engine_was_compiled_with_is_read_from_its_config(tmp_path: Path) -> None:
     built = read_built_engine(engine_dir(tmp_path))
-    assert (built.directory, built.version, built.architecture) == (tmp_path, "1.2.1", "LlamaForCausalLM")
+    assert (built.directory, built.version) == (tmp_path, "1.2.1")
     assert (built.dtype, built.quant_algo, built.kv_cache_quant_algo) == ("bfloat16", "FP8", "FP8")
-    assert (built.tp_size, built.pp_size, built.cp_size, built.world_size, built.gpus_per_node) == (2, 1, 1, 2, 8)
+    assert (built.tp_size, built.pp_size, built.cp_size, built.world_size) == (2, 1, 1, 2)
     assert (built.moe_tp_size, built.moe_ep_size) == (2, 1)
     assert (built.max_batch_size, built.max_num_tokens, built.max_seq_len, built.max_input_len) == (
         64,
@@ -85,9 +85,8 @@ def test_what_an_engine_was_compiled_with_is_read_from_its_config(tmp_path: Path
     )
     assert (built.max_beam_width, built.tokens_per_block, built.kv_cache_type) == (1, 32, "PAGED")
     assert built.remove_input_padding and built.context_fmha and built.use_paged_context_fmha
-    assert not built.gather_context_logits and not built.gather_generation_logits
-    assert (built.lora, built.max_lora_rank, built.lora_target_modules) == (False, 64, ("attn_q", "attn_v"))
-    assert (built.vocab_size, built.max_position_embeddings) == (128256, 131072)
+    assert not built.gather_context_logits
+    assert (built.lora, built.max_lora_rank) == (False, 64)
     assert built.built_with["nccl_plugin"] == "auto" and built.built_with["opt_num_tokens"] == 64
 
 
