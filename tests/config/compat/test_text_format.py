@@ -6,7 +6,8 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config.compat.text_format import Field, FormatError, parse
+from djl_trtllm.config.compat.foreign_format import FormatError
+from djl_trtllm.config.compat.text_format import Field, parse
 
 
 def a_message_type() -> type[Message]:

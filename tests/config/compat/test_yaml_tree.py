@@ -7,7 +7,8 @@ import yaml
 
 from djl_trtllm.config.compat import yaml_tree
 from djl_trtllm.config.compat.foreign_format import ForeignSetting as Entry
-from djl_trtllm.config.compat.yaml_tree import FormatError, entries
+from djl_trtllm.config.compat.foreign_format import FormatError
+from djl_trtllm.config.compat.yaml_tree import entries
 
 
 def test_every_value_has_the_path_of_its_keys_and_its_line() -> None:
