@@ -15,19 +15,6 @@ class RequestState:
     With `best_of` or beams, everything is delivered at the end, the best sequences first.
     """
 
-    __slots__ = (
-        "_beams",
-        "_consumer",
-        "_ranked",
-        "_unfinished",
-        "arrived",
-        "ids",
-        "last_token_at",
-        "prompt_tokens",
-        "sequences",
-        "started",
-    )
-
     def __init__(
         self,
         sampling: Sampling,

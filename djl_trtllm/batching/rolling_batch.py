@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
@@ -41,19 +42,17 @@ class ExecutorPort(Protocol):
         """End a sequence early; its terminal delta comes later."""
 
 
+@dataclass(slots=True, eq=False)
 class _Slot:
     """A sequence in the tables, from `submit` to the executor's terminal delta.
 
     The beams of a request share one message, and enter the executor together.
     """
 
-    __slots__ = ("blocks", "message", "sequence", "state")
-
-    def __init__(self, state: RequestState, sequence: OutputSequence, message: Submit, blocks: int) -> None:
-        self.state = state
-        self.sequence = sequence
-        self.message = message
-        self.blocks = blocks
+    state: RequestState
+    sequence: OutputSequence
+    message: Submit
+    blocks: int
 
 
 class RollingBatch:

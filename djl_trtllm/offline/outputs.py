@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
+from djl_trtllm.api.lmi.presentation import CollectedSequence
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.offline.result import OfflineResult, OfflineSequence
+from djl_trtllm.offline.result import OfflineResult
 from djl_trtllm.request import FinishReason, GenerationRequest
 
 _FINISH_REASONS = {**FINISH_REASONS, FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop"}
@@ -39,20 +40,20 @@ class CompletionOutput:
     stop_reason: str | int | None
 
     @classmethod
-    def of(cls, index: int, sequence: OfflineSequence, logprobs: bool) -> CompletionOutput:
+    def of(cls, index: int, sequence: CollectedSequence, logprobs: bool) -> CompletionOutput:
         """A sequence's output; a sequence that never ran is one that ended with an error."""
-        finished, ids = sequence.finished, sequence.token_ids
+        finished, tokens = sequence.finished, sequence.tokens
         reason = FinishReason.ERROR if finished is None else finished.reason
         stop_reason: str | int | None = None
         if finished is not None and reason is FinishReason.STOP:
-            stop_reason = finished.stop_sequence or ids[-1]
-        pairs = zip(ids, sequence.logprobs, strict=True) if logprobs else ()
+            stop_reason = finished.stop_sequence or tokens[-1].id
+        shown = tokens if logprobs else []
         return cls(
             index,
             sequence.text,
-            ids,
+            [token.id for token in tokens],
             finished.cumulative_logprob if finished is not None and logprobs else None,
-            [{} if value is None else {id_: Logprob(value)} for id_, value in pairs],
+            [{} if token.logprob is None else {token.id: Logprob(token.logprob)} for token in shown],
             _FINISH_REASONS[reason],
             stop_reason,
         )

@@ -3,32 +3,9 @@
 from __future__ import annotations
 
 from djl_trtllm.api import Prompt
+from djl_trtllm.api.lmi.presentation import SequenceCollector
 from djl_trtllm.errors import DjlTrtllmError, RequestError
-from djl_trtllm.request import GenerationRequest, OutputChunk, SequenceResult
-
-
-class OfflineSequence:
-    """One generated sequence. `finished` is None where the request was refused before it ran."""
-
-    __slots__ = ("_texts", "finished", "logprobs", "token_ids")
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.logprobs: list[float | None] = []
-        self.finished: SequenceResult | None = None
-        self._texts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """The output text, without a stop string that ended it."""
-        return "".join(self._texts)
-
-    def add(self, chunk: OutputChunk) -> None:
-        for token in chunk.tokens:
-            self.token_ids.append(token.id)
-            self.logprobs.append(token.logprob)
-            self._texts.append(token.text)
-        self.finished = chunk.finished
+from djl_trtllm.request import GenerationRequest, OutputChunk
 
 
 class OfflineResult:
@@ -44,23 +21,19 @@ class OfflineResult:
         self.number = number
         self.prompt: Prompt | None = None
         """The prompt as the model sees it; None where the request was refused before it was tokenised."""
-        self.sequences = [OfflineSequence() for _ in range(request.sampling.n)]
+        self._output = SequenceCollector(request.sampling.n)
+        self.sequences = self._output.sequences
         self.failure: DjlTrtllmError | None = None
         self.wants_prompt_tokens = wants_prompt_tokens
-        self._unfinished = len(self.sequences)
-
-    @property
-    def complete(self) -> bool:
+        self.complete = False
         """Whether every sequence has ended, or the request has failed before any began."""
-        return not self._unfinished
 
     def begin(self, prompt: Prompt) -> None:
         self.prompt = prompt
 
     def encode(self, chunk: OutputChunk) -> bytes:
-        self.sequences[chunk.index].add(chunk)
+        self.complete = self._output.add(chunk)
         if chunk.finished is not None:
-            self._unfinished -= 1
             self.failure = self.failure or chunk.finished.error
         return b""
 
@@ -70,4 +43,4 @@ class OfflineResult:
 
     def fail(self, error: DjlTrtllmError) -> None:
         self.failure = error
-        self._unfinished = 0
+        self.complete = True

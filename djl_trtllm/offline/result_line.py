@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
-from djl_trtllm.api.lmi.presentation import dump_line
+from djl_trtllm.api.lmi.presentation import CollectedSequence, dump_line
 from djl_trtllm.offline.prompt_file import Entry
-from djl_trtllm.offline.result import OfflineResult, OfflineSequence
+from djl_trtllm.offline.result import OfflineResult
 from djl_trtllm.request import FinishReason
 
 
@@ -26,7 +26,7 @@ def format_line(entry: Entry, result: OfflineResult) -> bytes:
     return dump_line(line) + b"\n"
 
 
-def _shown(sequence: OfflineSequence) -> dict[str, Any]:
+def _shown(sequence: CollectedSequence) -> dict[str, Any]:
     finished = sequence.finished
     return {
         "generated_text": sequence.text,

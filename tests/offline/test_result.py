@@ -24,7 +24,8 @@ def test_the_texts_and_tokens_of_a_sequence_join() -> None:
     assert kept.encode(update(0, "a", "bc")) == b""
     kept.encode(update(0, "def", finished=END))
     (sequence,) = kept.sequences
-    assert (sequence.text, sequence.token_ids, sequence.logprobs) == ("abcdef", [1, 2, 3], [-0.5] * 3)
+    assert sequence.text == "abcdef"
+    assert [(token.id, token.logprob) for token in sequence.tokens] == [(1, -0.5), (2, -0.5), (3, -0.5)]
     assert sequence.finished is END
 
 

@@ -111,8 +111,7 @@ def _check_asked(config: Config, blocks: int, size: int | None, decisive: str, a
         raise ConfigError(
             [
                 f"{format_setting(config, decisive)} gives a KV cache of {max(blocks, 0)} blocks of {BLOCK_TOKENS} "
-                f"tokens, "
-                f"and no sequence fits in less than 2: expected at least {2 * BLOCK_TOKENS} tokens"
+                f"tokens, and no sequence fits in less than 2: expected at least {2 * BLOCK_TOKENS} tokens"
             ]
         )
     if size is not None and blocks * size > available_memory:

@@ -140,8 +140,7 @@ def plan_openvino(
     if options.kv_cache_dtype is KvCacheDType.FP8:
         problems.append(
             f"{format_setting(config, 'kv_cache_dtype')} is not available with OpenVINO: option.kv_cache_dtype=int8 "
-            f"takes the "
-            "same memory"
+            "takes the same memory"
         )
     dtype = _dtype(config, layout, shape)
     quantize = "none" if options.quantize is None else options.quantize.value
@@ -221,8 +220,7 @@ def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tup
         return max(floor, max_sequences), max_sequences
     if max_sequences > asked:
         notes.append(
-            f"{asked} sequences run at once and not {max_sequences}: {format_setting(config, 'max_num_tokens')} is "
-            f"the most "
-            "tokens of a step, and a step takes one of each sequence"
+            f"{asked} sequences run at once and not {max_sequences}: {format_setting(config, 'max_num_tokens')} is the "
+            "most tokens of a step, and a step takes one of each sequence"
         )
     return asked, min(max_sequences, asked)

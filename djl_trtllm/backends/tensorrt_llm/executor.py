@@ -21,7 +21,7 @@ from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, honoured_
 from djl_trtllm.backends.tensorrt_llm.workers import Workers
 from djl_trtllm.executor.protocol import Feature, Limits, Stats, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
-from djl_trtllm.request import Adapter, FinishReason
+from djl_trtllm.request import FinishReason
 
 _LONGEST_TICK_SECONDS = 0.5
 _STATISTICS_SECONDS = 1.0
@@ -161,6 +161,7 @@ class TensorRtLlmExecutor:
 
     def submit(self, message: Submit) -> None:
         request = RunningRequest(message, None, self._step_buffer, self._heartbeat, self._end_id)
+        adapter = message.adapter
         try:
             sampling = sampling_arguments(message)
             if message.guide is not None:
@@ -168,7 +169,7 @@ class TensorRtLlmExecutor:
             request.result = self._llm.generate_async(
                 message.prompt_ids,
                 sampling_params=self._sampling_params(**sampling),
-                lora_request=None if message.adapter is None else self._adapter(message.adapter),
+                lora_request=None if adapter is None else self._lora_request(adapter.name, adapter.id, adapter.path),
                 streaming=message.sampling.beam_width == 1,
             )
         except (ValueError, TypeError, IndexError, self._request_error) as error:
@@ -262,9 +263,6 @@ class TensorRtLlmExecutor:
         except Exception:
             print("TensorRT-LLM's iteration statistics cannot be read; the server goes on without them:", flush=True)
             traceback.print_exc()
-
-    def _adapter(self, adapter: Adapter) -> Any:
-        return self._lora_request(adapter.name, adapter.id, adapter.path)
 
 
 def _class_of(owner: str, version: str, name: str | None = None) -> Any:

@@ -16,6 +16,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
 from packaging.version import Version
 
 
@@ -36,7 +37,7 @@ MemberKind: TypeAlias = Literal["argument", "field", "attribute", "method", "enu
 OwnerKind: TypeAlias = Literal["class", "enum", "function"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Member:
     """One name that an owner has from `since` on and before `until`.
 
@@ -48,14 +49,14 @@ class Member:
     owner: str
     name: str
     type: str
-    default: object
+    default: object = REQUIRED
     since: str
-    until: str | None
+    until: str | None = None
     evidence: str
     kind: MemberKind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Owner:
     """A class, enum or function of TensorRT-LLM.
 
@@ -67,10 +68,10 @@ class Owner:
 
     name: str
     imports: tuple[tuple[str, str | None, str], ...]
-    base: tuple[str, ...]
+    base: tuple[str, ...] = ()
     kind: OwnerKind
     symbol: str
-    declared: str | None
+    declared: str | None = None
 
 
 def owners() -> Mapping[str, Owner]:
@@ -135,30 +136,6 @@ def _within(version: Version, since: str, until: str | None) -> bool:
 def _table() -> tuple[Mapping[str, Owner], tuple[Member, ...], Mapping[str, str]]:
     text = resources.files(__package__).joinpath("names.json").read_text(encoding="utf-8")
     data: Mapping[str, Any] = json.loads(text)
-    named = {row["name"]: _owner(row) for row in data["owners"]}
-    rows = tuple(_member(row) for row in data["members"])
+    named = {row["name"]: msgspec.convert({"symbol": row["name"], **row}, Owner) for row in data["owners"]}
+    rows = msgspec.convert(data["members"], tuple[Member, ...])
     return MappingProxyType(named), rows, MappingProxyType(data["eras"])
-
-
-def _owner(row: Mapping[str, Any]) -> Owner:
-    return Owner(
-        name=row["name"],
-        imports=tuple((since, until, module) for since, until, module in row["imports"]),
-        base=tuple(row.get("base", ())),
-        kind=row["kind"],
-        symbol=row.get("symbol", row["name"]),
-        declared=row.get("declared"),
-    )
-
-
-def _member(row: Mapping[str, Any]) -> Member:
-    return Member(
-        owner=row["owner"],
-        name=row["name"],
-        type=row["type"],
-        default=row.get("default", REQUIRED),
-        since=row["since"],
-        until=row.get("until"),
-        evidence=row["evidence"],
-        kind=row["kind"],
-    )

@@ -55,16 +55,14 @@ def quantization(builder: ArgumentBuilder) -> None:
         if inputs.stored_quantization not in _SAME[options.quantize]:
             builder.problems.append(
                 f"{builder.format_setting('quantize')}: the checkpoint is quantised already, with "
-                f"{inputs.stored_quantization};"
-                " leave the option out, or take a checkpoint that is not"
+                f"{inputs.stored_quantization}; leave the option out, or take a checkpoint that is not"
             )
         return
     if options.quantize is not None and inputs.backend is not Backend.TENSORRT:
         builder.problems.append(
             f"{builder.format_setting('quantize')}: TensorRT-LLM's {inputs.backend} backend does not quantise, and "
-            f"this "
-            "checkpoint is not quantised: take one that is (quantised by ModelOpt, with hf_quant_config.json), or "
-            "compile an engine with option.backend=tensorrt on TensorRT-LLM 1.2"
+            "this checkpoint is not quantised: take one that is (quantised by ModelOpt, with hf_quant_config.json), "
+            "or compile an engine with option.backend=tensorrt on TensorRT-LLM 1.2"
         )
         return
     algorithm = _algorithm(builder.config)
@@ -104,20 +102,17 @@ def kv_cache_format(builder: ArgumentBuilder) -> None:
         case KvCacheDType.INT8 if not engine:
             builder.problems.append(
                 f"{builder.format_setting('kv_cache_dtype')}: TensorRT-LLM's {builder.inputs.backend} backend has no "
-                f"such "
-                "cache; option.kv_cache_dtype=fp8 takes the same memory"
+                "such cache; option.kv_cache_dtype=fp8 takes the same memory"
             )
         case KvCacheDType.FP16 if builder.inputs.dtype not in (None, "float16"):
             builder.notes.append(
                 f"{builder.format_setting('kv_cache_dtype')}: TensorRT-LLM keeps the cache in the model's own number "
-                f"format, "
-                f"{builder.inputs.dtype}"
+                f"format, {builder.inputs.dtype}"
             )
         case KvCacheDType.FP32:
             builder.problems.append(
-                f"{builder.format_setting('kv_cache_dtype')}: TensorRT-LLM keeps the cache in the model's own 16 "
-                f"bits, or in "
-                "8 (fp8); leave the option out"
+                f"{builder.format_setting('kv_cache_dtype')}: TensorRT-LLM keeps the cache in the model's own 16 bits, "
+                "or in 8 (fp8); leave the option out"
             )
 
 

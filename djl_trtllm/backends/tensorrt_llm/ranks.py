@@ -32,15 +32,15 @@ def ending_with_ranks() -> Iterator[None]:
 def _watch(over: threading.Event) -> None:
     ranks: set[psutil.Process] = set()
     while not over.wait(_POLL_SECONDS):
-        living = {process for process in psutil.Process().children(recursive=True) if _is_alive(process)}
-        ranks |= {process for process in living - ranks if _is_rank(process)}
+        living = {process for process in psutil.Process().children(recursive=True) if is_alive(process)}
+        ranks |= {process for process in living - ranks if is_rank(process)}
         for lost in ranks - living:
             if not over.is_set():
                 print(f"{DIED} (process {lost.pid})", flush=True)
                 os._exit(_STATUS)
 
 
-def _is_rank(process: psutil.Process) -> bool:
+def is_rank(process: psutil.Process) -> bool:
     try:
         command = " ".join(process.cmdline())
     except psutil.Error:
@@ -48,7 +48,7 @@ def _is_rank(process: psutil.Process) -> bool:
     return any(mark in command for mark in _MARKS)
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -23,8 +23,6 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "cancelled"
 class Heartbeat:
     """The engine's signs of life so far: responses and iteration statistics."""
 
-    __slots__ = ("beats",)
-
     def __init__(self) -> None:
         self.beats = 0
 
@@ -34,18 +32,6 @@ class RunningRequest:
 
     With beam search it is several sequences, delivered when all have ended.
     """
-
-    __slots__ = (
-        "_end_id",
-        "_heartbeat",
-        "_step_buffer",
-        "aborted_for",
-        "message",
-        "muted",
-        "responded",
-        "result",
-        "task",
-    )
 
     def __init__(
         self, message: Submit, result: Any, step_buffer: StepBuffer, heartbeat: Heartbeat, end_id: int | None

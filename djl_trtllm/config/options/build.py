@@ -41,10 +41,9 @@ class BuildOptions(OptionGroup):
     )
     gather_generation_logits: bool | None = option(
         None,
-        "Keep the logits of generated tokens, which a compiled engine makes log probabilities from; without it "
-        "they are null. It takes batch times vocabulary times 4 bytes of GPU memory, on one GPU the engine then "
-        "runs inside the process that serves it, and requests with log probabilities that are cancelled run to "
-        "their end.",
+        "Keep the logits of generated tokens, which a compiled engine makes log probabilities from; without it they "
+        "are null. It takes batch times vocabulary times 4 bytes of GPU memory, on one GPU the engine then runs "
+        "inside the process that serves it, and requests with log probabilities that are cancelled run to their end.",
         example="true",
         default_note="off; PyTorch has log probabilities without",
         source=DJL,

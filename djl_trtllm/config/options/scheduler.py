@@ -13,9 +13,8 @@ class SchedulerOptions(OptionGroup):
 
     batch_scheduler_policy: SchedulerPolicy = option(
         SchedulerPolicy.MAX_UTILIZATION,
-        "`max_utilization` starts as many sequences as fit now and may pause some later; `guaranteed_no_evict` "
-        "starts only what fits to its end; `static_batch` finishes a whole batch before the next one (a legacy "
-        "mode).",
+        "`max_utilization` starts as many sequences as fit now and may pause some later; `guaranteed_no_evict` starts "
+        "only what fits to its end; `static_batch` finishes a whole batch before the next one (a legacy mode).",
         aliases=("option.capacity_scheduler_policy",),
         source=f"{LMI}, {RUNTIME}",
     )
