@@ -39,8 +39,6 @@ _EXIT_DELAY_SECONDS = 1.0
 
 
 class Worker:
-    """The model of this process."""
-
     def __init__(self, service: ModelService, options: Options) -> None:
         self._service = service
         self._options = options
@@ -88,7 +86,6 @@ class Worker:
             self._service.cancel(states)
 
     def change_adapters(self, change: Callable[[ModelService, Any], Item], inputs: Any) -> Any:
-        """Change the LoRA adapters; returns the reply for DJL."""
         return Output().add(change(self._service, inputs).encode(), key="data")
 
     def _print_metrics(self) -> None:
@@ -115,17 +112,14 @@ async def handle(inputs: Any) -> Any:
 
 
 async def register_adapter(inputs: Any) -> Any:
-    """DJL's call to register a LoRA adapter: properties `name` and `src`."""
     return _loaded().change_adapters(adapters.register, inputs)
 
 
 async def update_adapter(inputs: Any) -> Any:
-    """DJL's call to change a LoRA adapter."""
     return _loaded().change_adapters(adapters.update, inputs)
 
 
 async def unregister_adapter(inputs: Any) -> Any:
-    """DJL's call to remove a LoRA adapter: property `name`."""
     return _loaded().change_adapters(adapters.unregister, inputs)
 
 

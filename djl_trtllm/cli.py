@@ -263,7 +263,6 @@ def config(
 
 
 def _show_differences(first: Path, second: Path, *, as_json: bool) -> None:
-    """Print the differences between two resolved configurations."""
     from djl_trtllm.config.diff import diff_as_json, render_diff
     from djl_trtllm.service import open_source
 
@@ -281,7 +280,6 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point."""
     app()
 
 

@@ -75,17 +75,14 @@ def handle(inputs: Any) -> Any:
 
 
 def register_adapter(inputs: Any) -> Any:
-    """DJL's call to register a LoRA adapter: properties `name` and `src`."""
     return _change(adapters.register, inputs)
 
 
 def update_adapter(inputs: Any) -> Any:
-    """DJL's call to change a LoRA adapter."""
     return _change(adapters.update, inputs)
 
 
 def unregister_adapter(inputs: Any) -> Any:
-    """DJL's call to remove a LoRA adapter: property `name`."""
     return _change(adapters.unregister, inputs)
 
 

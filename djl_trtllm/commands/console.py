@@ -22,11 +22,9 @@ def errors_for_the_reader() -> Iterator[None]:
 
 
 def escaped(text: str) -> str:
-    """`text` with rich's markup escaped."""
     return text.replace("[", "\\[")
 
 
 def progress_printer() -> Callable[[str], None]:
-    """A function that prints a line of progress on standard error."""
     console = Console(stderr=True, soft_wrap=True)
     return lambda line: console.print(escaped(line), highlight=False)

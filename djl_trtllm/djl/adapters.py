@@ -29,7 +29,6 @@ def update(service: ModelService, inputs: Any) -> Item:
 
 
 def unregister(service: ModelService, inputs: Any) -> Item:
-    """Unregister the adapter `name`."""
     name = inputs.get_property("name") or ""
     try:
         service.adapters.unregister(name)

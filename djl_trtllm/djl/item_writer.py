@@ -32,7 +32,6 @@ class ItemWriter:
         self._unfinished = call.sequences
 
     def deliver(self, chunk: OutputChunk) -> None:
-        """Encode and emit an output chunk."""
         if self.complete:
             return
         assert self._encoder is not None

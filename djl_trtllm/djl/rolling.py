@@ -96,8 +96,6 @@ class RollingWorker:
         return [*([gone] * lost), *items]
 
     def call(self, work: Callable[[ModelService], T]) -> T:
-        """Run `work` on the model's event loop."""
-
         async def run() -> T:
             return work(self._service)
 

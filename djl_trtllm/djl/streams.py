@@ -80,7 +80,6 @@ class Streams:
         """Ignore the tracking id of the request that queued this object; every frame has its own."""
 
     def send(self, connection: socket.socket) -> None:
-        """Write everything that waits."""
         # Reset first: an item added from now on is either seen below, or queued again.
         self._queued = False
         pending: dict[Stream, deque[Item]] = {}

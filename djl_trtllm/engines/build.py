@@ -99,8 +99,6 @@ def _accept(plan: EnginePlan, directory: Path, log_path: Path) -> None:
 
 
 class _Run:
-    """One run of a compiler."""
-
     def __init__(
         self,
         compiler: Compiler,

@@ -44,12 +44,10 @@ class CacheEntry:
 
     @property
     def key(self) -> str:
-        """The entry's name."""
         return self.path.name
 
     @classmethod
     def of(cls, path: Path) -> CacheEntry:
-        """Read an entry's size and time of last use."""
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         used = path.with_name(f"{path.name}.use")
         stamp = used if used.exists() else path

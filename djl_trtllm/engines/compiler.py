@@ -38,7 +38,6 @@ class Compiler:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def require(self, checkpoint: Path) -> None:
-        """Raise CompilerMissingError with the missing packages, if any."""
         missing = [package for package in self.packages if not _is_installed(package)]
         if missing:
             raise CompilerMissingError(

@@ -27,7 +27,6 @@ class Gpu:
 
     @property
     def architecture(self) -> str | None:
-        """The architecture in the notation of engines: `sm_90`."""
         return None if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
 
 

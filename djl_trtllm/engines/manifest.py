@@ -128,7 +128,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return problems
 
     def require_whole(self, directory: Path) -> None:
-        """Raise EngineMismatchError with each file that is missing, truncated or too long."""
         raise_damaged(directory, self.verify(directory, contents=False))
 
     def require_fit(
@@ -175,7 +174,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def raise_damaged(directory: Path, problems: list[str]) -> None:
-    """Raise EngineMismatchError if there are problems, one line each."""
     if problems:
         raise EngineMismatchError(
             "\n".join(
@@ -189,7 +187,6 @@ def raise_damaged(directory: Path, problems: list[str]) -> None:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Installed versions of packages; missing ones are left out."""
     versions = {}
     for package in packages:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -66,7 +66,6 @@ class EnginePlan(ABC):
 
     @property
     def gpus(self) -> int:
-        """GPUs per engine."""
         return 0
 
     @property

@@ -61,7 +61,6 @@ def prepare_engine(
 def _bundled(
     plan: EnginePlan, layout: Layout, path: Path, progress: Callable[[str], None]
 ) -> tuple[EngineDir | None, str]:
-    """The bundled engine, or the reason not to use it."""
     try:
         manifest = plan.check_whole(path)
         plan.check_fit(path, manifest)

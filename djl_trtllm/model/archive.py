@@ -43,8 +43,6 @@ _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits for an extracted archive."""
-
     total_bytes: int = 2 * 1024**4
     """Bytes of the decompressed archive. The disk's free space is checked too."""
     members: int = 100_000
@@ -143,8 +141,6 @@ def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
 
 
 class _Extraction:
-    """One pass over an archive that writes below `root` and checks the limits."""
-
     def __init__(self, archive: Path, root: Path, bounds: Bounds) -> None:
         self.archive = archive
         self.root = root
@@ -315,7 +311,6 @@ def _only_content(directory: Path) -> Path | None:
 
 
 def _content_key(archive: Path) -> str:
-    """A name for the archive's content: its SHA-256."""
     digest = hashlib.sha256()
     with archive.open("rb") as file:
         while chunk := file.read(_CHUNK):

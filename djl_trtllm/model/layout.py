@@ -52,8 +52,6 @@ _EXPECTED = """expected one of
 
 @dataclass(frozen=True)
 class Layout:
-    """The content of a model directory."""
-
     kind: ModelKind
     path: Path
     config: dict[str, Any] | None
@@ -246,7 +244,6 @@ def _rank(name: str) -> int:
 
 
 def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None) -> None:
-    """Check that every rank in the mapping has its file."""
     world = _mapping(config).get("world_size")
     present = [_rank(file.name) for file in files]
     wanted = world if isinstance(world, int) and world > 0 else max(present) + 1
@@ -267,7 +264,6 @@ def _mapping(config: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _hf_config(*candidates: Path) -> dict[str, Any] | None:
-    """The first candidate that is the config.json of a Hugging Face model."""
     for candidate in candidates:
         config = read_object(candidate / "config.json", LayoutError)
         if config is not None and _is_hf(config):
@@ -280,7 +276,6 @@ def _is_hf(config: dict[str, Any]) -> bool:
 
 
 def _tokenizer_dir(*candidates: Path) -> Path | None:
-    """The first candidate with tokenizer files."""
     for names in (_TOKENIZER_FILES, _OTHER_TOKENIZER_FILES):
         for candidate in candidates:
             if any((candidate / name).is_file() for name in names) or (

@@ -60,7 +60,6 @@ def handle_requirements(model_dir: Path, allowed: bool) -> None:
 
 
 def _installer(file: Path) -> list[str]:
-    """The command that installs `file` into this Python."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "-r", str(file)]
     if uv := shutil.which("uv"):

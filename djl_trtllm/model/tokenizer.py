@@ -216,7 +216,6 @@ def _special_tokens(config: Mapping[str, Any], mapping: Mapping[str, Any]) -> di
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token that is given as a string or as an object with flags."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -320,7 +319,6 @@ def _longest_token(raw: tokenizers.Tokenizer) -> int | None:
 
 
 def _keeps_length(normalizer: Mapping[str, Any]) -> bool:
-    """Whether a normaliser never shortens a text."""
     if normalizer.get("type") == "Replace":
         pattern = normalizer["pattern"].get("String")
         return pattern is not None and len(normalizer["content"]) >= len(pattern)

@@ -43,8 +43,6 @@ _SOURCES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tik
 
 @dataclass(frozen=True)
 class Converted:
-    """The result of converting a directory's tokenizer files."""
-
     file: Path | None
     """The tokenizer.json; None for a tokenizer in Python code without such a form."""
     special_tokens: dict[str, str]

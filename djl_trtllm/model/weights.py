@@ -91,7 +91,6 @@ def parameter_bytes(files: tuple[Path, ...]) -> int | None:
 
 
 def bounded(names: list[str], limit: int = 20) -> str:
-    """`names` as one line; names beyond `limit` are replaced by their number."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
@@ -101,7 +100,6 @@ def _tensors(header: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _extent(entry: dict[str, Any]) -> tuple[int, int]:
-    """First and last offset of a tensor's data."""
     start, end = entry["data_offsets"]
     if not (isinstance(start, int) and isinstance(end, int) and 0 <= start <= end):
         raise ValueError(f"a tensor at {start!r} to {end!r}")

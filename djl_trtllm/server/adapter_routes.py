@@ -24,17 +24,13 @@ PATHS = ("/models/{model}/adapters", "/adapters")
 
 
 class AdapterRoutes:
-    """The handlers."""
-
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     async def collection(self, exchange: Exchange) -> None:
-        """List (GET) or register (POST)."""
         await exchange.reply(self._reply(exchange, self._collection))
 
     async def member(self, exchange: Exchange) -> None:
-        """Describe (GET) or unregister (DELETE)."""
         await exchange.reply(self._reply(exchange, self._member))
 
     def _reply(self, exchange: Exchange, work: Any) -> Reply:

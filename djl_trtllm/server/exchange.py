@@ -56,7 +56,6 @@ class Exchange:
 
     @property
     def query(self) -> dict[str, str]:
-        """The parameters of the query string; the first value of each."""
         pairs = parse_qs(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         return {name: values[0] for name, values in pairs.items()}
 
@@ -93,7 +92,6 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": [*fields, _NO_CACHE]})
 
     async def reply(self, reply: Reply) -> None:
-        """Send a whole response."""
         await self.begin(reply.status, reply.content_type, len(reply.body), reply.headers)
         await self.send({"type": "http.response.body", "body": reply.body})
 

@@ -35,13 +35,10 @@ _ENGINE_GAUGES = (
 
 
 class ServerCounts:
-    """Counts responses by status."""
-
     def __init__(self) -> None:
         self.responses: dict[int, int] = {}
 
     def response(self, status: int) -> None:
-        """Count a response."""
         self.responses[status] = self.responses.get(status, 0) + 1
 
 
@@ -54,7 +51,6 @@ class ModelCollector:
         self._stall = stall
 
     def collect(self) -> Iterator[Metric]:
-        """All metric families."""
         responses = CounterMetricFamily(_PREFIX + "http_responses", "HTTP responses by status.", labels=["status"])
         for status, count in sorted(self._counts.responses.items()):
             responses.add_metric([str(status)], count)
@@ -123,12 +119,9 @@ def _histogram(name: str, text: str, values: dict[str, Histogram]) -> Metric:
 
 
 class MetricsPage:
-    """Renders the metrics."""
-
     def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
         self._prometheus = CollectorRegistry()
         self._prometheus.register(ModelCollector(registry, counts, stall))
 
     def reply(self) -> Reply:
-        """The page."""
         return Reply(200, "text/plain; version=0.0.4; charset=utf-8", generate_latest(self._prometheus))

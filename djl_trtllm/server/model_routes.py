@@ -45,7 +45,6 @@ class ModelRoutes:
         self._work: dict[str, asyncio.Task[None]] = {}
 
     async def collection(self, exchange: Exchange) -> None:
-        """List (GET) or register (POST)."""
         match exchange.scope["method"]:
             case "GET" | "HEAD":
                 listed = [_listed(model) for model in self._registry.models.values()]
@@ -56,7 +55,6 @@ class ModelRoutes:
                 await exchange.reply(method_not_allowed("this takes GET and POST", "GET, POST"))
 
     async def member(self, exchange: Exchange) -> None:
-        """Describe (GET), scale (PUT) or unregister (DELETE)."""
         name = exchange.scope["path_params"]["model"]
         model = self._registry.find(name)
         if model is None:

@@ -106,7 +106,6 @@ class Routes:
         self._dialects = dialects
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
-        """The ASGI application."""
         routes = [Route(path, endpoint) for path, endpoint in (*self._own(), *self._of_dialects())]
         not_found = Endpoint(self.not_found, None, self._options, self._counts)
         return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
@@ -147,11 +146,9 @@ class Routes:
         await exchange.reply(Reply.json(body, status))
 
     async def metrics(self, exchange: Exchange) -> None:
-        """Prometheus metrics."""
         await exchange.reply(self._metrics.reply())
 
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
-        """A request to a dialect's path."""
         request: RawRequest | None = None
         name = exchange.scope["path_params"].get("model") or exchange.model_name
         if name is None and dialect.names_model:
@@ -189,7 +186,6 @@ class Routes:
         await exchange.reply(dialect.page(path, [_status(model) for model in models]))
 
     async def not_found(self, exchange: Exchange) -> None:
-        """Any other path."""
         await exchange.reply(front_end_error(404, f"there is nothing at {exchange.scope['path']}"))
 
     def _find(self, name: str | None, endpoint: str | None) -> ServedModel | None:

@@ -53,8 +53,6 @@ _FORGIVEN_AFTER_SECONDS = 600.0
 
 
 class State(enum.Enum):
-    """The state of a model."""
-
     LOADING = "loading"
     READY = "ready"
     RECOVERING = "recovering"
@@ -110,7 +108,6 @@ class ModelService:
         self._expire()
 
     def fail(self, error: DjlTrtllmError) -> None:
-        """Set the state to FAILED."""
         self.state = State.FAILED
         self.failure = error
         logger.error("model %s has failed: %s", self.name, error)
@@ -166,7 +163,6 @@ class ModelService:
 
     @property
     def serves_adapters(self) -> bool:
-        """Whether the engine takes LoRA adapters."""
         return self._client is not None and Feature.ADAPTERS in self._client.features
 
     @property

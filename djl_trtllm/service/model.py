@@ -59,7 +59,6 @@ class Model:
 
     @property
     def options(self) -> Options:
-        """The model's configuration."""
         return self.config.options
 
 
@@ -179,7 +178,6 @@ def model_files(source: ModelSource) -> Path:
 
 
 def _tokenizer_dir(source: ModelSource) -> Path | None:
-    """`option.tokenizer`, if it is set."""
     tokenizer = source.config.options.tokenizer
     if tokenizer is None:
         return None

@@ -18,7 +18,6 @@ class Registry:
     lost: set[str] = field(default_factory=set)
 
     def add(self, model: ServedModel) -> None:
-        """Add a model under its name."""
         self.models[model.name] = model
         self.lost.discard(model.name)
 

@@ -85,18 +85,15 @@ class ServedModel:
             await _end(surplus, model.config.options.shutdown_timeout)
 
     def refuse_new(self) -> None:
-        """Refuse new requests from now on; current ones continue."""
         for worker in self.workers:
             worker.refuse_new()
 
     async def end(self, timeout: float) -> None:
-        """Refuse new requests, give the current ones `timeout` seconds, and end the workers."""
         self._ended = True
         self.refuse_new()
         await _end(self.workers, timeout)
 
     async def close(self) -> None:
-        """Stop all workers now."""
         self._ended = True
         await asyncio.gather(*(worker.close() for worker in self.workers))
 
@@ -114,12 +111,10 @@ class ServedModel:
 
     @property
     def failure(self) -> DjlTrtllmError | None:
-        """Why the state is FAILED."""
         return next((worker.failure for worker in self.workers if worker.failure is not None), None)
 
     @property
     def model(self) -> Model:
-        """The model. Raises NotReadyError while its files are still being prepared."""
         return self.workers[0].model
 
     @property
@@ -129,12 +124,10 @@ class ServedModel:
 
     @property
     def serves_adapters(self) -> bool:
-        """Whether the engine takes LoRA adapters."""
         return self.workers[0].serves_adapters
 
     @property
     def restarts(self) -> int:
-        """The number of replaced engine processes."""
         return sum(worker.restarts for worker in self.workers)
 
 

@@ -153,12 +153,10 @@ def _check_room(missing: int, cache: Path) -> None:
 
 
 def _literal(name: str) -> str:
-    """A pattern that matches exactly this name."""
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def explain(error: Exception) -> str:
-    """What the hub's response means, and what to do."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, DownloadError):

@@ -48,7 +48,6 @@ class RepositoryFolder:
         self.path = path
 
     def missing_bytes(self, commit: str, files: Mapping[str, HubFile]) -> int:
-        """Bytes of these files that are still missing."""
         missing = 0
         for name, file in files.items():
             blob = self.path / "blobs" / file.checksum

@@ -49,12 +49,10 @@ class PartialFile:
 
     @property
     def parts(self) -> int:
-        """The number of parts."""
         return -(-self.size // self._head.part_size)
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the missing parts."""
         return sum(end - start for start, end in map(self.part, self.missing()))
 
     @property
@@ -67,16 +65,13 @@ class PartialFile:
         return self.size
 
     def missing(self) -> list[int]:
-        """The missing parts, in order."""
         return [] if self.complete else [index for index in range(self.parts) if index not in self._crcs]
 
     def part(self, index: int) -> tuple[int, int]:
-        """The start and end of a part."""
         start = index * self._head.part_size
         return start, min(self.size, start + self._head.part_size)
 
     def write(self, at: int, data: bytes) -> None:
-        """Write bytes at their position."""
         descriptor = self._open()
         view = memoryview(data)
         while view:
@@ -105,14 +100,12 @@ class PartialFile:
         self._journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove the partial file."""
         self.close()
         self.arriving.unlink(missing_ok=True)
         self._journal.unlink(missing_ok=True)
         self._crcs.clear()
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             if self._descriptor is not None:
                 os.close(self._descriptor)

@@ -35,7 +35,6 @@ class ProgressMeter:
         self._progress(line)
 
     def finish(self) -> None:
-        """Report the total, the time and the rate."""
         seconds = max(time.monotonic() - self._started, 1e-3)
         self._progress(
             f"{self._what}: {format_bytes(self.done)} in {seconds:.1f} s ({format_bytes(self.done / seconds)}/s)"

@@ -63,12 +63,10 @@ class S3Address(NamedTuple):
         return f"{_SCHEME}{self.bucket}/{self.key}"
 
     def below(self, name: str) -> str:
-        """The key of `name` under this address."""
         return f"{self.key}/{name}" if self.key else name
 
 
 def is_s3(text: str) -> bool:
-    """Whether the text is an S3 address."""
     return text.startswith(_SCHEME)
 
 

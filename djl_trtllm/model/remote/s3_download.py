@@ -123,8 +123,6 @@ def list_objects(address: S3Address, select: Callable[[Iterable[str]], list[str]
 
 
 class _Arrival:
-    """An object and its local file."""
-
     def __init__(self, object_: RemoteObject, folder: Path) -> None:
         self.object = object_
         self.file = PartialFile(folder / object_.name, object_.size, object_.etag, _PART_BYTES)

@@ -28,7 +28,6 @@ def upload(directory: Path, destination: str, progress: Callable[[str], None], *
 
 
 def upload_file(path: Path, address: S3Address, progress: Callable[[str], None]) -> None:
-    """Upload one file to exactly this address. Raises DownloadError."""
     _files_to_s3({path: address.key}, address, progress)
 
 
