@@ -8,10 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,15 +38,13 @@ def build_engine(
     progress: Callable[[str], None],
     *,
     timeout: float = DEFAULT_TIMEOUT_SECONDS,
-    cancel: threading.Event | None = None,
     command: list[str] | None = None,
 ) -> EngineDir:
     """Compile the plan's checkpoint into `out`, which appears complete or not at all.
 
     `progress` gets one line per compiler phase with the seconds since the start; the compiler's output goes to
-    `OUT.log` beside `out`. The compiler's process group is killed after `timeout` seconds, when `cancel` is set, or
-    when this thread is interrupted. Tests replace the compiler by `command`, which gets the spec file as its last
-    argument.
+    `OUT.log` beside `out`. The compiler's process group is killed after `timeout` seconds, or when this thread is
+    interrupted. Tests replace the compiler by `command`, which gets the spec file as its last argument.
 
     Raises CompilerMissingError, BuildError (with the cause, what to do and the log's last lines) and EngineError
     (this backend compiles nothing, or `out` cannot be written).
@@ -67,7 +65,7 @@ def build_engine(
             spec_path = partial / "spec.json"
             spec.save(spec_path)
             environment = _environment(compiler, offline=plan.offline) | {"TMPDIR": temporary}
-            run = _Run(compiler, [*command, str(spec_path)], environment, log_path, progress, timeout, cancel)
+            run = _Run(compiler, [*command, str(spec_path)], environment, log_path, progress, timeout)
             try:
                 run.to_its_end()
             finally:
@@ -98,38 +96,31 @@ def _accept(plan: EnginePlan, directory: Path, log_path: Path) -> None:
     ).write(directory)
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        compiler: Compiler,
-        command: list[str],
-        environment: dict[str, str],
-        log_path: Path,
-        progress: Callable[[str], None],
-        timeout: float,
-        cancel: threading.Event | None,
-    ) -> None:
-        self._compiler = compiler
-        self._command = command
-        self._environment = environment
-        self._log_path = log_path
-        self._progress = progress
-        self._timeout = timeout
-        self._cancel = cancel
-        self._phase = compiler.phases[0]
-        self._log_offset = 0
+    compiler: Compiler
+    command: list[str]
+    environment: dict[str, str]
+    log_path: Path
+    progress: Callable[[str], None]
+    timeout: float
+    phase: str = field(init=False)
+    log_offset: int = 0
+
+    def __post_init__(self) -> None:
+        self.phase = self.compiler.phases[0]
 
     def to_its_end(self) -> None:
         """Run the compiler and wait. Raises BuildError unless it exits with status 0."""
-        with self._log_path.open("wb") as log_file:
+        with self.log_path.open("wb") as log_file:
             # Nothing is written to its standard input: end of file means that this process died.
             process = subprocess.Popen(
-                self._command,
+                self.command,
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=self._environment,
+                env=self.environment,
             )
         try:
             status = self._watch(process)
@@ -147,47 +138,45 @@ class _Run:
             now = time.monotonic()
             for phase in self._new_phases():
                 reported = now
-                self._progress(f"compiling: {phase} ({now - started:.1f} s)")
+                self.progress(f"compiling: {phase} ({now - started:.1f} s)")
             if status is not None:
                 return status
-            if self._cancel is not None and self._cancel.is_set():
-                raise self._failure("was cancelled")
-            if now - started > self._timeout:
-                raise self._failure(f"took longer than {self._timeout:.0f} s and was killed")
+            if now - started > self.timeout:
+                raise self._failure(f"took longer than {self.timeout:.0f} s and was killed")
             if now - reported > _REPORT_EVERY_SECONDS:
-                self._progress(f"compiling: still in {self._phase} ({now - started:.0f} s)")
+                self.progress(f"compiling: still in {self.phase} ({now - started:.0f} s)")
                 reported = now
             time.sleep(_POLL_SECONDS)
 
     def _new_phases(self) -> Iterator[str]:
-        with self._log_path.open("rb") as log_file:
-            log_file.seek(self._log_offset)
+        with self.log_path.open("rb") as log_file:
+            log_file.seek(self.log_offset)
             content = log_file.read()
         # A line that is still being written is read again when it is complete.
         whole = content[: content.rfind(b"\n") + 1]
-        self._log_offset += len(whole)
+        self.log_offset += len(whole)
         for line in whole.decode(errors="replace").splitlines():
             marked = line.removeprefix(PHASE_MARK) if line.startswith(PHASE_MARK) else None
-            phase = marked or self._compiler.phase_after(self._phase, line)
+            phase = marked or self.compiler.phase_after(self.phase, line)
             if phase is not None:
-                self._phase = phase
+                self.phase = phase
                 yield phase
 
     def _failure(self, what: str, status: int | None = None) -> BuildError:
-        text = _COLOUR.sub("", self._log_path.read_bytes().decode(errors="replace"))
+        text = _COLOUR.sub("", self.log_path.read_bytes().decode(errors="replace"))
         # Progress bars overwrite themselves with carriage returns; keep only their last state.
         lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")]
         lines = [line for line in lines if line and not line.startswith(PHASE_MARK)]
         tail = lines[-_TAIL_LINES:]
-        head = f"the compiler {what} in phase {self._phase}"
-        found = None if status is None else self._compiler.cause_of(lines[-_SEARCHED_LINES:])
+        head = f"the compiler {what} in phase {self.phase}"
+        found = None if status is None else self.compiler.cause_of(lines[-_SEARCHED_LINES:])
         if found is not None:
             cause, line = found
-            return BuildError(f"{head}, {cause.name}: {line}", self._log_path, tail, cause.name, cause.advice)
+            return BuildError(f"{head}, {cause.name}: {line}", self.log_path, tail, cause.name, cause.advice)
         if status == -signal.SIGKILL:
-            return BuildError(head, self._log_path, tail, HOST_MEMORY.name, HOST_MEMORY.advice)
+            return BuildError(head, self.log_path, tail, HOST_MEMORY.name, HOST_MEMORY.advice)
         line = next((f": {line}" for line in reversed(tail) if _EXCEPTION.match(line)), "")
-        return BuildError(f"{head}{line}", self._log_path, tail)
+        return BuildError(f"{head}{line}", self.log_path, tail)
 
 
 def _environment(compiler: Compiler, *, offline: bool) -> dict[str, str]:

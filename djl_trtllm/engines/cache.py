@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
-import threading
-import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +16,7 @@ from djl_trtllm.engines import in_use
 from djl_trtllm.engines.manifest import MANIFEST_FILE, Manifest, OptionValue
 from djl_trtllm.engines.staging import sweep
 from djl_trtllm.errors import EngineError, EngineMismatchError
-from djl_trtllm.model.remote.progress import format_bytes
-
-log = logging.getLogger(__name__)
-
-_POLL_SECONDS = 0.5
-_REPORT_EVERY_SECONDS = 10.0
+from djl_trtllm.model.remote.progress import acquire, format_bytes
 
 
 def cache_key(
@@ -83,27 +76,17 @@ class EngineCache:
         in_use.hold(self.root / f"{key}.use")
         return entry if not _defects(entry) else None
 
-    def get_or_build(
-        self,
-        key: str,
-        builder: Callable[[Path], None],
-        progress: Callable[[str], None] = log.info,
-        *,
-        wait_seconds: float | None = None,
-        cancel: threading.Event | None = None,
-    ) -> Path:
+    def get_or_build(self, key: str, builder: Callable[[Path], None], progress: Callable[[str], None]) -> Path:
         """The entry of this key; if no process has built it yet, build it with `builder(entry)`.
 
         `builder` writes the directory it is given, the manifest last. Of all processes that share this cache one builds
-        at a time; the others wait and report that to `progress`. Raises EngineError if the cache cannot be written, if
-        the wait takes longer than `wait_seconds` (default: no limit), if `cancel` is set during the wait, or if the
-        builder left no complete engine. Exceptions of the builder are passed on.
+        at a time; the others wait and report that to `progress`. Raises EngineError if the cache cannot be written, or
+        if the builder left no complete engine. Exceptions of the builder are passed on.
         """
         if (entry := self.lookup(key)) is not None:
             return entry
         entry = self.root / key
-        lock = self._lock(key, progress, wait_seconds, cancel)
-        try:
+        with self._lock(key, progress):
             defects = _defects(entry)
             if not defects:
                 return entry
@@ -118,14 +101,13 @@ class EngineCache:
                         f"removed {removed.key} from the engine cache to stay below {format_bytes(self._max_bytes)}"
                     )
             return entry
-        finally:
-            lock.release()
 
     def entries(self) -> list[CacheEntry]:
         """The cached engines, the most recently used first."""
         if not self.root.is_dir():
             return []
-        found = [CacheEntry.of(path) for path in self.root.iterdir() if path.is_dir() and _is_entry(path)]
+        folders = [path for path in self.root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        found = [CacheEntry.of(path) for path in folders if (path / MANIFEST_FILE).is_file()]
         return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
     def prune(self, max_bytes: int = 0) -> list[CacheEntry]:
@@ -160,37 +142,17 @@ class EngineCache:
         except Timeout:
             return False
 
-    def _lock(
-        self,
-        key: str,
-        progress: Callable[[str], None],
-        wait_seconds: float | None,
-        cancel: threading.Event | None,
-    ) -> FileLock:
-        lock = FileLock(self.root / f"{key}.lock")
-        started = time.monotonic()
-        reported = -_REPORT_EVERY_SECONDS
-        while True:
-            try:
-                lock.acquire(timeout=_POLL_SECONDS)
-                return lock
-            except Timeout:
-                waited = time.monotonic() - started
-                if wait_seconds is not None and waited > wait_seconds:
-                    raise EngineError(
-                        f"another process has been compiling {self.root / key} for more than {wait_seconds:.0f} s "
-                        f"(its log: {self.root / key}.log)"
-                    ) from None
-                if cancel is not None and cancel.is_set():
-                    raise EngineError(f"cancelled while another process was compiling {self.root / key}") from None
-                if waited - reported >= _REPORT_EVERY_SECONDS:
-                    progress(f"another process is compiling this engine, waiting for it ({waited:.0f} s)")
-                    reported = waited
-            except OSError as error:
-                raise EngineError(
-                    f"the engine cache {self.root} cannot be written: {error}; "
-                    "set option.engine_cache_dir to a writable directory"
-                ) from error
+    def _lock(self, key: str, progress: Callable[[str], None]) -> AbstractContextManager[object]:
+        def report(waited: float) -> None:
+            progress(f"another process is compiling this engine, waiting for it ({waited:.0f} s)")
+
+        try:
+            return acquire(FileLock(self.root / f"{key}.lock"), report)
+        except OSError as error:
+            raise EngineError(
+                f"the engine cache {self.root} cannot be written: {error}; "
+                "set option.engine_cache_dir to a writable directory"
+            ) from error
 
     def _clear(self, entry: Path, defects: list[str], progress: Callable[[str], None]) -> None:
         for left in sweep(entry):
@@ -198,10 +160,6 @@ class EngineCache:
         if entry.exists():
             progress(f"the cached engine {entry} is incomplete ({'; '.join(defects)}), compiling it again")
             shutil.rmtree(entry)
-
-
-def _is_entry(path: Path) -> bool:
-    return (path / MANIFEST_FILE).is_file() and not path.name.startswith(".")
 
 
 def _defects(entry: Path) -> list[str]:

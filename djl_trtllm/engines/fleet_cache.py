@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from djl_trtllm.engines.lease import Lease
 from djl_trtllm.engines.manifest import MANIFEST_FILE, Manifest
-from djl_trtllm.errors import DownloadError, EngineError, EngineMismatchError
+from djl_trtllm.errors import DownloadError, EngineMismatchError
 from djl_trtllm.model.remote import s3
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.s3_download import RECORD, download
@@ -50,22 +49,13 @@ class FleetCache:
         self._lease_seconds = lease_seconds
         self._wait_seconds = wait_seconds
 
-    def provide(
-        self,
-        key: str,
-        out: Path,
-        build: Callable[[Path], None],
-        progress: Callable[[str], None],
-        *,
-        cancel: threading.Event | None = None,
-    ) -> None:
+    def provide(self, key: str, out: Path, build: Callable[[Path], None], progress: Callable[[str], None]) -> None:
         """Create the directory `out`: fetch it, or build it with `build(out)` and upload it for the others.
 
-        Waits while another machine builds it, at most `wait_seconds`. Raises EngineError if `cancel` is set during the
-        wait, and what `build` raises.
+        Waits while another machine builds it, at most `wait_seconds`. Raises what `build` raises.
         """
         try:
-            fetched = self._fetch_or_wait(key, out, build, progress, cancel)
+            fetched = self._fetch_or_wait(key, out, build, progress)
         except DownloadError as error:
             progress(f"the engine cache {self.address} cannot be used: {error}; compiling here")
             fetched = False
@@ -73,24 +63,19 @@ class FleetCache:
             build(out)
 
     def _fetch_or_wait(
-        self,
-        key: str,
-        out: Path,
-        build: Callable[[Path], None],
-        progress: Callable[[str], None],
-        cancel: threading.Event | None,
+        self, key: str, out: Path, build: Callable[[Path], None], progress: Callable[[str], None]
     ) -> bool:
         """True if `out` was created; False if the wait was too long."""
         started = time.monotonic()
         reported = -_REPORT_EVERY_SECONDS
         lease = Lease(self.address.bucket, self.address.below(f"{key}.lease"), self._lease_seconds)
         while True:
-            if self._fetch(key, out, progress, cancel):
+            if self._fetch(key, out, progress):
                 return True
             if lease.acquire():
                 with lease.held():
                     # It may have become complete between the check and the lease.
-                    if not self._fetch(key, out, progress, cancel):
+                    if not self._fetch(key, out, progress):
                         build(out)
                         self._upload(key, out, progress)
                 return True
@@ -103,11 +88,9 @@ class FleetCache:
                     f"another machine is compiling this engine for {self.address}, waiting for it ({waited:.0f} s)"
                 )
                 reported = waited
-            if cancel is not None and cancel.is_set():
-                raise EngineError(f"cancelled while another machine was compiling {key}")
             time.sleep(min(_POLL_SECONDS, self._lease_seconds / 4))
 
-    def _fetch(self, key: str, out: Path, progress: Callable[[str], None], cancel: threading.Event | None) -> bool:
+    def _fetch(self, key: str, out: Path, progress: Callable[[str], None]) -> bool:
         found = self._entry(key)
         if found is None:
             return False
@@ -115,7 +98,7 @@ class FleetCache:
         home = out.with_name(f".{out.name}.fetched")
         try:
             folder = S3Address(self.address.bucket, self.address.below(f"{key}/{entry.folder}"))
-            fetched = download(folder, home, progress, select=sorted, cancel=cancel)
+            fetched = download(folder, home, progress, select=sorted)
             (fetched / RECORD).unlink()
             problems = _problems(fetched, entry)
             if problems:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,19 +19,12 @@ from djl_trtllm.model.remote.s3 import S3Address
 _WORTH_REPORTING_BYTES = 2 * 10**9
 
 
-def prepare_engine(
-    config: Config,
-    layout: Layout,
-    progress: Callable[[str], None],
-    *,
-    plan: EnginePlan,
-    cancel: threading.Event | None = None,
-) -> EngineDir:
+def prepare_engine(config: Config, layout: Layout, progress: Callable[[str], None], *, plan: EnginePlan) -> EngineDir:
     """The engine of a model directory, compiled first if the backend needs one and there is none.
 
     An engine directory is used unchanged. For a checkpoint, the bundled engine is used if it fits, else one from the
     local cache, compiled if necessary. A backend that compiles nothing runs the checkpoint itself. `progress` gets one
-    line at a time; setting `cancel` ends a compile with a BuildError.
+    line at a time.
 
     Raises EngineMismatchError for an engine directory that is damaged or differs from this machine or these options,
     and CompilerMissingError, BuildError and EngineError if compiling fails.
@@ -51,7 +43,7 @@ def prepare_engine(
             return engine
         progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
     try:
-        return _through_cache(config, plan, layout, progress, cancel)
+        return _through_cache(config, plan, layout, progress)
     except CompilerMissingError as error:
         if refusal is None:
             raise
@@ -76,51 +68,25 @@ def _bundled(
     return _found(path, plan, layout, manifest), ""
 
 
-def _through_cache(
-    config: Config,
-    plan: EnginePlan,
-    layout: Layout,
-    progress: Callable[[str], None],
-    cancel: threading.Event | None,
-) -> EngineDir:
+def _through_cache(config: Config, plan: EnginePlan, layout: Layout, progress: Callable[[str], None]) -> EngineDir:
+    def build(out: Path) -> None:
+        progress(f"compiling {plan.source} for {plan.backend} into {out}: {plan.recipe}")
+        build_engine(plan, out, progress)
+
     _identified(plan, progress)
     cache = EngineCache(config.engine_cache_dir, int(config.options.engine_cache_max_gb * 1e9))
-    key = plan.cache_key
-    build = partial(_provide, config, key, plan, progress, cancel)
-    if (path := cache.lookup(key)) is not None:
+    if (path := cache.lookup(plan.cache_key)) is not None:
         progress(f"using the cached engine {path}")
-    else:
-        path = cache.get_or_build(key, build, progress, cancel=cancel)
+        return _found(path, plan, layout, Manifest.read(path))
+    builder: Callable[[Path], None] = build
+    if config.options.engine_cache is not None:
+        # Importing botocore takes a third of a second.
+        from djl_trtllm.engines.fleet_cache import FleetCache
+
+        fleet = FleetCache(S3Address.parse(config.options.engine_cache), wait_seconds=config.options.engine_cache_wait)
+        builder = partial(fleet.provide, plan.cache_key, build=build, progress=progress)
+    path = cache.get_or_build(plan.cache_key, builder, progress)
     return _found(path, plan, layout, Manifest.read(path))
-
-
-def _provide(
-    config: Config,
-    key: str,
-    plan: EnginePlan,
-    progress: Callable[[str], None],
-    cancel: threading.Event | None,
-    out: Path,
-) -> None:
-    """Compile the engine, or fetch it from the fleet's cache, if there is one."""
-
-    def build(out: Path) -> None:
-        _compile(plan, out, progress, cancel)
-
-    address = config.options.engine_cache
-    if address is None:
-        build(out)
-        return
-    # Importing botocore takes a third of a second.
-    from djl_trtllm.engines.fleet_cache import FleetCache
-
-    fleet = FleetCache(S3Address.parse(address), wait_seconds=config.options.engine_cache_wait)
-    fleet.provide(key, out, build, progress, cancel=cancel)
-
-
-def _compile(plan: EnginePlan, out: Path, progress: Callable[[str], None], cancel: threading.Event | None) -> None:
-    progress(f"compiling {plan.source} for {plan.backend} into {out}: {plan.recipe}")
-    build_engine(plan, out, progress, cancel=cancel)
 
 
 def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:

@@ -27,7 +27,7 @@ def race(root: Path) -> None:
     (root / f"ready-{os.getpid()}").touch()
     while not (root / "go").exists():
         time.sleep(0.01)
-    entry = EngineCache(root / "cache").get_or_build(KEY, build)
+    entry = EngineCache(root / "cache").get_or_build(KEY, build, print)
     manifest = Manifest.read(entry)
     if manifest is not None and not manifest.verify(entry):
         (root / f"served-by-{os.getpid()}").touch()
@@ -49,7 +49,7 @@ def half(root: Path, *, in_place: bool) -> None:
             with staged(out) as partial:
                 fill(partial)
 
-    EngineCache(root / "cache").get_or_build(KEY, build)
+    EngineCache(root / "cache").get_or_build(KEY, build, print)
 
 
 def use(root: Path) -> None:

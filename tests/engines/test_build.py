@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,22 +83,6 @@ def test_a_compiler_that_ends_well_without_a_whole_engine_is_a_failure(
     ):
         build_engine(plan, tmp_path / "engine", print, command=fake_compiler("half"))
     assert not (tmp_path / "engine").exists()
-
-
-def test_cancelling_kills_the_compiler_and_what_it_started(
-    plan: EnginePlan, tmp_path: Path, fake_compiler: Fake
-) -> None:
-    pids, cancel = tmp_path / "pids", threading.Event()
-
-    def cancel_when_running() -> None:
-        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
-        cancel.set()
-
-    threading.Thread(target=cancel_when_running).start()
-    with pytest.raises(BuildError, match="was cancelled in phase load"):
-        build_engine(plan, tmp_path / "engine", print, cancel=cancel, command=fake_compiler("hang", str(pids)))
-    wait_until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
-    assert not list(tmp_path.glob(".engine*"))
 
 
 def test_a_build_past_its_time_is_killed(plan: EnginePlan, tmp_path: Path, fake_compiler: Fake) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.engines import cache as cache_module
 from djl_trtllm.engines import manifest as manifest_module
 from djl_trtllm.engines.cache import EngineCache, cache_key
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineError
+from djl_trtllm.model.remote import progress as progress_module
 from tests.engines.cache_entries import KEY, Builder, build, is_free, locked, seal
 
 
@@ -22,8 +21,9 @@ from tests.engines.cache_entries import KEY, Builder, build, is_free, locked, se
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting takes no time, and each look at the lock counts for five seconds."""
     seconds = iter(range(1000, 10_000, 5))
-    monkeypatch.setattr(cache_module, "_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(cache_module, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(progress_module, "_FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(progress_module, "_NEXT_WAITS_SECONDS", 0.001)
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def building(tmp_path: Path) -> Iterator[ExitStack]:
 def test_a_second_start_is_a_hit(tmp_path: Path) -> None:
     cache, builder = EngineCache(tmp_path / "not" / "there" / "yet"), Builder()
     assert cache.lookup(KEY) is None
-    assert cache.get_or_build(KEY, builder) == cache.get_or_build(KEY, builder) == cache.root / KEY
+    assert cache.get_or_build(KEY, builder, print) == cache.get_or_build(KEY, builder, print) == cache.root / KEY
     assert cache.lookup(KEY) == cache.root / KEY
     assert builder.calls == 1
 
@@ -45,7 +45,7 @@ def test_a_second_start_is_a_hit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncate", "remove", "manifest"])
 def test_a_damaged_entry_is_told_and_built_again(tmp_path: Path, damage: str) -> None:
     cache, builder, told = EngineCache(tmp_path), Builder(), list[str]()
-    entry = cache.get_or_build(KEY, builder)
+    entry = cache.get_or_build(KEY, builder, print)
     if damage == "truncate":
         (entry / "model.bin").write_bytes(bytes(10))
     elif damage == "remove":
@@ -64,7 +64,7 @@ def test_a_builder_that_fails_frees_the_cache_for_the_next(tmp_path: Path) -> No
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no") as caught:
-        EngineCache(tmp_path).get_or_build(KEY, fail)
+        EngineCache(tmp_path).get_or_build(KEY, fail, print)
     assert is_free(tmp_path / f"{KEY}.lock")
     assert caught.tb is not None  # the failed call's own variables are still there
 
@@ -74,12 +74,12 @@ def test_only_the_builder_keeps_others_out_and_only_while_it_builds(tmp_path: Pa
         assert not is_free(tmp_path / f"{KEY}.lock")
         build(out)
 
-    EngineCache(tmp_path).get_or_build(KEY, check)
+    EngineCache(tmp_path).get_or_build(KEY, check, print)
     assert is_free(tmp_path / f"{KEY}.lock")
 
 
 def test_what_was_built_or_looked_up_is_in_use_from_then_on(tmp_path: Path) -> None:
-    EngineCache(tmp_path).get_or_build(KEY, build)
+    EngineCache(tmp_path).get_or_build(KEY, build, print)
     build(tmp_path / "openvino-other")
     EngineCache(tmp_path).lookup("openvino-other")
     for key in (KEY, "openvino-other"):
@@ -88,13 +88,13 @@ def test_what_was_built_or_looked_up_is_in_use_from_then_on(tmp_path: Path) -> N
 
 def test_a_builder_that_leaves_no_whole_engine_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=f"the builder of {tmp_path / KEY} left no complete engine: no manifest$"):
-        EngineCache(tmp_path).get_or_build(KEY, lambda out: None)
+        EngineCache(tmp_path).get_or_build(KEY, lambda out: None, print)
 
 
 def test_a_cache_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match=r"cannot be written: .*option\.engine_cache_dir"):
-        EngineCache(tmp_path / "file" / "cache").get_or_build(KEY, Builder())
+        EngineCache(tmp_path / "file" / "cache").get_or_build(KEY, Builder(), print)
 
 
 # -- what counts as whole ------------------------------------------------------------------------------------------
@@ -174,19 +174,8 @@ def test_what_a_killed_builder_left_is_never_taken_for_whole(
     ]
 
 
-@pytest.mark.usefixtures("clock", "building")
-def test_waiting_is_bounded_where_asked_and_told_every_ten_seconds(tmp_path: Path) -> None:
-    builder, told = Builder(), list[str]()
-    with pytest.raises(EngineError, match=r"has been compiling .* for more than 25 s \(its log: .*\.log\)"):
-        EngineCache(tmp_path).get_or_build(KEY, builder, told.append, wait_seconds=25)
-    assert told == [
-        f"another process is compiling this engine, waiting for it ({seconds} s)" for seconds in (5, 15, 25)
-    ]
-    assert builder.calls == 0
-
-
 @pytest.mark.usefixtures("clock")
-def test_a_wait_that_is_not_cancelled_goes_on(tmp_path: Path, building: ExitStack) -> None:
+def test_waiting_is_reported(tmp_path: Path, building: ExitStack) -> None:
     builder, told = Builder(), list[str]()
 
     def progress(line: str) -> None:
@@ -194,16 +183,11 @@ def test_a_wait_that_is_not_cancelled_goes_on(tmp_path: Path, building: ExitStac
         if len(told) == 3:
             building.close()
 
-    EngineCache(tmp_path).get_or_build(KEY, builder, progress, cancel=threading.Event())
-    assert (len(told), builder.calls) == (3, 1)
-
-
-@pytest.mark.usefixtures("clock", "building")
-def test_waiting_can_be_cancelled(tmp_path: Path) -> None:
-    builder, cancel = Builder(), threading.Event()
-    with pytest.raises(EngineError, match="cancelled while another process was compiling"):
-        EngineCache(tmp_path).get_or_build(KEY, builder, lambda line: cancel.set(), wait_seconds=1000, cancel=cancel)
-    assert builder.calls == 0
+    EngineCache(tmp_path).get_or_build(KEY, builder, progress)
+    assert told == [
+        f"another process is compiling this engine, waiting for it ({seconds} s)" for seconds in (5, 10, 15)
+    ]
+    assert builder.calls == 1
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------
@@ -240,6 +224,6 @@ def test_a_key_is_the_same_in_every_version_of_this_program() -> None:
 
 def test_entries_lie_in_directories_of_their_keys(tmp_path: Path) -> None:
     for key in ("openvino-1", "tensorrt-2"):
-        assert EngineCache(tmp_path).get_or_build(key, build) == tmp_path / key
+        assert EngineCache(tmp_path).get_or_build(key, build, print) == tmp_path / key
     seal(tmp_path / "openvino-1")
     assert EngineCache(tmp_path).lookup("openvino-1") == tmp_path / "openvino-1"

@@ -142,11 +142,11 @@ def test_a_new_engine_makes_room(cache: EngineCache) -> None:
 
 
 def test_without_a_bound_a_new_engine_removes_nothing(cache: EngineCache) -> None:
-    cache.get_or_build("openvino-new", build)
+    cache.get_or_build("openvino-new", build, print)
     assert len(cache.entries()) == 5
 
 
 def test_an_engine_larger_than_the_bound_is_kept_while_it_is_used(tmp_path: Path) -> None:
     cache = EngineCache(tmp_path, max_bytes=0)
-    assert cache.get_or_build("openvino-large", build).is_dir()
+    assert cache.get_or_build("openvino-large", build, print).is_dir()
     assert cache.lookup("openvino-large") is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,8 +49,7 @@ def provide(machine: Path, build: Callable[[Path], None], **settings: Any) -> li
     """Make the engine on a machine; what was told."""
     machine.mkdir(exist_ok=True)
     lines: list[str] = []
-    cancel = settings.pop("cancel", None)
-    FleetCache(ADDRESS, **settings).provide(KEY, machine / KEY, build, lines.append, cancel=cancel)
+    FleetCache(ADDRESS, **settings).provide(KEY, machine / KEY, build, lines.append)
     return lines
 
 
@@ -144,15 +142,6 @@ def test_a_wait_that_is_too_long_ends_in_compiling_here(store: Store, tmp_path: 
     assert whole(tmp_path / "a") and build.calls == 1
     assert lines[1:] == [f"another machine has been compiling {KEY} for 12 s; compiling here as well"]
     assert sorted(store.objects) == [LEASE]
-
-
-def test_waiting_can_be_cancelled(store: Store, tmp_path: Path, clock: Clock) -> None:
-    assert Lease(BUCKET, LEASE, 60.0).acquire()
-    build, cancel = Builder(), threading.Event()
-    clock.meanwhile = lambda now: cancel.set() if now == 1006 else None
-    with pytest.raises(EngineError, match=f"cancelled while another machine was compiling {KEY}"):
-        provide(tmp_path / "a", build, cancel=cancel)
-    assert (build.calls, clock.now) == (0, 1006)
 
 
 def test_an_engine_completed_between_the_look_and_the_lease_is_fetched(store: Store, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.engines import EngineCache, EngineDir, EnginePlan, Manifest, preparation, prepare_engine
 from djl_trtllm.engines.compiler import Compiler
-from djl_trtllm.errors import CompilerMissingError, EngineError, EngineMismatchError
+from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
 from djl_trtllm.model import inspect
-from tests.engines.cache_entries import locked
 from tests.engines.helpers import CPU_ONLY, built, configured, write_engine_files
 from tests.support.s3_server import Store
 
@@ -143,12 +141,10 @@ class Compiling:
     """A compiler that is quick; the lines it was told to tell, and how it was called."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Path, threading.Event | None]] = []
+        self.calls: list[Path] = []
 
-    def __call__(
-        self, plan: EnginePlan, out: Path, progress: object, *, cancel: threading.Event | None = None
-    ) -> EngineDir:
-        self.calls.append((out, cancel))
+    def __call__(self, plan: EnginePlan, out: Path, progress: object) -> EngineDir:
+        self.calls.append(out)
         return built(plan, out)
 
 
@@ -169,7 +165,7 @@ def test_a_checkpoint_is_compiled_into_the_cache_and_found_there_again(model: Pa
     told.clear()
     assert prepared(model, told) == engine
     assert told == [f"using the cached engine {entry}"]
-    assert compiling.calls == [(entry, None)]
+    assert compiling.calls == [entry]
 
 
 def test_other_options_are_another_engine(model: Path, compiling: Compiling) -> None:
@@ -200,17 +196,6 @@ def test_the_cache_keeps_to_its_size(model: Path, compiling: Compiling, monkeypa
     monkeypatch.setattr(preparation, "EngineCache", cache)
     prepared(model, engine_cache_max_gb=1.5)
     assert bounds == [(model.parent / "cache", 1_500_000_000)]
-
-
-def test_cancelling_reaches_the_compiler_and_the_wait_for_another(model: Path, compiling: Compiling) -> None:
-    config, layout, cancel = configured(engine_cache_dir=model.parent / "cache"), inspect(model), threading.Event()
-    plan = plan_engine(config, layout, CPU_ONLY)
-    prepare_engine(config, layout, lambda line: None, plan=plan, cancel=cancel)
-    assert [given for _, given in compiling.calls] == [cancel]
-    cancel.set()
-    shutil.rmtree(model.parent / "cache" / plan.cache_key)
-    with locked(model.parent / "cache" / f"{plan.cache_key}.lock"), pytest.raises(EngineError, match="cancelled"):
-        prepare_engine(config, layout, lambda line: None, plan=plan, cancel=cancel)
 
 
 def test_without_a_plan_one_is_made_for_this_machine(
@@ -264,19 +249,18 @@ def test_the_wait_for_a_fleet_is_the_option_s(
         def __init__(self, address: object, *, wait_seconds: float) -> None:
             asked.append((str(address), wait_seconds))
 
-        def provide(self, key: str, out: Path, build: Callable[[Path], None], tell: object, *, cancel: object) -> None:
-            asked.append((key, cancel))
+        def provide(self, key: str, out: Path, build: Callable[[Path], None], progress: object) -> None:
+            asked.append((key, out.name))
             build(out)
 
     monkeypatch.setattr(fleet_cache, "FleetCache", Fleet)
-    cancel = threading.Event()
     config = configured(
         engine_cache_dir=model.parent / "cache", engine_cache="s3://models/engines", engine_cache_wait=77
     )
     layout = inspect(model)
     plan = plan_engine(config, layout, CPU_ONLY)
-    prepare_engine(config, layout, lambda line: None, plan=plan, cancel=cancel)
-    assert asked == [("s3://models/engines", 77), (plan.cache_key, cancel)]
+    prepare_engine(config, layout, lambda line: None, plan=plan)
+    assert asked == [("s3://models/engines", 77), (plan.cache_key, plan.cache_key)]
 
 
 def test_scripted_loads_no_engine(model: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,6 @@ def fetch(
     revision: str | None = None,
     hub_cache: Path | None = None,
     tokenizer_only: bool = False,
-    cancel: threading.Event | None = None,
 ) -> Path:
     """The local directory (or archive) of a model in S3 or on the hub; see `is_remote`.
 
@@ -39,7 +37,7 @@ def fetch(
         address = S3Address.parse(text)
         # One folder per selection, because a download removes earlier versions of its address.
         folder = downloads / ("s3-tokenizers" if tokenizer_only else "s3")
-        found = download(address, folder, progress, select=select, cancel=cancel)
+        found = download(address, folder, progress, select=select)
         single = found / address.key.rpartition("/")[2]
         return single if single.is_file() else found
     return download_from_hub(hub_id(text), progress, revision=revision, cache_dir=hub_cache, select=select)

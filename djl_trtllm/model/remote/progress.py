@@ -1,13 +1,18 @@
-"""Progress lines for downloads and uploads."""
+"""Progress lines for downloads and uploads, and for waiting until another process has ended one."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from filelock import FileLock, Timeout
 
 _REPORT_EVERY_SECONDS = 5.0
 _RATE_OVER_SECONDS = 10.0
+_FIRST_WAIT_SECONDS = 0.5
+_NEXT_WAITS_SECONDS = 10.0
 
 
 class ProgressMeter:
@@ -47,6 +52,18 @@ class ProgressMeter:
             self._window = (now, self.done)
         left = f", {(self._total - self.done) / rate:.0f} s left" if rate > 0 else ""
         return f"{self._what}: {format_bytes(self.done)} of {format_bytes(self._total)}, {format_bytes(rate)}/s{left}"
+
+
+def acquire(lock: FileLock, report: Callable[[float], None]) -> AbstractContextManager[object]:
+    """Acquire the lock of a file. While another process holds it, `report` gets the seconds waited, now and then."""
+    started = time.monotonic()
+    wait = _FIRST_WAIT_SECONDS
+    while True:
+        try:
+            return lock.acquire(timeout=wait)
+        except Timeout:
+            report(time.monotonic() - started)
+            wait = _NEXT_WAITS_SECONDS
 
 
 def format_bytes(count: float) -> str:

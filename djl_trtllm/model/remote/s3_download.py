@@ -6,23 +6,22 @@ import hashlib
 import os
 import shutil
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError, ResponseStreamingError
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from urllib3.exceptions import HTTPError
 
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import checksums, s3
 from djl_trtllm.model.remote.parts import PartialFile
-from djl_trtllm.model.remote.progress import ProgressMeter, format_bytes
+from djl_trtllm.model.remote.progress import ProgressMeter, acquire, format_bytes
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.selection import needed
 
@@ -36,8 +35,6 @@ _FAILURES = 6
 _FIRST_BACKOFF_SECONDS = 0.2
 _LISTINGS = 3
 _SPARE_BYTES = 256 << 20
-_POLL_SECONDS = 0.5
-_REPORT_EVERY_SECONDS = 10.0
 _GONE = (404, 412, 416)
 _TRANSIENT = (HTTPClientError, IncompleteReadError, ResponseStreamingError, HTTPError, ConnectionError, TimeoutError)
 
@@ -66,7 +63,6 @@ def download(
     progress: Callable[[str], None],
     *,
     select: Callable[[Iterable[str]], list[str]] = needed,
-    cancel: threading.Event | None = None,
 ) -> Path:
     """Download the files under an address, or the one object it names, to a directory below `folder`.
 
@@ -74,8 +70,12 @@ def download(
     stopped. The directory is named after address and content, and appears when every file is complete and has S3's
     checksum. Other processes that want the same address wait.
 
-    Raises DownloadError: no such object, no access, no disk space, objects that keep failing, or `cancel` is set.
+    Raises DownloadError: no such object, no access, no disk space, or objects that keep failing.
     """
+
+    def report(waited: float) -> None:
+        progress(f"another process is downloading {address}, waiting for it ({waited:.0f} s)")
+
     home = folder / f"{address.key.rpartition('/')[2] or address.bucket}-{_short(str(address))}"
     for _ in range(_LISTINGS):
         objects = list_objects(address, select)
@@ -83,9 +83,10 @@ def download(
         if (final / RECORD).is_file():
             return final
         try:
-            with _locked(home, address, progress, cancel):
+            home.mkdir(parents=True, exist_ok=True)
+            with acquire(FileLock(home / ".lock"), report):
                 if not (final / RECORD).is_file():
-                    _Download(address, objects, final, progress, cancel).run()
+                    _Download(address, objects, final, progress).run()
                 return final
         except _ChangedError as error:
             progress(f"{address}: {error} was replaced during the download; listing the objects again")
@@ -122,29 +123,22 @@ def list_objects(address: S3Address, select: Callable[[Iterable[str]], list[str]
     return objects
 
 
-class _Arrival:
-    def __init__(self, object_: RemoteObject, folder: Path) -> None:
-        self.object = object_
-        self.file = PartialFile(folder / object_.name, object_.size, object_.etag, _PART_BYTES)
+class _Arrival(NamedTuple):
+    object: RemoteObject
+    file: PartialFile
 
 
 class _Download:
     """One download, run under the lock."""
 
     def __init__(
-        self,
-        address: S3Address,
-        objects: list[RemoteObject],
-        final: Path,
-        progress: Callable[[str], None],
-        cancel: threading.Event | None,
+        self, address: S3Address, objects: list[RemoteObject], final: Path, progress: Callable[[str], None]
     ) -> None:
         self._address = address
         self._objects = objects
         self._final = final
         self._partial = final.with_name(f".{final.name}.partial")
         self._progress = progress
-        self._cancel = cancel
         self._stop = threading.Event()
         self._client = s3.client()
         self._meter: ProgressMeter
@@ -154,7 +148,10 @@ class _Download:
         """Download missing files, verify them, and rename the directory. Raises DownloadError and OSError."""
         self._partial.mkdir(parents=True, exist_ok=True)
         self._take_over_unchanged()
-        arrivals = [_Arrival(object_, self._partial) for object_ in self._objects]
+        arrivals = [
+            _Arrival(object_, PartialFile(self._partial / object_.name, object_.size, object_.etag, _PART_BYTES))
+            for object_ in self._objects
+        ]
         missing = sum(arrival.file.missing_bytes for arrival in arrivals)
         self._check_room(sum(arrival.file.missing_blocks for arrival in arrivals))
         total = sum(object_.size for object_ in self._objects)
@@ -229,14 +226,9 @@ class _Download:
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():
-                thread.join(_POLL_SECONDS)
-                if self._cancel is not None and self._cancel.is_set():
-                    self._stop.set()
+            thread.join()
         if failures:
             raise failures[0]
-        if self._stop.is_set():
-            raise DownloadError(f"the download of {self._address} was cancelled")
 
     def _fetch_part(self, arrival: _Arrival, index: int) -> None:
         file = arrival.file
@@ -306,29 +298,6 @@ class _Download:
         if claim.algorithm == "CRC64NVME" and not claim.part_size:
             return checksums.joined_crc64(file.crcs()) == claim.value
         return checksums.matches(claim, file.arriving)
-
-
-@contextmanager
-def _locked(
-    home: Path, address: S3Address, progress: Callable[[str], None], cancel: threading.Event | None
-) -> Iterator[None]:
-    """Let one process download; the others wait and report that."""
-    home.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(home / ".lock")
-    started = time.monotonic()
-    reported = -_REPORT_EVERY_SECONDS
-    while True:
-        try:
-            with lock.acquire(timeout=_POLL_SECONDS):
-                yield
-            return
-        except Timeout:
-            waited = time.monotonic() - started
-            if cancel is not None and cancel.is_set():
-                raise DownloadError(f"cancelled while another process was downloading {address}") from None
-            if waited - reported >= _REPORT_EVERY_SECONDS:
-                progress(f"another process is downloading {address}, waiting for it ({waited:.0f} s)")
-                reported = waited
 
 
 def _short(text: str) -> str:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from filelock import FileLock, Timeout
 
 from djl_trtllm.model.remote import progress as progress_module
-from djl_trtllm.model.remote.progress import ProgressMeter, format_bytes
+from djl_trtllm.model.remote.progress import ProgressMeter, acquire, format_bytes
 
 
 @pytest.fixture
@@ -99,3 +101,20 @@ def test_the_end_is_told_with_the_time_it_took(clock: SimpleNamespace) -> None:
 )  # fmt: skip
 def test_bytes_are_shown_in_powers_of_a_thousand(count: float, text: str) -> None:
     assert format_bytes(count) == text
+
+
+def test_the_second_report_of_a_wait_comes_after_ten_seconds_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Lock:
+        def acquire(self, timeout: float) -> str:
+            waits.append(timeout)
+            if len(waits) < 4:
+                raise Timeout("lock")
+            return "held"
+
+    reports: list[float] = []
+    held: object = acquire(cast(FileLock, Lock()), reports.append)
+    assert held == "held"
+    assert waits == [0.5, 10.0, 10.0, 10.0]
+    assert len(reports) == 3

@@ -315,28 +315,6 @@ def noted(tmp_path: Path) -> set[tuple[str, int]]:
     }
 
 
-def test_a_download_is_cancelled(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noticed = threading.Event()
-
-    class Cancel(threading.Event):
-        def is_set(self) -> bool:
-            if super().is_set():
-                noticed.set()
-            return noticed.is_set()
-
-    def wait(request: Request) -> None:
-        if request.method == "GET":
-            cancel.set()
-            noticed.wait(300)
-
-    cancel = Cancel()
-    store.fault = wait
-    monkeypatch.setattr(s3_download, "_POLL_SECONDS", 0.001)
-    with pytest.raises(DownloadError, match="the download of s3://models/team/story was cancelled"):
-        download(ADDRESS, tmp_path / "downloads", lambda line: None, cancel=cancel)
-    assert no_complete_directory(tmp_path)
-
-
 def test_of_several_at_the_same_time_one_downloads(store: Store, tmp_path: Path) -> None:
     results: list[Path] = []
     threads = [threading.Thread(target=lambda: results.append(fetch(tmp_path))) for _ in range(4)]
