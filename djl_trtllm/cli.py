@@ -67,22 +67,11 @@ def _log_to_stderr(level: str, console: Console | None = None) -> None:
 
 
 def _find_model(model: str | None) -> str | None:
-    """The model from the argument, else SageMaker's directory, else HF_MODEL_ID."""
     if model is not None:
         return model
     if SAGEMAKER_MODEL_DIR.is_dir() and any(SAGEMAKER_MODEL_DIR.iterdir()):
         return str(SAGEMAKER_MODEL_DIR)
     return os.environ.get("HF_MODEL_ID") or None
-
-
-def _source(model: str | None) -> str:
-    found = _find_model(model)
-    if found is not None:
-        return found
-    raise DjlTrtllmError(
-        f"no model given, and {SAGEMAKER_MODEL_DIR} is empty or missing: name a model directory, a model.tar.gz, a "
-        "model of the Hugging Face hub or an s3:// address"
-    )
 
 
 @app.command()
@@ -156,8 +145,14 @@ def generate(
         from djl_trtllm.offline import command
 
         given = _json_object("--parameters", parameters) | {k: value for k, value in flags.items() if value is not None}
+        source = _find_model(model)
+        if source is None:
+            raise DjlTrtllmError(
+                f"no model given, and {SAGEMAKER_MODEL_DIR} is empty or missing: name a model directory, a "
+                "model.tar.gz, a model of the Hugging Face hub or an s3:// address"
+            )
         try:
-            failed = command.generate_file(_source(model), prompts, out, given, console, text=text)
+            failed = command.generate_file(source, prompts, out, given, console, text=text)
         except KeyboardInterrupt:
             console.print("interrupted")
             raise typer.Exit(130) from None
@@ -227,27 +222,25 @@ def config(
             _show_differences(*diff, as_json=as_json)
             return
         summary: list[str] = []
-        found = _find_model(model)
-        if found is None or is_remote(found):
+        backend = None
+        remote = _find_model(model)
+        if remote is None or is_remote(remote):
             resolved = load(None, os.environ)
-            backend = likely_backend(resolved, this_machine())
-            summary = [] if found is None else [f"not planned: {found} is fetched when it is served"]
         else:
-            source = open_source(Path(found), os.environ)
-            resolved = source.config
-            try:
-                model_id = source.config.options.model_id
-                if model_id is not None and is_remote(model_id):
-                    backend = likely_backend(resolved, this_machine())
-                    summary = [f"not planned: {model_id} is fetched when it is served"]
-                else:
+            source = open_source(Path(remote), os.environ)
+            resolved, remote = source.config, source.config.options.model_id
+            if remote is None or not is_remote(remote):
+                remote = None
+                try:
                     resolved, _, engine_plan = plan(source)
                     backend = engine_plan.backend
                     summary = [engine_plan.describe(), *engine_plan.details(), *engine_plan.notes]
-            except DjlTrtllmError as error:
-                # The configuration can be shown anyway.
-                backend = likely_backend(resolved, this_machine())
-                summary = [f"cannot be served here: {error}"]
+                except DjlTrtllmError as error:
+                    # The configuration can be shown anyway.
+                    summary = [f"cannot be served here: {error}"]
+        if remote is not None:
+            summary = [f"not planned: {remote} is fetched when it is served"]
+        backend = backend or likely_backend(resolved, this_machine())
         if as_json:
             print(json.dumps({**explain.as_json(resolved, backend, describe=describe), "summary": summary}, indent=2))
             return
@@ -256,10 +249,11 @@ def config(
             Console(soft_wrap=True).print("Other options have their default; --all shows them.", highlight=False)
         for line in summary:
             Console(soft_wrap=True).print(escaped(line), highlight=False)
+        remarks = Console(stderr=True, soft_wrap=True)
         for note in resolved.notes:
-            Console(stderr=True, soft_wrap=True).print(f"[cyan]note:[/] {escaped(note)}", highlight=False)
+            remarks.print(f"[cyan]note:[/] {escaped(note)}", highlight=False)
         for warning in resolved.warnings:
-            Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/] {escaped(warning)}", highlight=False)
+            remarks.print(f"[yellow]warning:[/] {escaped(warning)}", highlight=False)
 
 
 def _show_differences(first: Path, second: Path, *, as_json: bool) -> None:

@@ -94,8 +94,7 @@ def deploy(deployment: Deployment, progress: Callable[[str], None], *, wait_seco
     for call in deployment.calls():
         progress(f"{call.method} {deployment.name}")
         try:
-            with _deployment_errors(f"{call.method} {deployment.name}"):
-                getattr(client, call.method)(**call.arguments)
+            _send(client, call, deployment.name)
         except DeploymentError:
             for earlier in reversed(made):
                 _undo(client, earlier, progress)
@@ -125,8 +124,12 @@ def delete(name: str, progress: Callable[[str], None]) -> None:
         )
     for call in calls:
         progress(f"{call.method} {next(iter(call.arguments.values()))}")
-        with _deployment_errors(f"{call.method} {name}"):
-            getattr(client, call.method)(**call.arguments)
+        _send(client, call, name)
+
+
+def _send(client: Any, call: AwsCall, name: str) -> None:
+    with _deployment_errors(f"{call.method} {name}"):
+        getattr(client, call.method)(**call.arguments)
 
 
 def upload_model(archive: Path, bucket: str | None, name: str, progress: Callable[[str], None]) -> S3Address:

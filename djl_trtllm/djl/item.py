@@ -27,7 +27,7 @@ class Item(NamedTuple):
     def encode(self) -> bytes:
         """`Output.binary_encode` of djl_python: the number of pairs, then keys and values, all as text."""
         if self.code is not None:
-            return _ERROR_KEYS[0] + _text(str(self.code)) + _ERROR_KEYS[1] + _text(self.error) + _LAST
+            return _ERROR_KEYS[0] + text(str(self.code)) + _ERROR_KEYS[1] + text(self.error) + _LAST
         return _DATA + _bytes(self.data) + (_LAST_KEY_TRUE if self.last else _LAST_KEY_FALSE)
 
 
@@ -42,7 +42,7 @@ def take(items: deque[Item]) -> Item:
 
 def text(value: str) -> bytes:
     """Text on DJL's socket: its length in bytes, then UTF-8."""
-    return _text(value)
+    return _bytes(value.encode())
 
 
 def content(value: bytes) -> bytes:
@@ -59,15 +59,11 @@ def _bytes(value: bytes) -> bytes:
     return _LENGTH.pack(len(value)) + value
 
 
-def _text(value: str) -> bytes:
-    return _bytes(value.encode())
-
-
-_DATA = count(2) + _text("data")
-_LAST_KEY_TRUE = _text("last") + _text("true")
-_LAST_KEY_FALSE = _text("last") + _text("false")
-_LAST = _text("data") + _text("") + _LAST_KEY_TRUE
-_ERROR_KEYS = (count(4) + _text("code"), _text("error"))
+_DATA = count(2) + text("data")
+_LAST_KEY_TRUE = text("last") + text("true")
+_LAST_KEY_FALSE = text("last") + text("false")
+_LAST = text("data") + text("") + _LAST_KEY_TRUE
+_ERROR_KEYS = (count(4) + text("code"), text("error"))
 
 QUIET = Item().encode()
 """No new data."""

@@ -6,9 +6,8 @@ the cache. Compilers run in subprocesses; nothing here imports torch or an engin
 """
 
 from djl_trtllm.engines.build import build_engine
-from djl_trtllm.engines.cache import EngineCache, cache_key
-from djl_trtllm.engines.hardware import Gpu, Hardware, available_memory
-from djl_trtllm.engines.identity import checkpoint_identity
+from djl_trtllm.engines.cache import EngineCache
+from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.preparation import prepare_engine
@@ -20,9 +19,6 @@ __all__ = [
     "Gpu",
     "Hardware",
     "Manifest",
-    "available_memory",
     "build_engine",
-    "cache_key",
-    "checkpoint_identity",
     "prepare_engine",
 ]

@@ -135,15 +135,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ) -> None:
         """Raise EngineMismatchError with everything that differs (see `differences`)."""
         if differences := self.differences(backend=backend, options=options, versions=versions):
-            raise EngineMismatchError(
-                "\n".join(
-                    [
-                        f"the engine {directory} does not fit:",
-                        *(f"  - {difference}" for difference in differences),
-                        "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`",
-                    ]
-                )
-            )
+            remedy = "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`"
+            raise _mismatch(f"the engine {directory} does not fit:", differences, remedy)
 
     def differences(
         self,
@@ -175,15 +168,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def raise_damaged(directory: Path, problems: list[str]) -> None:
     if problems:
-        raise EngineMismatchError(
-            "\n".join(
-                [
-                    f"the engine {directory} is damaged:",
-                    *(f"  - {problem}" for problem in problems),
-                    "copy it again, or compile it again with `djl-trtllm compile CHECKPOINT OUT`",
-                ]
-            )
-        )
+        remedy = "copy it again, or compile it again with `djl-trtllm compile CHECKPOINT OUT`"
+        raise _mismatch(f"the engine {directory} is damaged:", problems, remedy)
+
+
+def _mismatch(head: str, problems: list[str], remedy: str) -> EngineMismatchError:
+    return EngineMismatchError("\n".join([head, *(f"  - {problem}" for problem in problems), remedy]))
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:

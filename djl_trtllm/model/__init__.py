@@ -5,21 +5,17 @@ it is. The tokenizer turns text into ids and back. Files are not trusted: archiv
 code that comes with a model runs only if the operator allows it.
 """
 
-from djl_trtllm.model.archive import DEFAULT_BOUNDS, Bounds, extract, is_archive, open_model
-from djl_trtllm.model.layout import ENGINE_FOLDER, Layout, ModelKind, inspect
+from djl_trtllm.model.archive import is_archive, open_model
+from djl_trtllm.model.layout import Layout, ModelKind, inspect
 from djl_trtllm.model.requirements import handle_requirements
 from djl_trtllm.model.shape import ModelShape
 from djl_trtllm.model.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
-    "DEFAULT_BOUNDS",
-    "ENGINE_FOLDER",
-    "Bounds",
     "Layout",
     "ModelKind",
     "ModelShape",
     "Tokenizer",
-    "extract",
     "handle_requirements",
     "inspect",
     "is_archive",

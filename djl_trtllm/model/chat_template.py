@@ -8,7 +8,7 @@ torch is installed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,6 @@ class ChatTemplate:
                     f"the chat template {name!r} of {origin} is not valid Jinja: line {error.lineno}: {error.message}; "
                     "correct it, or remove it to serve the model without chat"
                 ) from error
-
-    def __bool__(self) -> bool:
-        return bool(self._templates)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         """The prompt text of a conversation.
@@ -131,18 +128,14 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
-    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    environment.globals.update(helpers)
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     environment.filters["tojson"] = _tojson
     return environment
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _tojson(

@@ -150,7 +150,6 @@ def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None
             f"{path}: config.json is that of a compiled TensorRT-LLM engine, but there is no rank0.engine; "
             f"found {weights.bounded(names)}; copy the whole engine directory"
         )
-    weights.check_whole(engines)
     _check_ranks(path, engines, config)
     above = _model_above(path)
     return Layout(
@@ -175,7 +174,6 @@ def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None)
             f"{model} is laid out as an LMI model repository, but there is no compiled TensorRT-LLM engine in {engine}:"
             f" found {weights.bounded(found) or 'nothing'}; expected config.json with `build_config`, and rank0.engine"
         )
-    weights.check_whole(engines)
     _check_ranks(engine, engines, engine_config)
     return Layout(
         ModelKind.LMI_REPOSITORY,
@@ -191,7 +189,6 @@ def _tensorrt_checkpoint(path: Path, names: list[str], config: dict[str, Any] | 
     files = _ranked(path, names, _RANK_WEIGHTS)
     if config is None or not files or not {"architecture", "dtype"} <= config.keys():
         return None
-    weights.check_whole(files)
     _check_ranks(path, files, config)
     return Layout(
         ModelKind.TENSORRT_CHECKPOINT,
@@ -244,6 +241,8 @@ def _rank(name: str) -> int:
 
 
 def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None) -> None:
+    """Check that the files are whole, and that there is one for each rank."""
+    weights.check_whole(files)
     world = _mapping(config).get("world_size")
     present = [_rank(file.name) for file in files]
     wanted = world if isinstance(world, int) and world > 0 else max(present) + 1

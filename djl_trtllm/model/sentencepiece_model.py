@@ -71,11 +71,10 @@ def _parse(file: Path, content: bytes) -> tuple[Any, Any]:
         proto.ParseFromString(content)
         reference.LoadFromSerializedProto(content)
     except Exception as error:  # protobuf's errors depend on its implementation
-        pointer = (
-            "; it is a Git LFS pointer, fetch it with `git lfs pull`" if content.startswith(b"version http") else ""
-        )
+        pointer = content.startswith(b"version http")
+        remedy = "it is a Git LFS pointer, fetch it with `git lfs pull`" if pointer else "copy it again"
         raise TokenizerError(
-            f"{file} ({len(content):,} bytes) is not a SentencePiece model: {error}{pointer or '; copy it again'}"
+            f"{file} ({len(content):,} bytes) is not a SentencePiece model: {error}; {remedy}"
         ) from error
     return proto, reference
 

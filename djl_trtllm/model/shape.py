@@ -50,7 +50,8 @@ class ModelShape:
         """
         text = _text_part(config)
         architectures = config.get("architectures")
-        architecture = architectures[0] if _is_list(architectures) and architectures else text.get("architecture")
+        listed = architectures if isinstance(architectures, list) else []
+        architecture = listed[0] if listed else text.get("architecture")
         model_type = text.get("model_type") or config.get("model_type")
         heads = _number(text, _HEADS)
         hidden = _number(text, _HIDDEN)
@@ -109,7 +110,3 @@ def _number(config: Mapping[str, Any], names: Sequence[str]) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)

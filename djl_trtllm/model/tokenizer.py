@@ -78,10 +78,6 @@ class Tokenizer:
         own_end = self._id_of(special_tokens.get("eos_token"))
         self.end_ids = frozenset(end_ids) | (frozenset() if own_end is None else {own_end})
 
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self._chat_template)
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode `text`; `add_special_tokens` adds those that the model expects around a text (often a BOS token).
 
@@ -99,17 +95,11 @@ class Tokenizer:
             raise InvalidRequestError(f"the prompt is not valid Unicode text: {_reason(text, error)}") from error
         return ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
-        """Encode a conversation with the model's chat template.
-
-        The template decides about BOS and other special tokens, as in transformers; none is added here. Keywords
-        (`tools`, `add_generation_prompt`, the model's own) are those of `ChatTemplate.render`. Raises
-        `InvalidRequestError` if the model has no chat template or the template rejects the messages.
-        """
-        return self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
-
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
-        """The text that `encode_chat` encodes."""
+        """The prompt of a conversation, to be encoded without special tokens: the template decides about them.
+
+        Keywords and errors are those of `ChatTemplate.render`.
+        """
         return self._chat_template.render(messages, **template_kwargs)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from djl_trtllm.errors import TokenizerError
 from djl_trtllm.model.json_file import read_object
+from djl_trtllm.model.weights import bounded
 
 PROBES = (
     "Tell me a story of the little red riding hood.",
@@ -60,8 +61,7 @@ def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
     """
     remote = _remote_code(path)
     if not remote and not any(any(path.glob(pattern)) for pattern in _SOURCES):
-        names = sorted(entry.name for entry in path.iterdir())
-        shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+        shown = bounded(sorted(entry.name for entry in path.iterdir()))
         raise TokenizerError(
             f"no tokenizer files in {path}: found {shown or 'nothing'}; expected tokenizer.json, or tokenizer.model "
             "(SentencePiece), or vocab.json with merges.txt. They are part of the Hugging Face checkpoint: copy them "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -42,13 +43,18 @@ class ServerCounts:
         self.responses[status] = self.responses.get(status, 0) + 1
 
 
-class ModelCollector:
+class MetricsPage:
     """Reads the models' statistics on each scrape, so that counting a token needs no lock."""
 
     def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
         self._registry = registry
         self._counts = counts
         self._stall = stall
+        self._prometheus = CollectorRegistry()
+        self._prometheus.register(self)
+
+    def reply(self) -> Reply:
+        return Reply(200, "text/plain; version=0.0.4; charset=utf-8", generate_latest(self._prometheus))
 
     def collect(self) -> Iterator[Metric]:
         responses = CounterMetricFamily(_PREFIX + "http_responses", "HTTP responses by status.", labels=["status"])
@@ -63,13 +69,17 @@ class ModelCollector:
             yield _histogram(name + "_seconds", text, {m.name: getattr(m.statistics, name) for m in models})
 
 
-def _gauges(models: list[ServedModel]) -> Iterator[Metric]:
-    def gauge(name: str, text: str, values: dict[str, float]) -> Metric:
-        family = GaugeMetricFamily(_PREFIX + name, text, labels=["model"])
-        for model, value in values.items():
-            family.add_metric([model], value)
-        return family
+def _by_model(
+    family: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, values: Mapping[str, float]
+) -> Metric:
+    metric = family(_PREFIX + name, text, labels=["model"])
+    for model, value in values.items():
+        metric.add_metric([model], value)
+    return metric
 
+
+def _gauges(models: list[ServedModel]) -> Iterator[Metric]:
+    gauge = partial(_by_model, GaugeMetricFamily)
     batches = {model.name: [worker.batch for worker in model.workers if worker.batch] for model in models}
     yield gauge("ready", "1 while the model can generate.", {m.name: float(m.state is State.READY) for m in models})
     yield gauge("workers", "Engine processes of the model.", {m.name: float(len(m.workers)) for m in models})
@@ -86,12 +96,7 @@ def _gauges(models: list[ServedModel]) -> Iterator[Metric]:
 
 
 def _counters(models: list[ServedModel]) -> Iterator[Metric]:
-    def counter(name: str, text: str, values: dict[str, int]) -> Metric:
-        family = CounterMetricFamily(_PREFIX + name, text, labels=["model"])
-        for model, value in values.items():
-            family.add_metric([model], value)
-        return family
-
+    counter = partial(_by_model, CounterMetricFamily)
     statistics = {model.name: model.statistics for model in models}
     yield counter("requests", "Requests queued.", {n: s.requests for n, s in statistics.items()})
     yield counter("prompt_tokens", "Prompt tokens.", {n: s.prompt_tokens for n, s in statistics.items()})
@@ -116,12 +121,3 @@ def _histogram(name: str, text: str, values: dict[str, Histogram]) -> Metric:
             buckets.append((bound, float(total)))
         family.add_metric([model], buckets, histogram.sum)
     return family
-
-
-class MetricsPage:
-    def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
-        self._prometheus = CollectorRegistry()
-        self._prometheus.register(ModelCollector(registry, counts, stall))
-
-    def reply(self) -> Reply:
-        return Reply(200, "text/plain; version=0.0.4; charset=utf-8", generate_latest(self._prometheus))

@@ -6,7 +6,8 @@ A request to a dialect's path: find the model, read the body, let the dialect pa
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.routing import Route, Router
@@ -41,38 +42,31 @@ _HEALTH = {
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
+@dataclass
 class Endpoint:
     """A handler as an ASGI application (a class, so that Starlette passes scope, receive and send as they are).
 
     `method` None takes every method. Errors are in the format of `dialect`.
     """
 
-    def __init__(
-        self,
-        handler: Handler,
-        method: str | None,
-        options: Options,
-        counts: ServerCounts,
-        dialect: Dialect = DEFAULT,
-    ) -> None:
-        self._handler = handler
-        self._method = method
-        self._options = options
-        self._counts = counts
-        self._dialect = dialect
+    handler: Handler
+    method: str | None
+    options: Options
+    counts: ServerCounts
+    dialect: Dialect = DEFAULT
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._options, self._counts, self._dialect)
+        exchange = Exchange(scope, receive, send, self.options, self.counts, self.dialect)
         try:
-            if self._method is not None and not self._takes(scope["method"]):
-                message = f"{scope['path']} takes {self._method}, not {scope['method']}"
-                await exchange.reply(method_not_allowed(message, self._method))
+            if self.method is not None and not self._takes(scope["method"]):
+                message = f"{scope['path']} takes {self.method}, not {scope['method']}"
+                await exchange.reply(method_not_allowed(message, self.method))
                 return
-            await self._handler(exchange)
+            await self.handler(exchange)
         except ClientGone:
             pass
         except BodyTooLarge:
-            message = f"the request body is larger than max_request_size={self._options.max_request_size} bytes"
+            message = f"the request body is larger than max_request_size={self.options.max_request_size} bytes"
             await exchange.reply(front_end_error(413, message))
         except RequestError as error:
             await exchange.fail(error)
@@ -83,62 +77,53 @@ class Endpoint:
             await exchange.fail(error)
 
     def _takes(self, method: str) -> bool:
-        return method == self._method or (method == "HEAD" and self._method == "GET")
+        return method == self.method or (method == "HEAD" and self.method == "GET")
 
 
+@dataclass
 class Routes:
     """The handlers, over the models of a registry. `options` are the server's."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        models: ModelRoutes,
-        options: Options,
-        metrics: MetricsPage,
-        counts: ServerCounts,
-        dialects: Sequence[Dialect] = DIALECTS,
-    ) -> None:
-        self._registry = registry
-        self._models = models
-        self._options = options
-        self._metrics = metrics
-        self._counts = counts
-        self._dialects = dialects
+    registry: Registry
+    models: ModelRoutes
+    options: Options
+    metrics_page: MetricsPage
+    counts: ServerCounts
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
         routes = [Route(path, endpoint) for path, endpoint in (*self._own(), *self._of_dialects())]
-        not_found = Endpoint(self.not_found, None, self._options, self._counts)
+        not_found = Endpoint(self.not_found, None, self.options, self.counts)
         return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
 
     def _own(self) -> Iterator[tuple[str, Endpoint]]:
-        adapters = AdapterRoutes(self._registry)
+        adapters = AdapterRoutes(self.registry)
         handlers: list[tuple[str, str | None, Handler]] = [
             ("/ping", "GET", self.ping),
             ("/metrics", "GET", self.metrics),
-            (MODELS, None, self._models.collection),
-            (MODELS + "/{model}", None, self._models.member),
+            (MODELS, None, self.models.collection),
+            (MODELS + "/{model}", None, self.models.member),
             *((path, None, adapters.collection) for path in ADAPTER_PATHS),
             *((path + "/{adapter}", None, adapters.member) for path in ADAPTER_PATHS),
         ]
         for path, method, handler in handlers:
-            yield path, Endpoint(handler, method, self._options, self._counts)
+            yield path, Endpoint(handler, method, self.options, self.counts)
 
     def _of_dialects(self) -> Iterator[tuple[str, Endpoint]]:
-        for dialect in self._dialects:
+        for dialect in DIALECTS:
             for path in dialect.paths:
                 handler = partial(self.generate, dialect, path)
-                yield path, Endpoint(handler, "POST", self._options, self._counts, dialect)
+                yield path, Endpoint(handler, "POST", self.options, self.counts, dialect)
             for path in dialect.pages:
                 handler = partial(self.page, dialect, path)
-                yield path, Endpoint(handler, "GET", self._options, self._counts, dialect)
+                yield path, Endpoint(handler, "GET", self.options, self.counts, dialect)
 
     async def ping(self, exchange: Exchange) -> None:
         """200 only if every model that the server was started with is ready.
 
         Reads the states only, so load does not slow it down.
         """
-        models = self._registry.models.values()
-        lost = self._registry.lost
+        models = self.registry.models.values()
+        lost = self.registry.lost
         codes = [_HEALTH[model.state][0] for model in models if model.at_startup] + [503] * bool(lost)
         status = max(codes, key=lambda code: (code == 500, code), default=200)
         body = {model.name: {"status": _HEALTH[model.state][1]} for model in models}
@@ -146,7 +131,7 @@ class Routes:
         await exchange.reply(Reply.json(body, status))
 
     async def metrics(self, exchange: Exchange) -> None:
-        await exchange.reply(self._metrics.reply())
+        await exchange.reply(self.metrics_page.reply())
 
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         request: RawRequest | None = None
@@ -176,7 +161,7 @@ class Routes:
 
     async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         """A dialect's page, of all models or of the one that the path names."""
-        models = list(self._registry.models.values())
+        models = list(self.registry.models.values())
         name = exchange.scope["path_params"].get("model")
         if name is not None:
             models = [model for model in models if model.name == name]
@@ -191,11 +176,11 @@ class Routes:
     def _find(self, name: str | None, endpoint: str | None) -> ServedModel | None:
         if endpoint is not None:
             # SageMaker's client names the endpoint, which may also be the name of a model.
-            return self._registry.find(endpoint) or self._registry.find(None)
-        return self._registry.find(name)
+            return self.registry.find(endpoint) or self.registry.find(None)
+        return self.registry.find(name)
 
     def _unknown(self, name: str | None) -> Reply:
-        known = ", ".join(sorted(self._registry.models)) or "none"
+        known = ", ".join(sorted(self.registry.models)) or "none"
         if name is None:
             return front_end_error(400, f"Parameter model_name is required; loaded: {known}")
         return front_end_error(404, f"there is no model named {name!r} here; loaded: {known}")

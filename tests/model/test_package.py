@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.errors import ModelError
-from djl_trtllm.model import extract
+from djl_trtllm.model.archive import extract
 from djl_trtllm.model.package import package
 
 

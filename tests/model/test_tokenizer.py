@@ -34,7 +34,7 @@ from pathlib import Path
 from djl_trtllm.model import load_tokenizer
 tokenizer = load_tokenizer(Path({str(path)!r}))
 assert tokenizer.decode(tokenizer.encode("the wolf")) == "the wolf"
-assert tokenizer.encode_chat([{{"role": "user", "content": "hi"}}])
+assert tokenizer.render_chat([{{"role": "user", "content": "hi"}}])
 print([name for name in ("torch", "transformers", "tensorflow") if name in sys.modules])
 """
     done = subprocess.run(
@@ -234,7 +234,7 @@ def test_default_ids_of_the_models_config_do_not_make_ordinary_tokens_special(ma
 )
 def test_entries_of_another_type_are_passed_over(make_model: MakeModel, config: dict[str, Any]) -> None:
     tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": config}))
-    assert not tokenizer.has_chat_template and tokenizer.end_ids == frozenset()
+    assert tokenizer.end_ids == frozenset()
 
 
 def test_listed_added_tokens_are_added_and_marked_special(make_model: MakeModel) -> None:
@@ -268,19 +268,16 @@ def test_bos_and_eos_are_added_as_transformers_adds_them(
 
 def test_a_chat_template_that_emits_bos_does_not_get_a_second(make_model: MakeModel) -> None:
     tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": {"chat_template": CHATML, "bos_token": "<s>"}}))
-    assert tokenizer.has_chat_template
-    ids = tokenizer.encode_chat(USER)
+    ids = tokenizer.encode(tokenizer.render_chat(USER), add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>user: the wolf<|end|><s>assistant: "
-    assert (
-        tokenizer.encode_chat(USER, add_generation_prompt=False)
-        == ids[: len(ids) - len(tokenizer.encode("assistant: "))]
-    )
+    without = tokenizer.render_chat(USER, add_generation_prompt=False)
+    without_ids = tokenizer.encode(without, add_special_tokens=False)
+    assert without_ids == ids[: len(ids) - len(tokenizer.encode("assistant: "))]
 
 
 def test_chat_without_a_template_is_the_requests_error(tokenizer: Tokenizer) -> None:
-    assert not tokenizer.has_chat_template
     with pytest.raises(InvalidRequestError, match=r"has no chat template.*chat_template\.jinja"):
-        tokenizer.encode_chat(USER)
+        tokenizer.render_chat(USER)
 
 
 def test_a_directory_without_tokenizer_files_lists_what_it_has(tmp_path: Path) -> None:
@@ -340,5 +337,5 @@ def test_ids_and_chats_equal_those_of_transformers(
         assert ours.encode(text) == theirs.encode(text)
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
     text = theirs.apply_chat_template(USER, add_generation_prompt=True, tokenize=False)
-    assert ours.encode_chat(USER) == ours.encode(text, add_special_tokens=False)
+    assert ours.render_chat(USER) == text
     assert text == "<s>user: the wolf<|end|><s>assistant: "

@@ -56,7 +56,7 @@ def test_a_chat_is_a_prompt(story: LLM, tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "tell me a story"}]
     (output,) = story.generate([messages])
     assert output.prompt == tokenizer.render_chat(messages)
-    assert output.prompt_token_ids == tokenizer.encode_chat(messages)
+    assert output.prompt_token_ids == tokenizer.encode(tokenizer.render_chat(messages), False)
     assert output.outputs[0].text
 
 
