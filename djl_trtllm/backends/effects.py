@@ -70,6 +70,16 @@ def fields(owner: str, *names: str, **renamed: str) -> dict[str, Effect]:
     return {name: Passed((Target(owner, field),)) for name, field in ({n: n for n in names} | renamed).items()}
 
 
+def passed(*, when_set: bool = False, **targets: str) -> Passed:
+    """An option that is passed as several arguments, or only when set; `targets` are `OWNER="argument"`."""
+    return Passed(tuple(Target(owner, name) for owner, name in targets.items()), when_set)
+
+
+def derived(note: str, **targets: str) -> Derived:
+    """An option that arguments follow from; `targets` are `OWNER="argument"`."""
+    return Derived(note, tuple(Target(owner, name) for owner, name in targets.items()))
+
+
 def without(reason: str, *names: str) -> dict[str, Effect]:
     return dict.fromkeys(names, NoEffect(reason))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -13,32 +12,11 @@ from djl_trtllm.config.explain import plain_value, shown_origin, shown_value
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One option whose value differs between a `first` and a `second` configuration."""
-
-    declared: DeclaredOption
-    first: Config
-    second: Config
-
-    @property
-    def sides(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Value and origin on each side, as text."""
-        name = self.declared.name
-        one, other = (
-            (shown_value(self.declared, getattr(side.options, name)), shown_origin(side, self.declared))
-            for side in (self.first, self.second)
-        )
-        return one, other
-
-
-def differences(first: Config, second: Config) -> tuple[Difference, ...]:
-    """Every option whose value differs, in the order of the documents."""
-    return tuple(
-        Difference(declared, first, second)
-        for name, declared in OPTIONS.items()
-        if getattr(first.options, name) != getattr(second.options, name)
-    )
+def differences(first: Config, second: Config) -> list[DeclaredOption]:
+    """The options whose values differ, in the order of the documents."""
+    return [
+        declared for name, declared in OPTIONS.items() if getattr(first.options, name) != getattr(second.options, name)
+    ]
 
 
 def render_diff(first: Config, second: Config, names: tuple[str, str]) -> Table:
@@ -48,24 +26,26 @@ def render_diff(first: Config, second: Config, names: tuple[str, str]) -> Table:
     for name in names:
         table.add_column(f"value in {name}", overflow="fold")
         table.add_column("from", overflow="fold")
-    for difference in differences(first, second):
-        cells = [Text(cell) for side in difference.sides for cell in side]
-        table.add_row(Text(difference.declared.key), *cells)
+    for declared in differences(first, second):
+        cells = [declared.key]
+        for side in (first, second):
+            cells += [shown_value(declared, getattr(side.options, declared.name)), shown_origin(side, declared)]
+        table.add_row(*map(Text, cells))
     return table
 
 
 def diff_as_json(first: Config, second: Config) -> dict[str, Any]:
     """The same for programs: by field name, `key` and a list of two sides with `value` and `origin`."""
     return {
-        found.declared.name: {
-            "key": found.declared.key,
+        declared.name: {
+            "key": declared.key,
             "sides": [
                 {
-                    "value": plain_value(found.declared, getattr(side.options, found.declared.name)),
-                    "origin": shown_origin(side, found.declared),
+                    "value": plain_value(declared, getattr(side.options, declared.name)),
+                    "origin": shown_origin(side, declared),
                 }
                 for side in (first, second)
             ],
         }
-        for found in differences(first, second)
+        for declared in differences(first, second)
     }

@@ -8,9 +8,9 @@ from tests.config.helpers import from_text, printed, rows
 def test_only_values_that_differ_are_shown() -> None:
     one = from_text("option.max_input_len=8\noption.dtype=fp16")
     other = from_text("option.dtype=half", {"OPTION_MAX_NUM_TOKENS": "4096"})
-    names = [found.declared.name for found in differences(one, other)]
+    names = [declared.name for declared in differences(one, other)]
     assert names == ["max_input_len", "max_output_len", "max_num_tokens", "max_rolling_batch_size"]
-    assert differences(one, one) == ()
+    assert differences(one, one) == []
 
 
 def test_both_sides_have_value_and_origin() -> None:

@@ -127,21 +127,14 @@ def decode(inputs: Input, content_type: str | None, key: str | None = None) -> A
     return {"inputs": inputs.get_as_bytes(key)}
 
 
+@dataclass(eq=False)
 class Token:
-    def __init__(
-        self,
-        id: int,
-        text: str,
-        log_prob: float | None = None,
-        special_token: bool | None = None,
-        error_msg: str | None = None,
-    ) -> None:
-        self.id = id
-        self.text = text
-        self.log_prob = log_prob
-        self.special_token = special_token
-        self.error_msg = error_msg
-        self.request_id: int | None = None
+    id: int
+    text: str
+    log_prob: float | None = None
+    special_token: bool | None = None
+    error_msg: str | None = None
+    request_id: int | None = field(default=None, init=False)
 
     def as_dict(self) -> dict[str, Any]:
         shown = {"id": self.id, "text": self.text, "log_prob": self.log_prob}

@@ -10,9 +10,8 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
-from djl_trtllm.api.lmi.presentation import Presentation, WholeResponseEncoder, dump_line
+from djl_trtllm.api.lmi.presentation import Presentation, PresentingEncoder, WholeResponseEncoder, dump_line
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import OutputChunk
 
@@ -27,11 +26,10 @@ class BedrockEncoder(WholeResponseEncoder):
         sequence = self._output.sequences[0]
         finished = sequence.finished
         assert finished is not None
-        text = presentation.inputs + sequence.text if presentation.return_full_text else sequence.text
         return orjson.dumps(
             {
                 "body": {
-                    "generation": text,
+                    "generation": presentation.shown_text(sequence.text),
                     "prompt_token_count": presentation.prompt_length,
                     "generation_token_count": finished.generated_tokens,
                     "stop_reason": FINISH_REASONS[finished.reason],
@@ -45,20 +43,16 @@ class BedrockEncoder(WholeResponseEncoder):
         )
 
 
-class BedrockStreamEncoder:
+class BedrockStreamEncoder(PresentingEncoder):
     """`3p_stream`: an object per token; the first has the prompt's token count, the last the stop reason."""
 
     stream = True
     content_type = "application/jsonlines"
-    wants_prompt_tokens = False
 
     def __init__(self, presentation: Presentation) -> None:
-        self._presentation = presentation
+        super().__init__(presentation)
         self._count = 0
         self._begun = False
-
-    def begin(self, prompt: Prompt) -> None:
-        self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
         texts = [token.text for token in chunk.tokens]

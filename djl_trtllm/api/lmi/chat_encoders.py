@@ -17,9 +17,8 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
-from djl_trtllm.api.lmi.presentation import Presentation, WholeResponseEncoder, dump_line
+from djl_trtllm.api.lmi.presentation import Presentation, PresentingEncoder, WholeResponseEncoder, dump_line
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
@@ -55,17 +54,16 @@ class ChatEncoder(WholeResponseEncoder):
         )
 
 
-class ChatStreamEncoder:
+class ChatStreamEncoder(PresentingEncoder):
     """`jsonlines_chat`: a `chat.completion.chunk` per token and line; `sse_chat`: as events, and `[DONE]`.
 
     The last token's chunk has the `finish_reason`; if the end has no token, a chunk with an empty content has it.
     """
 
     stream = True
-    wants_prompt_tokens = False
 
     def __init__(self, presentation: Presentation, *, sse: bool) -> None:
-        self._presentation = presentation
+        super().__init__(presentation)
         self._running = presentation.n
         self._begun = [False] * presentation.n
         self._generated = 0
@@ -85,9 +83,6 @@ class ChatStreamEncoder:
             for index in range(presentation.n)
         ]
         self._failed = False
-
-    def begin(self, prompt: Prompt) -> None:
-        self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
         index, tokens, finished = chunk.index, chunk.tokens, chunk.finished

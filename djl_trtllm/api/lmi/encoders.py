@@ -22,12 +22,12 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.lmi.errors import tgi_error_type
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.api.lmi.presentation import (
     CollectedSequence,
     Presentation,
+    PresentingEncoder,
     SequenceCollector,
     WholeResponseEncoder,
     dump_line,
@@ -51,16 +51,13 @@ class JsonEncoder(WholeResponseEncoder):
     def _body(self) -> bytes:
         presentation = self._presentation
         best, *others = self._output.sequences
-        response: dict[str, Any] = {"generated_text": self._text(best)}
+        response: dict[str, Any] = {"generated_text": presentation.shown_text(best.text)}
         if presentation.details or others:
             details = self._details(best)
             if others:
                 details["best_of_sequences"] = [self._other(other) for other in others]
             response["details"] = details
         return orjson.dumps([response] if presentation.tgi_compat else response)
-
-    def _text(self, sequence: CollectedSequence) -> str:
-        return self._presentation.inputs + sequence.text if self._presentation.return_full_text else sequence.text
 
     def _details(self, sequence: CollectedSequence) -> dict[str, Any]:
         presentation = self._presentation
@@ -73,18 +70,19 @@ class JsonEncoder(WholeResponseEncoder):
         return details
 
     def _other(self, sequence: CollectedSequence) -> dict[str, Any]:
-        shown = self._details(sequence) | {"generated_text": self._text(sequence)}
+        shown = self._details(sequence) | {"generated_text": self._presentation.shown_text(sequence.text)}
         del shown["inputs"]  # the best sequence's details have it
         return shown
 
 
-class JsonLinesEncoder:
+class JsonLinesEncoder(PresentingEncoder):
     """`jsonlines`: `{"token"}` per token, the last with `generated_text` and `details`; `sse`: the same as events."""
 
     stream = True
 
     def __init__(self, presentation: Presentation, *, sse: bool) -> None:
-        self._presentation = presentation
+        super().__init__(presentation)
+        self.wants_prompt_tokens = presentation.prefill
         self._texts: list[str] = []
         self._last_id = -1
         # The hot path: one `dumps` per token, formatted into these bytes.
@@ -93,10 +91,6 @@ class JsonLinesEncoder:
         self._line = b'data: {"token":%b}\n\n' if sse else b'{"token":%b}\n'
         self._whole_line = b"data: %b\n\n" if sse else b"%b\n"
         self.content_type = EVENT_STREAM if sse else JSONLINES
-        self.wants_prompt_tokens = presentation.prefill
-
-    def begin(self, prompt: Prompt) -> None:
-        self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
         tokens, finished = chunk.tokens, chunk.finished
@@ -132,10 +126,9 @@ class JsonLinesEncoder:
 
     def _end_line(self, token: dict[str, Any], finished: SequenceResult) -> bytes:
         presentation = self._presentation
-        text = "".join(self._texts)
         line: dict[str, Any] = {
             "token": token,
-            "generated_text": presentation.inputs + text if presentation.return_full_text else text,
+            "generated_text": presentation.shown_text("".join(self._texts)),
         }
         if presentation.details:
             details = _end_details(presentation, finished)
@@ -152,23 +145,19 @@ class JsonLinesEncoder:
         return self._whole_line % dump_line(line)
 
 
-class PlainTextEncoder:
+class PlainTextEncoder(PresentingEncoder):
     """`none`: the generated text only, streamed if the request asks for a stream.
 
     Plain text cannot express a failure: the body then has no end.
     """
 
     content_type = PLAIN
-    wants_prompt_tokens = False
 
     def __init__(self, presentation: Presentation) -> None:
-        self._presentation = presentation
+        super().__init__(presentation)
         self._output = SequenceCollector(presentation.n)
         self._begun = False
         self.stream = presentation.stream and presentation.n == 1
-
-    def begin(self, prompt: Prompt) -> None:
-        self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
         if self.stream:
@@ -179,8 +168,8 @@ class PlainTextEncoder:
             text = self._output.sequences[0].text
         else:
             return b""
-        if self._presentation.return_full_text and not self._begun:
-            text = self._presentation.inputs + text
+        if not self._begun:
+            text = self._presentation.shown_text(text)
         self._begun = True
         return text.encode()
 

@@ -47,6 +47,10 @@ class Presentation:
         if self.prefill:
             self.prompt_tokens = prompt.tokens
 
+    def shown_text(self, generated: str) -> str:
+        """The generated text, with `return_full_text` behind the prompt."""
+        return self.inputs + generated if self.return_full_text else generated
+
 
 @dataclass(slots=True)
 class CollectedSequence:
@@ -78,22 +82,28 @@ class SequenceCollector:
         return self._running == 0
 
 
-class WholeResponseEncoder(ABC):
+class PresentingEncoder:
+    """What the `ResponseEncoder`s of this dialect share."""
+
+    wants_prompt_tokens = False
+
+    def __init__(self, presentation: Presentation) -> None:
+        self._presentation = presentation
+
+    def begin(self, prompt: Prompt) -> None:
+        self._presentation.begin(prompt)
+
+
+class WholeResponseEncoder(PresentingEncoder, ABC):
     """A `ResponseEncoder` of one body, which `_body` makes when every sequence has ended."""
 
     stream = False
     content_type = "application/json"
 
     def __init__(self, presentation: Presentation) -> None:
-        self._presentation = presentation
+        super().__init__(presentation)
+        self.wants_prompt_tokens = presentation.prefill
         self._output = SequenceCollector(presentation.n)
-
-    @property
-    def wants_prompt_tokens(self) -> bool:
-        return self._presentation.prefill
-
-    def begin(self, prompt: Prompt) -> None:
-        self._presentation.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
         if chunk.finished is not None and chunk.finished.error is not None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from djl_trtllm.backends.effects import Derived, Effects, Target, without
+from djl_trtllm.backends.effects import Derived, Effects, derived, without
 
 _SMALLER = "limit at admission, the smaller of this and max_rolling_batch_size"
-_NUM_BLOCKS = (Target("SchedulerConfig", "num_kv_blocks"),)
 
 EFFECTS: Effects = {
     "trust_remote_code": Derived("trust_remote_code of the export and of the tokenizer"),
@@ -15,12 +14,12 @@ EFFECTS: Effects = {
     "max_seq_len": Derived("limit at admission"),
     "max_rolling_batch_size": Derived("limit at admission"),
     "max_num_sequences": Derived(_SMALLER),
-    "max_num_tokens": Derived("tokens of a step", (Target("SchedulerConfig", "max_num_batched_tokens"),)),
-    "kv_cache_free_gpu_mem_fraction": Derived("fraction of free host memory, only when set", _NUM_BLOCKS),
-    "max_tokens_in_paged_kv_cache": Derived("value / 32", _NUM_BLOCKS),
-    "enable_kv_cache_reuse": Derived(
-        "keeps the blocks of finished prompts", (Target("SchedulerConfig", "enable_prefix_caching"),)
+    "max_num_tokens": derived("tokens of a step", SchedulerConfig="max_num_batched_tokens"),
+    "kv_cache_free_gpu_mem_fraction": derived(
+        "fraction of free host memory, only when set", SchedulerConfig="num_kv_blocks"
     ),
+    "max_tokens_in_paged_kv_cache": derived("value / 32", SchedulerConfig="num_kv_blocks"),
+    "enable_kv_cache_reuse": derived("keeps the blocks of finished prompts", SchedulerConfig="enable_prefix_caching"),
     "kv_cache_dtype": Derived(
         "KV_CACHE_PRECISION; auto is fp16, because OpenVINO's own default (u8) changes greedy output"
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -59,13 +60,11 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     faults: list[Fault] = []
 
 
+@dataclass(slots=True)
 class _Sequence:
-    __slots__ = ("cancelled", "emitted", "request")
-
-    def __init__(self, request: Submit) -> None:
-        self.request = request
-        self.emitted = 0
-        self.cancelled = False
+    request: Submit
+    emitted: int = 0
+    cancelled: bool = False
 
 
 class ScriptedExecutor:

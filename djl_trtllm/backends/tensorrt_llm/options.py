@@ -6,7 +6,7 @@ several options, or from model and machine, are computed in `derivations`.
 
 from __future__ import annotations
 
-from djl_trtllm.backends.effects import Derived, Effects, Passed, Target, fields, without
+from djl_trtllm.backends.effects import Derived, Effects, derived, fields, passed, without
 
 _SMOOTHQUANT = (
     "smoothquant_per_token and smoothquant_per_channel choose one of W8A8_SQ_PER_..._PLUGIN; with neither of them set "
@@ -63,11 +63,9 @@ _BOTH: Effects = {
         lora_cache_gpu_memory_fraction="device_cache_percent",
         lora_cache_host_memory_bytes="host_cache_size",
     ),
-    "kv_cache_free_gpu_mem_fraction": Derived(
-        "0.95 when not set", (Target("KvCacheConfig", "free_gpu_memory_fraction"),)
-    ),
-    "num_nodes": Derived(_ALL_MACHINES, (Target("LLM", "tensor_parallel_size"),)),
-    "cluster_size": Derived(_ALL_MACHINES, (Target("LLM", "tensor_parallel_size"),)),
+    "kv_cache_free_gpu_mem_fraction": derived("0.95 when not set", KvCacheConfig="free_gpu_memory_fraction"),
+    "num_nodes": derived(_ALL_MACHINES, LLM="tensor_parallel_size"),
+    "cluster_size": derived(_ALL_MACHINES, LLM="tensor_parallel_size"),
     **without("the engine runs on the GPU", "inference_num_threads"),
 }
 
@@ -155,49 +153,39 @@ ENGINE: Effects = {
         "random_seed",
         calib_device="device",
     ),
-    "tokens_per_block": Passed(
-        (Target("PluginConfig", "tokens_per_block"), Target("KvCacheConfig", "tokens_per_block"))
+    "tokens_per_block": passed(PluginConfig="tokens_per_block", KvCacheConfig="tokens_per_block"),
+    "max_num_tokens": passed(BuildConfig="max_num_tokens", LLM="max_num_tokens"),
+    "gather_all_token_logits": passed(BuildConfig="gather_context_logits", LLM="gather_generation_logits"),
+    "multi_block_mode": passed(ExtendedRuntimePerfKnobConfig="multi_block_mode", when_set=True),
+    "use_fused_mlp": passed(PluginConfig="use_fused_mlp", when_set=True),
+    "max_input_len": derived("also the limit at admission", BuildConfig="max_input_len"),
+    "max_output_len": derived("max_input_len + max_output_len; also the limit at admission", BuildConfig="max_seq_len"),
+    "max_rolling_batch_size": derived(
+        "BuildConfig only where max_num_sequences is not set", LLM="max_batch_size", BuildConfig="max_batch_size"
     ),
-    "max_num_tokens": Passed((Target("BuildConfig", "max_num_tokens"), Target("LLM", "max_num_tokens"))),
-    "gather_all_token_logits": Passed(
-        (Target("BuildConfig", "gather_context_logits"), Target("LLM", "gather_generation_logits"))
+    "max_num_sequences": derived(
+        "LLM only where it is below max_rolling_batch_size", BuildConfig="max_batch_size", LLM="max_batch_size"
     ),
-    "multi_block_mode": Passed((Target("ExtendedRuntimePerfKnobConfig", "multi_block_mode"),), when_set=True),
-    "use_fused_mlp": Passed((Target("PluginConfig", "use_fused_mlp"),), when_set=True),
-    "max_input_len": Derived("also the limit at admission", (Target("BuildConfig", "max_input_len"),)),
-    "max_output_len": Derived(
-        "max_input_len + max_output_len; also the limit at admission", (Target("BuildConfig", "max_seq_len"),)
+    "enable_kv_cache_reuse": derived(
+        "the engine needs option.use_paged_context_fmha", KvCacheConfig="enable_block_reuse"
     ),
-    "max_rolling_batch_size": Derived(
-        "BuildConfig only where max_num_sequences is not set",
-        (Target("LLM", "max_batch_size"), Target("BuildConfig", "max_batch_size")),
+    "kv_cache_dtype": derived(
+        "FP8 or INT8, chosen while compiling; fp32 is refused", QuantConfig="kv_cache_quant_algo"
     ),
-    "max_num_sequences": Derived(
-        "LLM only where it is below max_rolling_batch_size",
-        (Target("BuildConfig", "max_batch_size"), Target("LLM", "max_batch_size")),
+    "paged_kv_cache": derived("PAGED, or CONTINUOUS when false", BuildConfig="kv_cache_type"),
+    "workspace": derived("the folder, which is empty afterwards", LLM="workspace"),
+    "extended_runtime_perf_knob_config": derived(
+        "the fields that it names and that no other option sets", LLM="extended_runtime_perf_knob_config"
     ),
-    "enable_kv_cache_reuse": Derived(
-        "the engine needs option.use_paged_context_fmha", (Target("KvCacheConfig", "enable_block_reuse"),)
-    ),
-    "kv_cache_dtype": Derived(
-        "FP8 or INT8, chosen while compiling; fp32 is refused", (Target("QuantConfig", "kv_cache_quant_algo"),)
-    ),
-    "paged_kv_cache": Derived("PAGED, or CONTINUOUS when false", (Target("BuildConfig", "kv_cache_type"),)),
-    "workspace": Derived("the folder, which is empty afterwards", (Target("LLM", "workspace"),)),
-    "extended_runtime_perf_knob_config": Derived(
-        "the fields that it names and that no other option sets", (Target("LLM", "extended_runtime_perf_knob_config"),)
-    ),
-    "quantize": Derived(
-        "W8A16, W4A16, W4A16_AWQ, W4A8_AWQ, W8A8_SQ_PER_CHANNEL or FP8", (Target("QuantConfig", "quant_algo"),)
-    ),
-    "smoothquant_alpha": Derived("with smoothquant", (Target("QuantConfig", "smoothquant_val"),)),
-    "smoothquant_per_token": Derived(_SMOOTHQUANT, (Target("QuantConfig", "quant_algo"),)),
-    "smoothquant_per_channel": Derived(_SMOOTHQUANT, (Target("QuantConfig", "quant_algo"),)),
-    "awq_format": Derived("W4A16_AWQ or W4A8_AWQ", (Target("QuantConfig", "quant_algo"),)),
-    "calib_size": Derived("calib_size / calib_batch_size, rounded up", (Target("CalibConfig", "calib_batches"),)),
-    "chatglm_model_version": Derived(_MODEL_VERSION, (Target("LLM", "model"),)),
-    "gpt_model_version": Derived(_MODEL_VERSION, (Target("LLM", "model"),)),
-    "enforce_eager": Derived("false when true", (Target("ExtendedRuntimePerfKnobConfig", "cuda_graph_mode"),)),
+    "quantize": derived("W8A16, W4A16, W4A16_AWQ, W4A8_AWQ, W8A8_SQ_PER_CHANNEL or FP8", QuantConfig="quant_algo"),
+    "smoothquant_alpha": derived("with smoothquant", QuantConfig="smoothquant_val"),
+    "smoothquant_per_token": derived(_SMOOTHQUANT, QuantConfig="quant_algo"),
+    "smoothquant_per_channel": derived(_SMOOTHQUANT, QuantConfig="quant_algo"),
+    "awq_format": derived("W4A16_AWQ or W4A8_AWQ", QuantConfig="quant_algo"),
+    "calib_size": derived("calib_size / calib_batch_size, rounded up", CalibConfig="calib_batches"),
+    "chatglm_model_version": derived(_MODEL_VERSION, LLM="model"),
+    "gpt_model_version": derived(_MODEL_VERSION, LLM="model"),
+    "enforce_eager": derived("false when true", ExtendedRuntimePerfKnobConfig="cuda_graph_mode"),
     **without("a compiled engine always gathers them", "enable_iter_perf_stats"),
 }
 """On an engine that TensorRT-LLM compiles (`option.backend=tensorrt`)."""
@@ -238,18 +226,16 @@ PYTORCH: Effects = {
         cuda_graph_padding_enabled="enable_padding",
     ),
     **fields("TorchCompileConfig", "enable_fullgraph", "enable_inductor", "enable_piecewise_cuda_graph"),
-    "gather_all_token_logits": Passed((Target("LLM", "gather_generation_logits"),)),
-    "max_beam_width": Passed((Target("LLM", "max_beam_width"),), when_set=True),
-    "max_input_len": Derived("also the limit at admission", (Target("LLM", "max_input_len"),)),
-    "max_output_len": Derived(
-        "max_input_len + max_output_len; also the limit at admission", (Target("LLM", "max_seq_len"),)
-    ),
-    "max_num_sequences": Derived("the smaller of this and max_rolling_batch_size", (Target("LLM", "max_batch_size"),)),
-    "kv_cache_dtype": Derived("fp8; int8 and fp32 are refused", (Target("KvCacheConfig", "dtype"),)),
-    "enable_overlap_scheduler": Derived("negated", (Target("LLM", "disable_overlap_scheduler"),)),
+    "gather_all_token_logits": passed(LLM="gather_generation_logits"),
+    "max_beam_width": passed(LLM="max_beam_width", when_set=True),
+    "max_input_len": derived("also the limit at admission", LLM="max_input_len"),
+    "max_output_len": derived("max_input_len + max_output_len; also the limit at admission", LLM="max_seq_len"),
+    "max_num_sequences": derived("the smaller of this and max_rolling_batch_size", LLM="max_batch_size"),
+    "kv_cache_dtype": derived("fp8; int8 and fp32 are refused", KvCacheConfig="dtype"),
+    "enable_overlap_scheduler": derived("negated", LLM="disable_overlap_scheduler"),
     "quantize": Derived("refused unless the checkpoint is quantised so: this backend does not quantise"),
-    "use_cuda_graph": Derived("None when false", (Target("LLM", "cuda_graph_config"),)),
-    "enforce_eager": Derived("None when true", (Target("LLM", "cuda_graph_config"),)),
+    "use_cuda_graph": derived("None when false", LLM="cuda_graph_config"),
+    "enforce_eager": derived("None when true", LLM="cuda_graph_config"),
     **without("the KV cache is always paged", "kv_cache_type", "paged_kv_cache"),
     **without("always in flight", "batching_type"),
     **without("chosen per request", "gather_context_logits"),

@@ -200,7 +200,9 @@ class _Model:
         elif entry.value == "0" and name == "max_queue_size":
             reading.ignore(entry, "0 is a queue without a bound in Triton; here job_queue_size bounds it")
         elif name == "gpt_model_path":
-            self._engine(entry)
+            # The repository's own engine is found by its place; an engine elsewhere is the model.
+            if not _OWN_ENGINE.fullmatch(entry.value):
+                reading.set("option.model_id", entry)
         elif name in OPTION_OF:
             reading.set(OPTION_OF[name], entry, _OLD_VALUES.get((name, entry.value.lower())))
         elif name in IGNORED:
@@ -209,11 +211,6 @@ class _Model:
         else:
             known = (*OPTION_OF, *IGNORED, *TRITON_ONLY, *STRUCTURE, "gpt_model_path")
             reading.unknown_setting(entry, known, _TRITON)
-
-    def _engine(self, entry: ForeignSetting) -> None:
-        """The repository's own engine is found by its place; an engine elsewhere is the model."""
-        if not _OWN_ENGINE.fullmatch(entry.value):
-            self._reading.set("option.model_id", entry)
 
 
 def _leaves(field: Field) -> Iterator[ForeignSetting]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from djl_trtllm.config.configuration import Config
@@ -52,14 +53,12 @@ def context_of(
     config: Config, model_type: str | None, is_engine: bool | None, compiled_as: str | None = None
 ) -> RuleContext:
     """The context of a configuration and a model."""
-
-    def value(name: str) -> Any:
-        return getattr(config.options, name)
-
-    def formatted(name: str) -> str:
-        return format_setting(config, name)
-
-    def wrote(name: str) -> str:
-        return OPTIONS[name].key
-
-    return RuleContext(value, config.is_set, formatted, wrote, model_type, is_engine, compiled_as)
+    return RuleContext(
+        partial(getattr, config.options),
+        config.is_set,
+        partial(format_setting, config),
+        lambda name: OPTIONS[name].key,
+        model_type,
+        is_engine,
+        compiled_as,
+    )
