@@ -57,7 +57,12 @@ def deploy(
             raise DeploymentError(f"missing: {', '.join(missing)} (see `djl-trtllm deploy --help`)")
         chosen = name or _name(model)
         variables = dict(_variable(text) for text in env or ())
-        data = _address(model, bucket or "BUCKET", chosen) if dry_run else _upload(model, bucket, chosen, progress)
+        if is_s3(model):
+            data = S3Address.parse(model)
+        elif dry_run:
+            data = S3Address(bucket or "BUCKET", f"djl-trtllm/{chosen}/model.tar.gz")
+        else:
+            data = _upload(Path(model), bucket, chosen, progress)
         plan = deployment.Deployment(
             chosen, image, role, data, instance_type, instance_count, variables, ami_version=ami_version
         )
@@ -80,14 +85,7 @@ def _variable(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _address(model: str, bucket: str, name: str) -> S3Address:
-    return S3Address.parse(model) if is_s3(model) else S3Address(bucket, f"djl-trtllm/{name}/model.tar.gz")
-
-
-def _upload(model: str, bucket: str | None, name: str, progress: Callable[[str], None]) -> S3Address:
-    if is_s3(model):
-        return S3Address.parse(model)
-    path = Path(model)
+def _upload(path: Path, bucket: str | None, name: str, progress: Callable[[str], None]) -> S3Address:
     if path.is_dir():
         with tempfile.TemporaryDirectory() as folder:
             archive = Path(folder, "model.tar.gz")

@@ -206,10 +206,8 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def _shown_status(status: int) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from djl_trtllm.engines.manifest import installed_versions
 from djl_trtllm.errors import CompilerMissingError
 
 
@@ -38,7 +38,7 @@ class Compiler:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def require(self, checkpoint: Path) -> None:
-        missing = [package for package in self.packages if not _is_installed(package)]
+        missing = self.packages - installed_versions(self.packages).keys()
         if missing:
             raise CompilerMissingError(
                 f"{checkpoint} is a checkpoint and must be compiled before it can be served here, and the compiler is "
@@ -83,11 +83,3 @@ DISK = Cause(
     "free some space, or name a larger disk with option.engine_cache_dir: compiling an engine takes three times the "
     "size of its weights",
 )
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

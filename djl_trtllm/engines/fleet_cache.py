@@ -143,20 +143,16 @@ class FleetCache:
         folder = secrets.token_hex(8)
         try:
             upload(out, str(S3Address(self.address.bucket, self.address.below(f"{key}/{folder}"))), progress)
+            entry = msgspec.json.encode(_Entry(folder, json.loads((out / MANIFEST_FILE).read_bytes())))
             with s3.download_errors(self.address):
-                self._name(key, _Entry(folder, json.loads((out / MANIFEST_FILE).read_bytes())))
+                name = self.address.below(f"{key}.json")
+                try:
+                    s3.client().put_object(Bucket=self.address.bucket, Key=name, Body=entry, IfNoneMatch="*")
+                except ClientError as error:
+                    if s3.status(error) not in (409, 412):  # another machine was first: its engine is equivalent
+                        raise
         except (DownloadError, OSError) as error:
             progress(f"the engine was not uploaded: {error}; other machines compile it themselves")
-
-    def _name(self, key: str, entry: _Entry) -> None:
-        name = self.address.below(f"{key}.json")
-        try:
-            s3.client().put_object(
-                Bucket=self.address.bucket, Key=name, Body=msgspec.json.encode(entry), IfNoneMatch="*"
-            )
-        except ClientError as error:
-            if s3.status(error) not in (409, 412):  # another machine was first: its engine is equivalent
-                raise
 
 
 def _problems(directory: Path, entry: _Entry) -> list[str]:

@@ -18,8 +18,6 @@ from djl_trtllm.model.remote import s3
 
 log = logging.getLogger(__name__)
 
-_TAKEN = (409, 412)
-
 
 class Lease:
     """The right to do one thing, held by renewing an object in the bucket.
@@ -90,7 +88,7 @@ class Lease:
             content = f"{self._owner} {secrets.token_hex(4)}".encode()
             answer = s3.client().put_object(Bucket=self._bucket, Key=self._key, Body=content, **condition)
         except ClientError as error:
-            if s3.status(error) in (*_TAKEN, 404):
+            if s3.status(error) in (404, 409, 412):
                 return False
             raise
         self._etag = answer["ETag"]

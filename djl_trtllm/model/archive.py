@@ -104,7 +104,6 @@ def open_model(path: Path, workdir: Path, *, bounds: Bounds = DEFAULT_BOUNDS) ->
     its content, and found there when it is opened again, also by another process. Raises `ArchiveError`, and
     `LayoutError` if nothing is at `path`.
     """
-    path = Path(path)
     for _ in range(_MAX_DESCENT):
         if path.is_dir():
             below = _only_content(path)

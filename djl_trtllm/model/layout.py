@@ -115,7 +115,6 @@ def inspect(path: Path) -> Layout:
     Engine files take precedence over checkpoint files: a directory with both is served as the engine. Raises
     `LayoutError` with what was found and what was expected, or with the files that are missing or damaged.
     """
-    path = Path(path)
     if not path.is_dir():
         what = "it is a file" if path.exists() else "there is nothing"
         raise LayoutError(

@@ -119,7 +119,6 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
     tiktoken files, which takes some seconds; with `trust_remote_code` that conversion may run the model's own Python
     code. Raises `TokenizerError`.
     """
-    path = Path(path)
     if not path.is_dir():
         raise TokenizerError(f"no tokenizer at {path}: not a directory")
     config = _read_json(path / "tokenizer_config.json")

@@ -17,6 +17,9 @@ _SHARD = re.compile(r"(?P<start>.+)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})(?P
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
+# An adapter, or a second copy of the weights in another library's format.
+_OTHERS = ("adapter_model", "consolidated")
+
 
 def find_weights(path: Path) -> tuple[Path, ...]:
     """The weight files of a Hugging Face checkpoint: safetensors if there are any, else PyTorch's; may be empty.
@@ -27,7 +30,7 @@ def find_weights(path: Path) -> tuple[Path, ...]:
         if (path / index).is_file():
             files = _indexed(path / index)
         else:
-            files = tuple(sorted(file for file in path.glob(pattern) if not _is_other(file)))
+            files = tuple(sorted(file for file in path.glob(pattern) if not file.name.startswith(_OTHERS)))
             _check_shards(path, files)
         if files:
             check_whole(files)
@@ -138,8 +141,3 @@ def _check_shards(path: Path, files: tuple[Path, ...]) -> None:
         raise LayoutError(
             f"{path}: {len(missing)} of {len(wanted)} weight files are missing: {bounded(missing)}; copy them"
         )
-
-
-def _is_other(file: Path) -> bool:
-    """Whether it is an adapter, or a second copy of the weights in another library's format."""
-    return file.name.startswith(("adapter_model", "consolidated"))

@@ -87,7 +87,8 @@ class ModelService:
         self.on_failed = on_failed
         self._deaths: list[float] = []
         self._client: ExecutorClient | None = None
-        self._batch: RollingBatch | None = None
+        self.batch: RollingBatch | None = None
+        """None while there is no engine process."""
         self._recovery: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -126,7 +127,7 @@ class ModelService:
         self.refuse_new()
         now = asyncio.get_running_loop().time
         deadline = now() + timeout
-        while self._batch is not None and not self._batch.idle and now() < deadline:  # noqa: ASYNC110
+        while self.batch is not None and not self.batch.idle and now() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
@@ -136,9 +137,9 @@ class ModelService:
             self._expiry.cancel()
         if self._recovery is not None:
             await asyncio.gather(self._recovery, return_exceptions=True)
-        if self._batch is not None:
-            self._batch.fail(NotReadyError(f"model {self.name} was shut down while it was answering"))
-            self._batch = None
+        if self.batch is not None:
+            self.batch.fail(NotReadyError(f"model {self.name} was shut down while it was answering"))
+            self.batch = None
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -173,19 +174,14 @@ class ModelService:
     @property
     def load_now(self) -> int:
         """The number of running and waiting sequences."""
-        return 0 if self._batch is None else self._batch.running + self._batch.waiting
-
-    @property
-    def batch(self) -> RollingBatch | None:
-        """The rolling batch; None while there is no engine process."""
-        return self._batch
+        return 0 if self.batch is None else self.batch.running + self.batch.waiting
 
     async def generate(self, call: Call, consumer: Consumer) -> list[RequestState]:
         """Admit, tokenise and queue the requests of a call, all or none; its encoder then has the prompts.
 
         Raises NotReadyError, OverloadedError (before any other work) and InvalidRequestError.
         """
-        batch = self._batch
+        batch = self.batch
         if batch is None or self.state is not State.READY:
             raise self._not_ready()
         requests = [self._supported(request) for request in call.requests]
@@ -195,7 +191,7 @@ class ModelService:
         batch.admit(sequences)
         try:
             prompts = [await self._tokenize(request) for request in requests]
-            if self._batch is not batch or self.state not in (State.READY, State.DRAINING):
+            if self.batch is not batch or self.state not in (State.READY, State.DRAINING):
                 raise self._not_ready()
             for text, ids in prompts:
                 encoder.begin(Prompt(text, len(ids), self._prompt_tokens(ids) if encoder.wants_prompt_tokens else ()))
@@ -219,8 +215,8 @@ class ModelService:
         """End the requests of a call whose client has disconnected."""
         # In reverse order, so that the end of one does not start a later one.
         for state in reversed(states):
-            if self._batch is not None and not state.done:
-                self._batch.cancel(state)
+            if self.batch is not None and not state.done:
+                self.batch.cancel(state)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -268,13 +264,13 @@ class ModelService:
         client = ExecutorClient(
             on_steps=self._process,
             on_death=self._engine_process_died,
-            busy=lambda: self._batch is not None and self._batch.running > 0,
+            busy=lambda: self.batch is not None and self.batch.running > 0,
             hang_timeout=options.executor_hang_timeout,
         )
         started = time.monotonic()
         await client.start(self._start, options.model_loading_timeout)
         batch = RollingBatch(client, model.tokenizer, model.limits, self.statistics)
-        self._client, self._batch = client, batch
+        self._client, self.batch = client, batch
         if self.state in (State.LOADING, State.RECOVERING):
             self.state = State.READY
         logger.info(
@@ -287,12 +283,12 @@ class ModelService:
         )
 
     def _process(self, steps: list[Step]) -> None:
-        if self._batch is not None:
-            self._batch.process(steps)
+        if self.batch is not None:
+            self.batch.process(steps)
 
     def _engine_process_died(self, error: ExecutorDiedError) -> None:
         logger.error("model %s: %s", self.name, error)
-        batch, self._batch, self._client = self._batch, None, None
+        batch, self.batch, self._client = self.batch, None, None
         if self.state is State.READY:
             self.state = State.RECOVERING
         if batch is not None:
@@ -329,8 +325,8 @@ class ModelService:
 
     def _expire(self) -> None:
         self._expiry = asyncio.get_running_loop().call_later(_EXPIRY_SECONDS, self._expire)
-        if self._batch is not None:
-            self._batch.expire(self.model.config.options.predict_timeout)
+        if self.batch is not None:
+            self.batch.expire(self.model.config.options.predict_timeout)
 
 
 def _numbered(consumer: Consumer, generation: int) -> Consumer:

@@ -172,22 +172,21 @@ def model_files(source: ModelSource) -> Path:
     model_id = source.config.options.model_id
     if model_id is None:
         return source.directory
-    if (found := _directory(source, model_id)) is not None:
-        return found
-    return _fetched(source.config, "model_id", model_id, source.config.options.revision)
+    return _found(source, "model_id", model_id, source.config.options.revision)
 
 
 def _tokenizer_dir(source: ModelSource) -> Path | None:
     tokenizer = source.config.options.tokenizer
     if tokenizer is None:
         return None
-    if (found := _directory(source, tokenizer)) is not None:
-        return found
-    revision = source.config.options.tokenizer_revision
-    return _fetched(source.config, "tokenizer", tokenizer, revision, tokenizer_only=True)
+    return _found(source, "tokenizer", tokenizer, source.config.options.tokenizer_revision, tokenizer_only=True)
 
 
-def _fetched(config: Config, option: str, text: str, revision: str | None, *, tokenizer_only: bool = False) -> Path:
+def _found(source: ModelSource, option: str, text: str, revision: str | None, *, tokenizer_only: bool = False) -> Path:
+    config = source.config
+    for directory in (source.directory / text, Path(text)):
+        if directory.is_dir():
+            return directory
     if not is_remote(text):
         raise ModelError(
             f"option.{option}={masked(f'option.{option}', text)} ({config.origin(option)}) is not a directory on this "
@@ -205,10 +204,6 @@ def fetch_model(text: str, config: Config, revision: str | None = None, *, token
     downloads = config.engine_cache_dir / "downloads"
     found = fetch(text, downloads, logger.info, revision=revision, hub_cache=hub_cache, tokenizer_only=tokenizer_only)
     return open_model(found, config.engine_cache_dir / "models") if found.is_file() else found
-
-
-def _directory(source: ModelSource, path: str) -> Path | None:
-    return next((found for found in (source.directory / path, Path(path)) if found.is_dir()), None)
 
 
 def _compiled_as(layout: Layout) -> str | None:

@@ -22,8 +22,8 @@ def needed(names: Iterable[str]) -> list[str]:
     and training leftovers.
     """
     paths = sorted({PurePosixPath(name) for name in names if name and not name.endswith("/")})
-    kept = [path for path in paths if not _is_hidden(path)]
-    engines = {path.parent for path in kept if _is_engine(path)}
+    kept = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
+    engines = {path.parent for path in kept if path.suffix == ".engine" or path.name == "openvino_model.xml"}
     chosen = _one_set_of_weights([path for path in kept if path.parent not in engines])
     return sorted(
         str(path) for path in kept if path.parent in engines or (path in chosen and path.suffix not in _MEDIA)
@@ -38,14 +38,6 @@ def tokenizer_files(names: Iterable[str]) -> list[str]:
 def _is_weights(path: PurePosixPath) -> bool:
     suffixes = (_SAFETENSORS, *_PICKLED, ".engine")
     return path.suffix in suffixes or any(path.name.endswith(f"{suffix}.index.json") for suffix in suffixes)
-
-
-def _is_hidden(path: PurePosixPath) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _is_engine(path: PurePosixPath) -> bool:
-    return path.suffix == ".engine" or path.name == "openvino_model.xml"
 
 
 def _one_set_of_weights(paths: list[PurePosixPath]) -> set[PurePosixPath]:

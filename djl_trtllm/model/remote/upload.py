@@ -21,20 +21,17 @@ def upload(directory: Path, destination: str, progress: Callable[[str], None], *
 
     A hub repository is created as private if it does not exist. Raises DownloadError.
     """
-    if is_s3(destination):
-        _to_s3(directory, S3Address.parse(destination), progress, last)
-    else:
+    if not is_s3(destination):
         _to_hub(directory, hub_id(destination), progress)
+        return
+    address = S3Address.parse(destination)
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    files.sort(key=lambda path: path.name == last)
+    _files_to_s3({path: address.below(path.relative_to(directory).as_posix()) for path in files}, address, progress)
 
 
 def upload_file(path: Path, address: S3Address, progress: Callable[[str], None]) -> None:
     _files_to_s3({path: address.key}, address, progress)
-
-
-def _to_s3(directory: Path, address: S3Address, progress: Callable[[str], None], last: str | None) -> None:
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-    files.sort(key=lambda path: path.name == last)
-    _files_to_s3({path: address.below(path.relative_to(directory).as_posix()) for path in files}, address, progress)
 
 
 def _files_to_s3(files: dict[Path, str], address: S3Address, progress: Callable[[str], None]) -> None:
