@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Set
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -66,14 +66,6 @@ _ADVICE = {
 }
 
 
-class _Field(NamedTuple):
-    name: str
-    read: attrgetter[Any]
-    neutral: object
-    part_of: attrgetter[Any] | None
-    whole_neutral: object
-
-
 def gives_logprobs(request: GenerationRequest, features: Set[str]) -> bool:
     """Whether an executor with these features returns log-probabilities for a request that has a place for them."""
     wanted = request.asks_logprobs or request.needs_logprobs or Feature.FREE_LOGPROBS in features
@@ -83,10 +75,7 @@ def gives_logprobs(request: GenerationRequest, features: Set[str]) -> bool:
 def require(request: GenerationRequest, features: frozenset[str]) -> None:
     """Raise UnsupportedParameterError, naming the parameters that an executor with these features does not honour."""
     missing: list[str] = [
-        field.name
-        for field in _not_honoured(features)
-        if field.read(request) != field.neutral
-        and (field.part_of is None or field.part_of(request) != field.whole_neutral)
+        name for name, fields in _not_honoured(features) if all(read(request) != neutral for read, neutral in fields)
     ]
     if request.guide is not None and _GUIDES[request.guide.kind] not in features:
         missing.append(_GUIDES[request.guide.kind])
@@ -95,25 +84,17 @@ def require(request: GenerationRequest, features: frozenset[str]) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _not_honoured(features: frozenset[str]) -> tuple[_Field, ...]:
-    """The fields that must have their neutral value."""
+def _not_honoured(features: frozenset[str]) -> list[tuple[str, list[tuple[attrgetter[Any], object]]]]:
+    """The fields that must have their neutral value, or the field that they are a part of: by name, each with both."""
     found = []
     for struct, path in ((Sampling, "sampling."), (GenerationRequest, "")):
         neutral = msgspec.structs.asdict(struct())
         for name in neutral:
             if name in _DONE_ABOVE or name == "guide" or _FEATURES.get(name, name) in features:
                 continue
-            whole = _PART_OF.get(name)
-            found.append(
-                _Field(
-                    name,
-                    attrgetter(path + name),
-                    neutral[name],
-                    None if whole is None else attrgetter(path + whole),
-                    None if whole is None else neutral[whole],
-                )
-            )
-    return tuple(found)
+            names = (name, _PART_OF[name]) if name in _PART_OF else (name,)
+            found.append((name, [(attrgetter(path + each), neutral[each]) for each in names]))
+    return found
 
 
 def _refusal(name: str) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from djl_trtllm.config.configuration import Config
-from djl_trtllm.config.masking import masked
+from djl_trtllm.config.masking import masked, shortened
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.values import as_text
@@ -123,9 +123,6 @@ def shown_value(declared: DeclaredOption, value: Any) -> str:
     if value is None:
         note = declared.option.default_note
         return f"not set: {note}" if note else "not set"
-    text = masked(declared.key, as_text(value))
-    text = text if text.isprintable() else repr(text)[1:-1]
-    if len(text) > _LONGEST_VALUE:
-        text = text[: _LONGEST_VALUE - 3] + "..."
+    text = shortened(masked(declared.key, as_text(value)), _LONGEST_VALUE)
     unit = declared.option.unit
     return f"{text} {unit}" if unit and isinstance(value, (int, float)) else text

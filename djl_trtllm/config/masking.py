@@ -1,4 +1,4 @@
-"""Keeps secrets out of tables, logs and messages."""
+"""Keeps secrets, and what is too long, out of tables, logs and messages."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ _PAIR = re.compile(
 _VALUE_OF_PAIR = re.compile(r"=[^,]*")
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s]+(?=@)")
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
+
+
+def shortened(text: str, longest: int) -> str:
+    """`text` on one line, with escapes for what cannot be printed, and at most `longest` characters of it."""
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def is_secret_key(key: str) -> bool:

@@ -16,9 +16,9 @@ from typing import Any
 from djl_trtllm.backends.tensorrt_llm.iteration_statistics import IterationStatistics
 from djl_trtllm.backends.tensorrt_llm.names import module_of
 from djl_trtllm.backends.tensorrt_llm.objects import build_arguments
+from djl_trtllm.backends.tensorrt_llm.ranks import dead, ranks_below
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, honoured_fields, sampling_arguments
-from djl_trtllm.backends.tensorrt_llm.workers import Workers
 from djl_trtllm.executor.protocol import Feature, Limits, Stats, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
 from djl_trtllm.request import FinishReason
@@ -82,7 +82,7 @@ class TensorRtLlmExecutor:
         self._hang_timeout = hang_timeout
         self._reads_statistics = iteration_stats
         self._statistics = IterationStatistics()
-        self._workers = Workers.of_this_process()
+        self._ranks = ranks_below()
         self._requests: dict[int, RunningRequest] = {}
         self._heartbeat = Heartbeat()
         self._step_buffer: StepBuffer
@@ -102,7 +102,7 @@ class TensorRtLlmExecutor:
             "TensorRT-LLM": version,
             "backend": backend,
             "GPUs": math.prod(int(arguments.get(name, 1)) for name in _DEGREES),
-            "worker processes": len(self._workers),
+            "worker processes": len(self._ranks),
         }
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ class TensorRtLlmExecutor:
 
     def check(self) -> None:
         """Raise EngineLostError where a worker process has ended or TensorRT-LLM knows that it cannot go on."""
-        if dead := self._workers.dead():
-            raise EngineLostError(f"a worker process of TensorRT-LLM is gone (pid {', '.join(map(str, dead))})")
+        if lost := dead(self._ranks):
+            raise EngineLostError(f"a worker process of TensorRT-LLM is gone (pid {', '.join(map(str, lost))})")
         if (trouble := _trouble(self._llm)) is not None:
             raise EngineLostError(f"TensorRT-LLM cannot go on: {trouble}")
 

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from djl_trtllm.config.masking import is_secret_key, masked
+from djl_trtllm.config.masking import is_secret_key, masked, shortened
 from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.config.sources.properties import Layer, Setting, Source
 
@@ -34,9 +34,7 @@ class ForeignSetting:
 
     @property
     def shown(self) -> str:
-        text = masked(self.name, self.value)
-        text = text if text.isprintable() else repr(text)[1:-1]
-        return f"{self.name}={text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'}"
+        return f"{self.name}={shortened(masked(self.name, self.value), _LONGEST)}"
 
 
 @dataclass

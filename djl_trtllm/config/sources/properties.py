@@ -9,9 +9,11 @@ from pathlib import Path
 
 import javaproperties
 
-from djl_trtllm.config.masking import masked
+from djl_trtllm.config.masking import masked, shortened
 from djl_trtllm.config.options.registry import find
 from djl_trtllm.config.sources.origin import Origin, OriginKind
+
+_LONGEST = 80
 
 
 class Layer(enum.Enum):
@@ -58,8 +60,7 @@ class Setting:
     def shown(self) -> str:
         """`NAME=VALUE` as the user wrote it, with secrets masked and long values shortened."""
         text = masked(self.wrote, masked(self.key, self.value if self.wrote_value is None else self.wrote_value))
-        text = text if text.isprintable() else repr(text)[1:-1]
-        return f"{self.wrote}={text if len(text) <= 80 else text[:77] + '...'}"
+        return f"{self.wrote}={shortened(text, _LONGEST)}"
 
     @property
     def formatted(self) -> str:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from djl_trtllm.backends.tensorrt_llm import executor
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
-from djl_trtllm.backends.tensorrt_llm.workers import Workers
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.request import FinishReason
 from tests.backends.tensorrt_llm.played_llm import MakeEngine
@@ -126,7 +126,7 @@ def test_statistics_that_cannot_be_read_are_gone_without(make: MakeEngine, capsy
 
 def test_a_worker_that_has_ended_is_told_by_its_id(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     dead: list[int] = []
-    monkeypatch.setattr(Workers, "dead", lambda self: dead)
+    monkeypatch.setattr(executor, "dead", lambda ranks: dead)
     engine = make()
     engine.executor.check()
     dead += [7, 70]

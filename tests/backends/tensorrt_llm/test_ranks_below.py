@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import cast
 
 import psutil
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.workers import Workers
+from djl_trtllm.backends.tensorrt_llm.ranks import dead, ranks_below
 
 WAITS = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
 WATCHES = f"""
 import subprocess, sys
-from djl_trtllm.backends.tensorrt_llm.workers import Workers
+from djl_trtllm.backends.tensorrt_llm.ranks import dead, ranks_below
 
 def started(mark):
     command = [sys.executable, "-c", {WAITS!r} + f"  # {{mark}}"]
@@ -28,14 +29,14 @@ def end(process):
     process.wait()
 
 one, other, bystander = map(started, ("mpi4py", "tensorrt_llm", "nvcc"))
-workers = Workers.of_this_process()
-print(len(workers))
+ranks = ranks_below()
+print(len(ranks))
 end(bystander)
-print(workers.dead() == [])
+print(dead(ranks) == [])
 end(one)
-print(workers.dead() == [one.pid])
+print(dead(ranks) == [one.pid])
 end(other)
-print(sorted(workers.dead()) == sorted([one.pid, other.pid]))
+print(sorted(dead(ranks)) == sorted([one.pid, other.pid]))
 """
 """A process with one rank of each kind, and another process, below it."""
 
@@ -70,7 +71,7 @@ class Gone(Process):
 
 def test_a_zombie_is_dead_and_one_that_cannot_be_asked_too() -> None:
     crowd = [Process(1), Process(2, running=False), Process(3, status=psutil.STATUS_ZOMBIE), Gone(4)]
-    assert Workers(crowd).dead() == [2, 3, 4]
+    assert dead(cast(list[psutil.Process], crowd)) == [2, 3, 4]
 
 
 def test_a_process_that_ends_while_it_is_looked_at_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +83,9 @@ def test_a_process_that_ends_while_it_is_looked_at_is_no_rank(monkeypatch: pytes
             return [Gone(1)]
 
     monkeypatch.setattr(psutil, "Process", Own)
-    assert len(Workers.of_this_process()) == 0
+    assert len(ranks_below()) == 0
     assert asked == [True]  # ranks are below a launcher that is below this process
 
 
-def test_without_workers_none_is_dead() -> None:
-    assert Workers([]).dead() == []
+def test_without_ranks_none_is_dead() -> None:
+    assert dead([]) == []
