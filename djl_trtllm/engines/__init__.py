@@ -7,7 +7,8 @@ the cache. Compilers run in subprocesses; nothing here imports torch or an engin
 
 from djl_trtllm.engines.build import build_engine
 from djl_trtllm.engines.cache import EngineCache
-from djl_trtllm.engines.hardware import Gpu, Hardware
+from djl_trtllm.engines.gpu import Gpu
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.preparation import prepare_engine

@@ -90,7 +90,11 @@ class EngineCache:
             defects = _defects(entry)
             if not defects:
                 return entry
-            self._clear(entry, defects, progress)
+            for left in sweep(entry):
+                progress(f"removed the files of an interrupted compile: {left.name}")
+            if entry.exists():
+                progress(f"the cached engine {entry} is incomplete ({'; '.join(defects)}), compiling it again")
+                shutil.rmtree(entry)
             builder(entry)
             if defects := _defects(entry):
                 raise EngineError(f"the builder of {entry} left no complete engine: {'; '.join(defects)}")
@@ -153,13 +157,6 @@ class EngineCache:
                 f"the engine cache {self.root} cannot be written: {error}; "
                 "set option.engine_cache_dir to a writable directory"
             ) from error
-
-    def _clear(self, entry: Path, defects: list[str], progress: Callable[[str], None]) -> None:
-        for left in sweep(entry):
-            progress(f"removed the files of an interrupted compile: {left.name}")
-        if entry.exists():
-            progress(f"the cached engine {entry} is incomplete ({'; '.join(defects)}), compiling it again")
-            shutil.rmtree(entry)
 
 
 def _defects(entry: Path) -> list[str]:

@@ -38,7 +38,8 @@ class Compiler:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def require(self, checkpoint: Path) -> None:
-        missing = self.packages - installed_versions(self.packages).keys()
+        installed = installed_versions(self.packages)
+        missing = [package for package in self.packages if package not in installed]
         if missing:
             raise CompilerMissingError(
                 f"{checkpoint} is a checkpoint and must be compiled before it can be served here, and the compiler is "

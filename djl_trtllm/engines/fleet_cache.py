@@ -7,6 +7,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class _Entry(msgspec.Struct, frozen=True):
     manifest: dict[str, Any]
 
 
+@dataclass
 class FleetCache:
     """Engines by key under an address in S3.
 
@@ -42,12 +44,9 @@ class FleetCache:
     engine is built without it and `progress` gets the reason.
     """
 
-    def __init__(
-        self, address: S3Address, *, lease_seconds: float = _LEASE_SECONDS, wait_seconds: float = _WAIT_SECONDS
-    ) -> None:
-        self.address = address
-        self._lease_seconds = lease_seconds
-        self._wait_seconds = wait_seconds
+    address: S3Address
+    lease_seconds: float = _LEASE_SECONDS
+    wait_seconds: float = _WAIT_SECONDS
 
     def provide(self, key: str, out: Path, build: Callable[[Path], None], progress: Callable[[str], None]) -> None:
         """Create the directory `out`: fetch it, or build it with `build(out)` and upload it for the others.
@@ -68,7 +67,7 @@ class FleetCache:
         """True if `out` was created; False if the wait was too long."""
         started = time.monotonic()
         reported = -_REPORT_EVERY_SECONDS
-        lease = Lease(self.address.bucket, self.address.below(f"{key}.lease"), self._lease_seconds)
+        lease = Lease(self.address.bucket, self.address.below(f"{key}.lease"), self.lease_seconds)
         while True:
             if self._fetch(key, out, progress):
                 return True
@@ -80,7 +79,7 @@ class FleetCache:
                         self._upload(key, out, progress)
                 return True
             waited = time.monotonic() - started
-            if waited > self._wait_seconds:
+            if waited > self.wait_seconds:
                 progress(f"another machine has been compiling {key} for {waited:.0f} s; compiling here as well")
                 return False
             if waited - reported >= _REPORT_EVERY_SECONDS:
@@ -88,7 +87,7 @@ class FleetCache:
                     f"another machine is compiling this engine for {self.address}, waiting for it ({waited:.0f} s)"
                 )
                 reported = waited
-            time.sleep(min(_POLL_SECONDS, self._lease_seconds / 4))
+            time.sleep(min(_POLL_SECONDS, self.lease_seconds / 4))
 
     def _fetch(self, key: str, out: Path, progress: Callable[[str], None]) -> bool:
         found = self._entry(key)

@@ -11,8 +11,6 @@ from packaging.version import InvalidVersion, Version
 
 from djl_trtllm.engines.gpu import Gpu, visible_gpus
 
-__all__ = ["Gpu", "Hardware", "available_memory", "release_of"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 _ENGINE_BACKEND_REMOVED = Version("1.3.0rc21")
 

@@ -60,7 +60,12 @@ class Lease:
         finally:
             done.set()
             renewing.join()
-            self._give_back()
+            try:
+                with s3.download_errors(f"s3://{self._bucket}/{self._key}"):
+                    s3.client().delete_object(Bucket=self._bucket, Key=self._key, IfMatch=self._etag)
+            except DownloadError as error:
+                # Another machine holds it, or the store is unreachable: it expires by itself.
+                log.info("the lease was not released: %s", error)
 
     def _renew(self, done: threading.Event) -> None:
         while not done.wait(self._seconds / 4):
@@ -73,14 +78,6 @@ class Lease:
             if not renewed:
                 log.warning("another machine took over the lease s3://%s/%s", self._bucket, self._key)
                 return
-
-    def _give_back(self) -> None:
-        try:
-            with s3.download_errors(f"s3://{self._bucket}/{self._key}"):
-                s3.client().delete_object(Bucket=self._bucket, Key=self._key, IfMatch=self._etag)
-        except DownloadError as error:
-            # Another machine holds it, or the store is unreachable: it expires by itself.
-            log.info("the lease was not released: %s", error)
 
     def _write(self, **condition: Any) -> bool:
         try:

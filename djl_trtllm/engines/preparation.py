@@ -38,10 +38,11 @@ def prepare_engine(config: Config, layout: Layout, progress: Callable[[str], Non
         return _found(directory, plan, layout, manifest)
     refusal = None
     if layout.bundled_engine is not None:
-        engine, refusal = _bundled(plan, layout, layout.bundled_engine, progress)
-        if engine is not None:
-            return engine
-        progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
+        try:
+            return _bundled(plan, layout, layout.bundled_engine, progress)
+        except EngineMismatchError as error:
+            refusal = "; ".join(line.removeprefix("  - ") for line in str(error).splitlines())
+            progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
     try:
         return _through_cache(config, plan, layout, progress)
     except CompilerMissingError as error:
@@ -50,22 +51,17 @@ def prepare_engine(config: Config, layout: Layout, progress: Callable[[str], Non
         raise CompilerMissingError(f"the bundled engine is not used: {refusal}\n{error}") from error
 
 
-def _bundled(
-    plan: EnginePlan, layout: Layout, path: Path, progress: Callable[[str], None]
-) -> tuple[EngineDir | None, str]:
-    try:
-        manifest = plan.check_whole(path)
-        plan.check_fit(path, manifest)
-    except EngineMismatchError as error:
-        return None, "; ".join(line.removeprefix("  - ") for line in str(error).splitlines())
+def _bundled(plan: EnginePlan, layout: Layout, path: Path, progress: Callable[[str], None]) -> EngineDir:
+    manifest = plan.check_whole(path)
+    plan.check_fit(path, manifest)
     if manifest is None and plan.asked:
         options = ", ".join(f"option.{name}={value}" for name, value in plan.asked.items())
-        return None, f"it has no manifest, so it is unknown whether it was compiled with {options}"
+        raise EngineMismatchError(f"it has no manifest, so it is unknown whether it was compiled with {options}")
     if manifest is None:
         progress(f"the bundled engine {path} has no manifest and is used unchecked")
     elif differences := manifest.differences(checkpoint=_identified(plan, progress)):
-        return None, "; ".join(differences)
-    return _found(path, plan, layout, manifest), ""
+        raise EngineMismatchError("; ".join(differences))
+    return _found(path, plan, layout, manifest)
 
 
 def _through_cache(config: Config, plan: EnginePlan, layout: Layout, progress: Callable[[str], None]) -> EngineDir:
@@ -77,15 +73,15 @@ def _through_cache(config: Config, plan: EnginePlan, layout: Layout, progress: C
     cache = EngineCache(config.engine_cache_dir, int(config.options.engine_cache_max_gb * 1e9))
     if (path := cache.lookup(plan.cache_key)) is not None:
         progress(f"using the cached engine {path}")
-        return _found(path, plan, layout, Manifest.read(path))
-    builder: Callable[[Path], None] = build
-    if config.options.engine_cache is not None:
+    elif config.options.engine_cache is None:
+        path = cache.get_or_build(plan.cache_key, build, progress)
+    else:
         # Importing botocore takes a third of a second.
         from djl_trtllm.engines.fleet_cache import FleetCache
 
         fleet = FleetCache(S3Address.parse(config.options.engine_cache), wait_seconds=config.options.engine_cache_wait)
-        builder = partial(fleet.provide, plan.cache_key, build=build, progress=progress)
-    path = cache.get_or_build(plan.cache_key, builder, progress)
+        provide = partial(fleet.provide, plan.cache_key, build=build, progress=progress)
+        path = cache.get_or_build(plan.cache_key, provide, progress)
     return _found(path, plan, layout, Manifest.read(path))
 
 

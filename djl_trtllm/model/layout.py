@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from djl_trtllm.model.shape import ModelShape
 ENGINE_FOLDER = "engine"
 """A folder of this name beside a checkpoint may hold its compiled engine."""
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tekken.json", "*.tiktoken")
 _OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer written in Python has file names of its own
 _RANK_ENGINE = re.compile(r"rank\d+\.engine")
 _RANK_WEIGHTS = re.compile(r"rank\d+\.safetensors")
@@ -122,7 +121,7 @@ def inspect(path: Path) -> Layout:
         )
     names = sorted(entry.name for entry in path.iterdir())
     config = read_object(path / "config.json", LayoutError)
-    for reading in _READINGS:
+    for reading in (_openvino_engine, _lmi_repository, _tensorrt_engine, _tensorrt_checkpoint, _hf_checkpoint):
         layout = reading(path, names, config)
         if layout is not None:
             return layout
@@ -212,15 +211,6 @@ def _hf_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) 
     return Layout(ModelKind.HF_CHECKPOINT, path, config, files, _tokenizer_dir(path), engine)
 
 
-_READINGS: tuple[Callable[[Path, list[str], dict[str, Any] | None], Layout | None], ...] = (
-    _openvino_engine,
-    _lmi_repository,
-    _tensorrt_engine,
-    _tensorrt_checkpoint,
-    _hf_checkpoint,
-)
-
-
 def _refuse_old_engine(path: Path) -> None:
     if (old := OldEngine.find(path)) is not None:
         raise LayoutError(old.refusal)
@@ -276,9 +266,7 @@ def _is_hf(config: dict[str, Any]) -> bool:
 def _tokenizer_dir(*candidates: Path) -> Path | None:
     for names in (_TOKENIZER_FILES, _OTHER_TOKENIZER_FILES):
         for candidate in candidates:
-            if any((candidate / name).is_file() for name in names) or (
-                names is _TOKENIZER_FILES and any(candidate.glob("*.tiktoken"))
-            ):
+            if any(any(candidate.glob(name)) for name in names):
                 return candidate
     return None
 

@@ -52,12 +52,18 @@ def read(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, d
         check(raw, [(text, reference.encode(text)) for text in texts], file)
     tokens = _named(proto)
     if bos := tokens.get("bos_token"):
-        raw.post_processor = processors.TemplateProcessing(
-            single=[f"{bos}:0", "$A:0"],
-            pair=[f"{bos}:0", "$A:0", f"{bos}:1", "$B:1"],
-            special_tokens=[(bos, raw.token_to_id(bos))],
-        )
+        add_affixes(raw, [bos], [])
     return raw, tokens
+
+
+def add_affixes(raw: tokenizers.Tokenizer, before: list[str], after: list[str]) -> None:
+    """Make encoding add these special tokens before and after a text."""
+    single = [f"{piece}:0" for piece in (*before, "$A", *after)]
+    second = [f"{piece}:1" for piece in (*before, "$B", *after)]
+    special_tokens = [(token, raw.token_to_id(token)) for token in (*before, *after)]
+    raw.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, *second], special_tokens=special_tokens
+    )
 
 
 def _parse(file: Path, content: bytes) -> tuple[Any, Any]:

@@ -127,7 +127,11 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
     tokens = {**own_tokens, **tokens}
     _add_tokens(raw, config, path)
     _mark_special(raw, tokens)
-    model_configs = [_read_json(path / "generation_config.json"), *_text_configs(_read_json(path / "config.json"))]
+    config_json = _read_json(path / "config.json")
+    nested = config_json.get("text_config")
+    model_configs = [_read_json(path / "generation_config.json"), config_json]
+    if isinstance(nested, dict):
+        model_configs.append(nested)
     for name in ("bos_token", "eos_token", "pad_token"):
         # With tokenizer.json alone, only the model's configuration names special tokens, by id. These ids are often
         # mere defaults, so use them only if the tokenizer also treats them as special.
@@ -255,21 +259,7 @@ def _set_affixes(raw: tokenizers.Tokenizer, config: Mapping[str, Any], tokens: M
     want_eos = wants_eos if isinstance(wants_eos, bool) and raw.token_to_id(eos or "") is not None else has_eos
     if (want_bos, want_eos) == (has_bos, has_eos):
         return
-    single = [*([f"{bos}:0"] if want_bos else []), "$A:0", *([f"{eos}:0"] if want_eos else [])]
-    pair = [*single, *(piece.replace(":0", ":1").replace("$A", "$B") for piece in single)]
-    raw.post_processor = tokenizers.processors.TemplateProcessing(
-        single=single,
-        pair=pair,
-        special_tokens=[
-            *([(bos, raw.token_to_id(bos))] if want_bos else []),
-            *([(eos, raw.token_to_id(eos))] if want_eos else []),
-        ],
-    )
-
-
-def _text_configs(config: dict[str, Any]) -> list[dict[str, Any]]:
-    nested = config.get("text_config")
-    return [config, nested] if isinstance(nested, dict) else [config]
+    sentencepiece_model.add_affixes(raw, [bos] if bos and want_bos else [], [eos] if eos and want_eos else [])
 
 
 def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
@@ -31,28 +32,22 @@ class ClientGone(Exception):
     """The client disconnected while its request was read."""
 
 
+@dataclass(eq=False)
 class Exchange:
     """One HTTP request and its response. `dialect` is the format of errors, `options` are the server's."""
 
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        options: Options,
-        counts: ServerCounts,
-        dialect: Dialect = DEFAULT,
-    ) -> None:
-        self.properties = properties(RequestHeaders(scope=scope).items())
-        self.scope = scope
-        self.options = options
-        self.receive = receive
-        self.request_id = request_id(self.properties, options.request_id_header_key)
-        self.send = send
-        """The ASGI server's `send`, for bodies; `begin` sends status and headers."""
-        self.sent_head = False
-        self._counts = counts
-        self._dialect = dialect
+    scope: Scope
+    receive: Receive
+    send: Send
+    """The ASGI server's `send`, for bodies; `begin` sends status and headers."""
+    options: Options
+    counts: ServerCounts
+    dialect: Dialect = DEFAULT
+    sent_head: bool = False
+
+    def __post_init__(self) -> None:
+        self.properties = properties(RequestHeaders(scope=self.scope).items())
+        self.request_id = request_id(self.properties, self.options.request_id_header_key)
 
     @property
     def query(self) -> dict[str, str]:
@@ -88,7 +83,7 @@ class Exchange:
             headers.append(("content-length", str(length)))
         fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         self.sent_head = True
-        self._counts.response(status)
+        self.counts.response(status)
         await self.send({"type": "http.response.start", "status": status, "headers": [*fields, _NO_CACHE]})
 
     async def reply(self, reply: Reply) -> None:
@@ -97,7 +92,7 @@ class Exchange:
 
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
         """Send an error with additional headers; nothing may have been sent yet."""
-        reply = self._dialect.encode_error(error, self.options)
+        reply = self.dialect.encode_error(error, self.options)
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 
     def abort(self) -> None:

@@ -76,8 +76,6 @@ class ModelRoutes:
             task.cancel()
         await asyncio.gather(*self._work.values(), return_exceptions=True)
 
-    # -- register --------------------------------------------------------------------------------------------------
-
     async def _register(self, exchange: Exchange) -> Reply:
         values = exchange.query
         body = await exchange.body()
@@ -133,8 +131,6 @@ class ModelRoutes:
         if not path.exists():
             return front_end_error(404, f"there is no {url!r} in the model store")
         return path
-
-    # -- scale, unregister -----------------------------------------------------------------------------------------
 
     async def _scale(self, model: ServedModel, values: Mapping[str, str]) -> Reply:
         fewest = _count(values, "min_worker", len(model.workers))

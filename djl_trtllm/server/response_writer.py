@@ -93,8 +93,6 @@ class ResponseWriter:
             if self._blocked is not None:
                 self._blocked.cancel()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
-
     async def _disconnected(self) -> None:
         while (await self._exchange.receive())["type"] != "http.disconnect":
             pass

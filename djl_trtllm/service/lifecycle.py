@@ -218,8 +218,6 @@ class ModelService:
             if self.batch is not None and not state.done:
                 self.batch.cancel(state)
 
-    # -- inside ----------------------------------------------------------------------------------------------------
-
     def _supported(self, request: GenerationRequest) -> GenerationRequest:
         """The request as the engine can run it. Raises UnsupportedParameterError."""
         client = self._client

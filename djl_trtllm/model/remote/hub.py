@@ -22,6 +22,15 @@ _LOGS_OF_REQUESTS = ("httpx", "httpcore", "urllib3")
 """Newer versions of huggingface_hub (1.0) use httpx, older ones requests."""
 _NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
 """Exceptions of both libraries if there is no response."""
+_ADVICE = {
+    "GatedRepoError": "it is gated: request access on its page with the account whose token is in HF_TOKEN (a token "
+    "with read access)",
+    "RevisionNotFoundError": "it has no such branch, tag or commit (option.revision)",
+    "RepositoryNotFoundError": "there is no such model, or it is private and HF_TOKEN is not set or has no access to "
+    "it; a local path must exist, and an S3 address begins with s3://",
+    "LocalEntryNotFoundError": "it is not complete in the hub's cache, and the hub cannot be reached (or "
+    "HF_HUB_OFFLINE is set): check the network, HF_ENDPOINT and HF_HOME",
+}
 
 
 def hub_id(text: str) -> str:
@@ -161,29 +170,16 @@ def explain(error: Exception) -> str:
 
     if isinstance(error, DownloadError):
         return str(error)
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            "it is gated: request access on its page with the account whose token is in HF_TOKEN (a token with read "
-            "access)"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return "it has no such branch, tag or commit (option.revision)"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            "there is no such model, or it is private and HF_TOKEN is not set or has no access to it; a local path "
-            "must exist, and an S3 address begins with s3://"
-        )
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return (
-            "it is not complete in the hub's cache, and the hub cannot be reached (or HF_HUB_OFFLINE is set): check "
-            "the network, HF_ENDPOINT and HF_HOME"
-        )
+    names = [base.__name__ for base in type(error).__mro__]
+    advice = next((_ADVICE[name] for name in names if name in _ADVICE), None)
+    if advice is not None:
+        return advice
     if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
         status = error.response.status_code
         if status == 401:
             return "HF_TOKEN is not valid: create a new one under Settings, Access Tokens"
         return f"the hub answered with status {status} ({str(error).splitlines()[0]})"
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-    if any(base.__name__ in _NOT_REACHED for base in type(error).__mro__):
+    if not _NOT_REACHED.isdisjoint(names):
         return f"no connection to {constants.ENDPOINT} ({said}): check the network, proxies and HF_ENDPOINT"
     return said

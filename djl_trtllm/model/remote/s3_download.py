@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -128,55 +129,55 @@ class _Arrival(NamedTuple):
     file: PartialFile
 
 
+@dataclass
 class _Download:
     """One download, run under the lock."""
 
-    def __init__(
-        self, address: S3Address, objects: list[RemoteObject], final: Path, progress: Callable[[str], None]
-    ) -> None:
-        self._address = address
-        self._objects = objects
-        self._final = final
-        self._partial = final.with_name(f".{final.name}.partial")
-        self._progress = progress
-        self._stop = threading.Event()
-        self._client = s3.client()
-        self._meter: ProgressMeter
-        self._unchecked: list[str] = []
+    address: S3Address
+    objects: list[RemoteObject]
+    final: Path
+    progress: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.partial = self.final.with_name(f".{self.final.name}.partial")
+        self.stop = threading.Event()
+        self.client = s3.client()
+        self.meter: ProgressMeter
+        self.unchecked: list[str] = []
 
     def run(self) -> None:
         """Download missing files, verify them, and rename the directory. Raises DownloadError and OSError."""
-        self._partial.mkdir(parents=True, exist_ok=True)
+        self.partial.mkdir(parents=True, exist_ok=True)
         self._take_over_unchanged()
         arrivals = [
-            _Arrival(object_, PartialFile(self._partial / object_.name, object_.size, object_.etag, _PART_BYTES))
-            for object_ in self._objects
+            _Arrival(object_, PartialFile(self.partial / object_.name, object_.size, object_.etag, _PART_BYTES))
+            for object_ in self.objects
         ]
         missing = sum(arrival.file.missing_bytes for arrival in arrivals)
         self._check_room(sum(arrival.file.missing_blocks for arrival in arrivals))
-        total = sum(object_.size for object_ in self._objects)
+        total = sum(object_.size for object_ in self.objects)
         kept = f", {format_bytes(total - missing)} of them here already" if missing < total else ""
-        self._progress(f"downloading {self._address}: {len(arrivals)} files, {format_bytes(total)}{kept}")
-        self._meter = ProgressMeter(f"downloading {self._address}", missing, self._progress)
+        self.progress(f"downloading {self.address}: {len(arrivals)} files, {format_bytes(total)}{kept}")
+        self.meter = ProgressMeter(f"downloading {self.address}", missing, self.progress)
         self._fetch_all(arrivals)
-        self._meter.finish()
-        if self._unchecked:
-            self._progress(f"{self._address}: S3 has no checksum to compare for {', '.join(self._unchecked[:5])}")
-        record = _Record(str(self._address), self._objects)
-        (self._partial / RECORD).write_bytes(msgspec.json.encode(record))
-        self._partial.rename(self._final)
-        for other in self._final.parent.iterdir():
-            if other.is_dir() and other != self._final:
+        self.meter.finish()
+        if self.unchecked:
+            self.progress(f"{self.address}: S3 has no checksum to compare for {', '.join(self.unchecked[:5])}")
+        record = _Record(str(self.address), self.objects)
+        (self.partial / RECORD).write_bytes(msgspec.json.encode(record))
+        self.partial.rename(self.final)
+        for other in self.final.parent.iterdir():
+            if other.is_dir() and other != self.final:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _take_over_unchanged(self) -> None:
         """Link the files of an earlier version whose objects have not changed."""
-        for other in self._final.parent.iterdir():
+        for other in self.final.parent.iterdir():
             if not (other / RECORD).is_file():
                 continue
             earlier = set(msgspec.json.decode((other / RECORD).read_bytes(), type=_Record).objects)
-            for object_ in self._objects:
-                target = self._partial / object_.name
+            for object_ in self.objects:
+                target = self.partial / object_.name
                 if object_ in earlier and not target.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)
                     # If links are not supported, the file is downloaded again.
@@ -184,10 +185,10 @@ class _Download:
                         os.link(other / object_.name, target)
 
     def _check_room(self, missing: int) -> None:
-        free = shutil.disk_usage(self._partial).free
+        free = shutil.disk_usage(self.partial).free
         if missing + _SPARE_BYTES > free:
             raise DownloadError(
-                f"{self._address} needs {format_bytes(missing)} more on the disk of {self._partial.parent}, and "
+                f"{self.address} needs {format_bytes(missing)} more on the disk of {self.partial.parent}, and "
                 f"{format_bytes(free)} are free ({format_bytes(_SPARE_BYTES)} stay free): free some space, or set "
                 "DJL_CACHE_DIR to a larger disk"
             )
@@ -211,7 +212,7 @@ class _Download:
         failures: list[BaseException] = []
 
         def work() -> None:
-            while not self._stop.is_set():
+            while not self.stop.is_set():
                 try:
                     task = tasks.popleft()
                 except IndexError:
@@ -220,7 +221,7 @@ class _Download:
                     task()
                 except BaseException as error:
                     failures.append(error)
-                    self._stop.set()
+                    self.stop.set()
 
         threads = [threading.Thread(target=work, name="s3", daemon=True) for _ in range(min(_CONNECTIONS, len(tasks)))]
         for thread in threads:
@@ -234,19 +235,19 @@ class _Download:
         file = arrival.file
         at, end = file.part(index)
         crc = failures = 0
-        while at < end and not self._stop.is_set():
+        while at < end and not self.stop.is_set():
             before = at
             problem: object = "the object is shorter than in the listing"
             try:
                 body = self._open(arrival.object, at, end)
-                while not self._stop.is_set() and (chunk := body.read(min(_READ_BYTES, end - at))):
+                while not self.stop.is_set() and (chunk := body.read(min(_READ_BYTES, end - at))):
                     file.write(at, chunk)
                     crc = checksums.crc64(chunk, crc)
                     at += len(chunk)
-                    self._meter.add(len(chunk))
+                    self.meter.add(len(chunk))
             except _TRANSIENT as error:
                 problem = error
-            if at < end and not self._stop.is_set():
+            if at < end and not self.stop.is_set():
                 failures = 1 if at > before else failures + 1
                 self._back_off(arrival.object, at, failures, problem)
         if at == end and file.note(index, crc):
@@ -254,10 +255,10 @@ class _Download:
 
     def _open(self, object_: RemoteObject, at: int, end: int) -> Any:
         wanted = f"bytes={at}-{end - 1}"
-        with s3.download_errors(f"s3://{self._address.bucket}/{object_.key}"):
+        with s3.download_errors(f"s3://{self.address.bucket}/{object_.key}"):
             try:
-                answer = self._client.get_object(
-                    Bucket=self._address.bucket, Key=object_.key, Range=wanted, IfMatch=object_.etag
+                answer = self.client.get_object(
+                    Bucket=self.address.bucket, Key=object_.key, Range=wanted, IfMatch=object_.etag
                 )
             except ClientError as error:
                 if s3.status(error) in _GONE:
@@ -268,31 +269,31 @@ class _Download:
     def _back_off(self, object_: RemoteObject, at: int, failures: int, problem: object) -> None:
         if failures == _FAILURES:
             raise DownloadError(
-                f"{self._address}: {object_.name} broke off at byte {at:,} of {object_.size:,}, {failures} times in a "
+                f"{self.address}: {object_.name} broke off at byte {at:,} of {object_.size:,}, {failures} times in a "
                 f"row ({problem}); what has arrived is kept, and the next start continues from there"
             )
-        self._stop.wait(_FIRST_BACKOFF_SECONDS * 2 ** (failures - 1))
+        self.stop.wait(_FIRST_BACKOFF_SECONDS * 2 ** (failures - 1))
 
     def _complete(self, arrival: _Arrival) -> None:
         """Compare the complete file with S3's checksum and give it its name."""
         object_, file = arrival.object, arrival.file
-        with s3.download_errors(f"s3://{self._address.bucket}/{object_.key}"):
+        with s3.download_errors(f"s3://{self.address.bucket}/{object_.key}"):
             head = self._head(object_, ChecksumMode="ENABLED")
             if head["ETag"] != object_.etag:
                 raise _ChangedError(object_.name)
             claim = checksums.claim_of(head, lambda: int(self._head(object_, PartNumber=1)["ContentLength"]))
         if claim is None:
-            self._unchecked.append(object_.name)
+            self.unchecked.append(object_.name)
         elif not self._is_right(file, claim):
             file.discard()
             raise DownloadError(
-                f"{self._address}: {object_.name} arrived with a different {claim.algorithm} than S3 has for it "
+                f"{self.address}: {object_.name} arrived with a different {claim.algorithm} than S3 has for it "
                 f"({claim.value}); it was removed, and the next start downloads it again"
             )
         file.finish()
 
     def _head(self, object_: RemoteObject, **arguments: Any) -> Any:
-        return self._client.head_object(Bucket=self._address.bucket, Key=object_.key, **arguments)
+        return self.client.head_object(Bucket=self.address.bucket, Key=object_.key, **arguments)
 
     def _is_right(self, file: PartialFile, claim: checksums.Claim) -> bool:
         if claim.algorithm == "CRC64NVME" and not claim.part_size:
