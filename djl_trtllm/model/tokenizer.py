@@ -264,13 +264,9 @@ def _set_affixes(raw: tokenizers.Tokenizer, config: Mapping[str, Any], tokens: M
 
 def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:
     """Token ids for `key` in any of `configs`, given as a number or a list of numbers."""
-    found: list[int] = []
-    for config in configs:
-        value = config.get(key)
-        for id_ in value if isinstance(value, list) else [value]:
-            if isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0:
-                found.append(id_)
-    return found
+    values = [config.get(key) for config in configs]
+    ids = [id_ for value in values for id_ in (value if isinstance(value, list) else [value])]
+    return [id_ for id_ in ids if isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0]
 
 
 def _longest_token(raw: tokenizers.Tokenizer) -> int | None:

@@ -57,7 +57,6 @@ class PartialFile:
 
     @property
     def missing_blocks(self) -> int:
-        """Bytes of disk space that are still needed."""
         if self.complete:
             return 0
         with suppress(FileNotFoundError):
