@@ -44,6 +44,7 @@ class FileHashes:
         self.store = store
 
     def sha256(self, path: Path) -> str:
+        """Hex SHA-256 of a file. Raises OSError."""
         state = _state(path)
         if self.store is None or path.stat().st_size < _WORTH_REMEMBERING_BYTES:
             return file_sha256(path)

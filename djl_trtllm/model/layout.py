@@ -11,7 +11,7 @@ from typing import Any
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import weights
 from djl_trtllm.model.json_file import read_object
-from djl_trtllm.model.old_engine import old_engine_refusal
+from djl_trtllm.model.old_engine import OldEngine
 from djl_trtllm.model.quantization import stored_quantization
 from djl_trtllm.model.shape import ModelShape
 
@@ -212,8 +212,8 @@ def _hf_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) 
 
 
 def _refuse_old_engine(path: Path) -> None:
-    if (refusal := old_engine_refusal(path)) is not None:
-        raise LayoutError(refusal)
+    if (old := OldEngine.find(path)) is not None:
+        raise LayoutError(old.refusal)
 
 
 def _is_built(config: dict[str, Any] | None) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from djl_trtllm.errors import LayoutError
@@ -23,32 +25,47 @@ _LIMITS = {
 }
 
 
-def old_engine_refusal(directory: Path) -> str | None:
-    """Why an old engine in the directory is refused, with the command that builds an equivalent one; None without one.
+@dataclass(frozen=True)
+class OldEngine:
+    """`trt_llm_model_float16_tp2_rank0.engine`, and a config.json with `builder_config` and `plugin_config`.
 
-    An old engine is `trt_llm_model_float16_tp2_rank0.engine`, and a config.json with `builder_config` and
-    `plugin_config`. Early LMI repositories hold such files (LMI document, Model Artifacts Structure). Raises
-    LayoutError for a damaged config.json.
+    Early LMI repositories hold such files (LMI document, Model Artifacts Structure). `settings` are the variables with
+    which `djl-trtllm compile` builds an equivalent engine.
     """
-    files = sorted(path.name for path in directory.glob("*.engine"))
-    config = read_object(directory / "config.json", LayoutError) or {}
-    builder = config.get("builder_config")
-    named = [name for name in files if _OLD_FILE.fullmatch(name)]
-    if not named and not (files and isinstance(builder, dict)):
-        return None
-    file = named[0] if named else files[0]
-    in_name = {key: found[1] for key, pattern in _IN_NAME.items() if (found := re.search(pattern, file))}
-    builder = {**in_name, **(builder if isinstance(builder, dict) else {})}
-    settings = {variable: str(builder[key]) for key, variable in _DEGREES.items() if str(builder.get(key, 1)) != "1"}
-    if (dtype := _DTYPES.get(str(builder.get("precision")))) is not None:
-        settings["OPTION_DTYPE"] = dtype
-    for limit, variable in _LIMITS.items():
-        value = builder.get(limit)
-        if isinstance(value, int) and (limit, value) != ("max_beam_width", 1):
-            settings[variable] = str(value)
-    variables = "".join(f"{name}={value} " for name, value in settings.items())
-    return (
-        f"{directory} holds an engine of TensorRT-LLM before 0.8 ({file}; LMI containers 0.25 and 0.26 write such "
-        "files), and no later one reads it: serve it with the container that compiled it, or compile the Hugging Face "
-        f"checkpoint again with `{variables}djl-trtllm compile CHECKPOINT OUT`"
-    )
+
+    directory: Path
+    file: str
+    settings: Mapping[str, str]
+
+    @classmethod
+    def find(cls, directory: Path) -> OldEngine | None:
+        """The old engine in a directory, or None. Raises LayoutError for a damaged config.json."""
+        files = sorted(path.name for path in directory.glob("*.engine"))
+        config = read_object(directory / "config.json", LayoutError) or {}
+        builder = config.get("builder_config")
+        named = [name for name in files if _OLD_FILE.fullmatch(name)]
+        if not named and not (files and isinstance(builder, dict)):
+            return None
+        file = named[0] if named else files[0]
+        in_name = {key: found[1] for key, pattern in _IN_NAME.items() if (found := re.search(pattern, file))}
+        builder = {**in_name, **(builder if isinstance(builder, dict) else {})}
+        settings = {
+            variable: str(builder[key]) for key, variable in _DEGREES.items() if str(builder.get(key, 1)) != "1"
+        }
+        if (dtype := _DTYPES.get(str(builder.get("precision")))) is not None:
+            settings["OPTION_DTYPE"] = dtype
+        for limit, variable in _LIMITS.items():
+            value = builder.get(limit)
+            if isinstance(value, int) and (limit, value) != ("max_beam_width", 1):
+                settings[variable] = str(value)
+        return cls(directory, file, settings)
+
+    @property
+    def refusal(self) -> str:
+        """The message that says which TensorRT-LLM reads it and how to compile it again."""
+        variables = "".join(f"{name}={value} " for name, value in self.settings.items())
+        return (
+            f"{self.directory} holds an engine of TensorRT-LLM before 0.8 ({self.file}; LMI containers 0.25 and 0.26 "
+            "write such files), and no later one reads it: serve it with the container that compiled it, or compile "
+            f"the Hugging Face checkpoint again with `{variables}djl-trtllm compile CHECKPOINT OUT`"
+        )

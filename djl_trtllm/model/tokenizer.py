@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ _AFFIX_CLASSES = {
     for family in ("Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX")
     for suffix in ("", "Fast")
 }
+# A thread for every core is no help with one text, and the threads stay.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 _LONG_TEXT = 1024
 """Longer texts are encoded without the GIL; for shorter ones a single call is cheaper."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -264,9 +268,13 @@ def _set_affixes(raw: tokenizers.Tokenizer, config: Mapping[str, Any], tokens: M
 
 def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:
     """Token ids for `key` in any of `configs`, given as a number or a list of numbers."""
-    values = [config.get(key) for config in configs]
-    ids = [id_ for value in values for id_ in (value if isinstance(value, list) else [value])]
-    return [id_ for id_ in ids if isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0]
+    found: list[int] = []
+    for config in configs:
+        value = config.get(key)
+        for id_ in value if isinstance(value, list) else [value]:
+            if isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0:
+                found.append(id_)
+    return found
 
 
 def _longest_token(raw: tokenizers.Tokenizer) -> int | None:

@@ -117,6 +117,7 @@ class ModelRoutes:
             await model.load(lambda: prepare(open_source(path, environ)), workers)
 
     def _path(self, url: str) -> Path | Reply:
+        """The path in the model store that `url` names, or the reply that refuses it."""
         if self._store is None:
             return front_end_error(
                 400, "this server registers no models: start it with --model-store DIR (SERVING_MODEL_STORE)"

@@ -168,6 +168,7 @@ class ModelService:
 
     @property
     def pid(self) -> int | None:
+        """The process id of the engine process; None while there is none."""
         return None if self._client is None else self._client.pid
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.model.old_engine import old_engine_refusal
+from djl_trtllm.model.old_engine import OldEngine
 
 
 def written(path: Path, *files: str, config: dict[str, Any] | None = None) -> Path:
@@ -32,9 +32,9 @@ def written(path: Path, *files: str, config: dict[str, Any] | None = None) -> Pa
 def test_the_name_of_the_file_tells_degrees_and_number_format(
     tmp_path: Path, file: str, settings: dict[str, str]
 ) -> None:
-    command = "".join(f"{name}={value} " for name, value in settings.items()) + "djl-trtllm compile CHECKPOINT OUT"
-    refusal = old_engine_refusal(written(tmp_path, file))
-    assert refusal is not None and f"({file};" in refusal and f"`{command}`" in refusal
+    old = OldEngine.find(written(tmp_path, file))
+    assert old is not None and old.file == file
+    assert old.settings == settings
 
 
 @pytest.mark.parametrize("file", ["llama_float16_tp2_rank0.engine", "rank0.engine"])
@@ -43,12 +43,12 @@ def test_the_config_tells_everything_that_was_compiled_in(tmp_path: Path, file: 
         "precision": "float16", "tensor_parallel": 2, "pipeline_parallel": 1,
         "max_batch_size": 64, "max_input_len": 2048, "max_output_len": 512, "max_beam_width": 1,
     }  # fmt: skip
-    command = (
+    old = OldEngine.find(written(tmp_path, file, config={"builder_config": builder, "plugin_config": {}}))
+    assert old is not None
+    assert (
         "`OPTION_TENSOR_PARALLEL_DEGREE=2 OPTION_DTYPE=fp16 OPTION_MAX_ROLLING_BATCH_SIZE=64 "
-        "OPTION_MAX_INPUT_LEN=2048 OPTION_MAX_OUTPUT_LEN=512 djl-trtllm compile CHECKPOINT OUT`"
+        "OPTION_MAX_INPUT_LEN=2048 OPTION_MAX_OUTPUT_LEN=512 djl-trtllm compile CHECKPOINT OUT`" in old.refusal
     )
-    refusal = old_engine_refusal(written(tmp_path, file, config={"builder_config": builder, "plugin_config": {}}))
-    assert refusal is not None and command in refusal
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_the_config_tells_everything_that_was_compiled_in(tmp_path: Path, file: 
 def test_what_is_not_old_is_not_taken_for_it(
     tmp_path: Path, files: tuple[str, ...], config: dict[str, Any] | None
 ) -> None:
-    assert old_engine_refusal(written(tmp_path, *files, config=config)) is None
+    assert OldEngine.find(written(tmp_path, *files, config=config)) is None

@@ -55,6 +55,20 @@ def _environment() -> dict[str, str]:
     return {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
 
 
+def test_a_long_text_takes_no_threads_that_stay(make_model: MakeModel) -> None:
+    program = f"""
+import os
+from pathlib import Path
+from djl_trtllm.model import load_tokenizer
+load_tokenizer(Path({str(make_model())!r})).encode("the wolf " * 1000)
+print(len(os.listdir("/proc/self/task")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=_environment()
+    )
+    assert done.stdout.strip() == "1", done.stderr
+
+
 class Calls:
     """A tokenizer that notes by which call it encodes."""
 

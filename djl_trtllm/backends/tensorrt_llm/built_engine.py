@@ -16,7 +16,7 @@ from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineMismatchError, LayoutError
 from djl_trtllm.model.json_file import read_object
-from djl_trtllm.model.old_engine import old_engine_refusal
+from djl_trtllm.model.old_engine import OldEngine
 
 LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
 """`trtllm-llmapi-launch` sets this variable to 1: further ranks wait on other machines."""
@@ -98,8 +98,10 @@ def read_built_engine(directory: Path) -> BuiltEngine:
     if config is None:
         raise EngineMismatchError(f"{path} is missing; copy the whole engine directory")
     if "build_config" not in config:
-        old = old_engine_refusal(directory)
-        raise EngineMismatchError(old or f"{path} is not that of a compiled engine: it has no `build_config`")
+        old = OldEngine.find(directory)
+        raise EngineMismatchError(
+            f"{path} is not that of a compiled engine: it has no `build_config`" if old is None else old.refusal
+        )
     pretrained, build = _part(config, "pretrained_config"), _part(config, "build_config")
     mapping, quantization = _part(pretrained, "mapping"), _part(pretrained, "quantization")
     plugins, lora = _part(build, "plugin_config"), _part(build, "lora_config")

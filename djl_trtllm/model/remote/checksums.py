@@ -52,6 +52,11 @@ def matches(claim: Claim, path: Path) -> bool:
     return f"{_written(claim.algorithm, whole)}-{len(digests)}" == claim.value
 
 
+def crc64(data: bytes, before: int = 0) -> int:
+    """CRC-64/NVME of `data`, continuing `before`."""
+    return int(crt.crc64nvme(data, before))
+
+
 def joined_crc64(pieces: Iterator[tuple[int, int]]) -> str:
     """The CRC-64/NVME of consecutive pieces, each given as (checksum, length), as S3 writes it."""
     whole = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import logging
 import re
 import shutil
@@ -80,7 +79,7 @@ def download_from_hub(
         folder = RepositoryFolder(cache / repo_folder_name(repo_id=repository, repo_type="model"))
         missing = folder.missing_bytes(commit, files)
         _check_room(missing, cache)
-        wanted = [glob.escape(name) for name in files]
+        wanted = [_literal(name) for name in files]
         total = sum(file.size for file in files.values())
         if not missing:
             progress(f"{where} is in the hub's cache: {len(files)} files, {format_bytes(total)}")
@@ -117,7 +116,7 @@ def _wanted_offline(
         tree = cached_tree(repository, revision=revision, cache_dir=cache)
     except getattr(errors, "CachedRepoTreeNotFoundError", OSError):
         return None
-    return [glob.escape(name) for name in select(file.path for file in tree)]
+    return [_literal(name) for name in select(file.path for file in tree)]
 
 
 def _quieten() -> None:
@@ -160,6 +159,10 @@ def _check_room(missing: int, cache: Path) -> None:
             f"{format_bytes(missing)} are still missing, and {format_bytes(free)} are free on the disk of {cache} "
             f"({format_bytes(_SPARE_BYTES)} stay free): free some space, or set HF_HOME to a larger disk"
         )
+
+
+def _literal(name: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def explain(error: Exception) -> str:

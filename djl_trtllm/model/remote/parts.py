@@ -57,6 +57,7 @@ class PartialFile:
 
     @property
     def missing_blocks(self) -> int:
+        """Bytes of disk space that are still needed."""
         if self.complete:
             return 0
         with suppress(FileNotFoundError):

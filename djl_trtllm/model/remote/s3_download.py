@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import msgspec
-from awscrt.checksums import crc64nvme
 from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError, ResponseStreamingError
 from filelock import FileLock
 from urllib3.exceptions import HTTPError
@@ -243,7 +242,7 @@ class _Download:
                 body = self._open(arrival.object, at, end)
                 while not self.stop.is_set() and (chunk := body.read(min(_READ_BYTES, end - at))):
                     file.write(at, chunk)
-                    crc = crc64nvme(chunk, crc)
+                    crc = checksums.crc64(chunk, crc)
                     at += len(chunk)
                     self.meter.add(len(chunk))
             except _TRANSIENT as error:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.errors import DownloadError
+from djl_trtllm.model.remote import hub as hub_module
 from djl_trtllm.model.remote.hub import explain, hub_id, is_hub_id
 from tests.model.remote.hub_process import Fetched, HubProcess
 from tests.support.hub_server import Hub, hub_server
@@ -261,3 +262,11 @@ def test_what_is_no_name_of_the_hub(text: str) -> None:
     assert not is_hub_id(text)
     with pytest.raises(DownloadError, match="is not the name of a model on the hub: expected owner/name"):
         hub_id(text)
+
+
+def test_a_name_is_a_pattern_for_itself() -> None:
+    from fnmatch import fnmatchcase
+
+    for name in ("odd[1]*?.json", "[!a]", "plain.json"):
+        assert fnmatchcase(name, hub_module._literal(name))
+    assert not fnmatchcase("odd1xy.json", hub_module._literal("odd[1]*?.json"))
