@@ -36,13 +36,11 @@ def list_entries() -> None:
         for entry in entries:
             compiled, options = "", ""
             try:
-                manifest = Manifest.read(entry.path)
-            except EngineMismatchError:
-                options = "unreadable manifest"
-            else:
-                if manifest is not None:
+                if (manifest := Manifest.read(entry.path)) is not None:
                     compiled = manifest.created
                     options = ", ".join(f"{name}={value}" for name, value in manifest.options.items())
+            except EngineMismatchError:
+                options = "unreadable manifest"
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
             table.add_row(entry.key, format_bytes(entry.size), used, compiled, options)
         Console().print(table)

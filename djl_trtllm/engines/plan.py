@@ -160,12 +160,8 @@ def planned_length(config: Config, shape: ModelShape, notes: list[str]) -> int:
     context = shape.max_position_embeddings
     if context is None or wanted <= context:
         return wanted
-    name = "max_seq_len" if options.max_seq_len else "max_input_len"
-    if config.is_set(name) or config.is_set("max_output_len"):
-        asked = format_setting(config, name) if options.max_seq_len else _both_lengths(config)
+    names = ["max_seq_len"] if options.max_seq_len else ["max_input_len", "max_output_len"]
+    if config.is_set(names[0]) or config.is_set("max_output_len"):
+        asked = " and ".join(format_setting(config, name) for name in names)
         notes.append(f"the longest sequence is {context} tokens, the model's context, and not {wanted} as from {asked}")
     return context
-
-
-def _both_lengths(config: Config) -> str:
-    return f"{format_setting(config, 'max_input_len')} and {format_setting(config, 'max_output_len')}"

@@ -6,14 +6,13 @@ server has a `Registry` of `ServedModel`s, each with one or more such services.
 
 from djl_trtllm.service.garbage import settle_garbage_collector
 from djl_trtllm.service.lifecycle import ModelService, State
-from djl_trtllm.service.model import Model, ModelSource, open_remote, open_source, plan, prepare, remote_name
+from djl_trtllm.service.model import Model, open_remote, open_source, plan, prepare, remote_name
 from djl_trtllm.service.registry import Registry
 from djl_trtllm.service.served import ServedModel
 
 __all__ = [
     "Model",
     "ModelService",
-    "ModelSource",
     "Registry",
     "ServedModel",
     "State",

@@ -18,8 +18,9 @@ from djl_trtllm.config import Config, Options, Origin, load, names_configuration
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules.table import check_model
-from djl_trtllm.engines import EnginePlan, prepare_engine
 from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.engines.preparation import prepare_engine
 from djl_trtllm.errors import ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, load_tokenizer, open_model

@@ -11,7 +11,9 @@ import pytest
 
 from djl_trtllm.backends.compilation import compile_checkpoint
 from djl_trtllm.config import load
-from djl_trtllm.engines import EngineDir, EnginePlan, Hardware, Manifest
+from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.engines.manifest import EngineDir, Manifest
+from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, EngineError
 from tests.engines.helpers import CPU_ONLY, built, configured, write_engine_files
 

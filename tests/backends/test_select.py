@@ -8,7 +8,7 @@ from djl_trtllm.backends import registry
 from djl_trtllm.backends.registry import backend_named
 from djl_trtllm.backends.select import choose_backend, likely_backend
 from djl_trtllm.config import Backend
-from djl_trtllm.engines import Hardware
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine

@@ -13,7 +13,8 @@ from djl_trtllm.djl import worker
 from djl_trtllm.djl.worker import Metrics, is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, ExecutorStartError, ModelError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.service import Model, ModelService, ModelSource
+from djl_trtllm.service import Model, ModelService
+from djl_trtllm.service.model import ModelSource
 from tests.support.in_process import Hosts, ask, played_model
 from tests.support.models import scripted_model
 from tests.support.virtual_time import in_virtual_time

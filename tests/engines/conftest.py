@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import EngineDir, prepare_engine
+from djl_trtllm.engines.manifest import EngineDir
+from djl_trtllm.engines.preparation import prepare_engine
 from djl_trtllm.model import inspect
 from tests.engines.helpers import configured, write_checkpoint
 from tests.support.s3_fixtures import s3, store

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config import Config, load
-from djl_trtllm.engines import EngineDir, EnginePlan, Gpu, Hardware, Manifest
+from djl_trtllm.engines.gpu import Gpu
+from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.engines.manifest import EngineDir, Manifest
+from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.staging import staged
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY, CONTEXT = 2, 4, 2, 16, 128, 512, 256

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import EnginePlan, build_engine
+from djl_trtllm.engines.build import build_engine
+from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, CompilerMissingError, EngineError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CPU_ONLY, configured, wait_until
@@ -109,7 +110,7 @@ import sys
 from pathlib import Path
 from djl_trtllm.config import load
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import build_engine
+from djl_trtllm.engines.build import build_engine
 from djl_trtllm.model import inspect
 checkpoint, out, *command = sys.argv[1:]
 build_engine(plan_engine(load(None, {}), inspect(Path(checkpoint))), Path(out), print, command=command)

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import EngineCache, EngineDir, EnginePlan, Manifest, preparation, prepare_engine
+from djl_trtllm.engines import preparation
+from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.engines.compiler import Compiler
+from djl_trtllm.engines.manifest import EngineDir, Manifest
+from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.engines.preparation import prepare_engine
 from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CPU_ONLY, built, configured, write_engine_files

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.engines import Manifest
+from djl_trtllm.engines.manifest import Manifest
 from tests.engines.helpers import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, write_checkpoint
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.support.server import serving

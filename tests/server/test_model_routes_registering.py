@@ -13,7 +13,8 @@ import pytest
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import model_routes
-from djl_trtllm.service import Model, ModelSource, State
+from djl_trtllm.service import Model, State
+from djl_trtllm.service.model import ModelSource
 from tests.server.application import Application, application, body
 from tests.support.asgi import Connection
 from tests.support.in_process import Hosts, played_model

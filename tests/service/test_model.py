@@ -16,7 +16,8 @@ from djl_trtllm.api import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config
-from djl_trtllm.engines import EngineDir, EnginePlan
+from djl_trtllm.engines.manifest import EngineDir
+from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError, LayoutError, ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, load_tokenizer

@@ -15,7 +15,8 @@ from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.config import Backend, Config, load
 from djl_trtllm.config.options.registry import find
 from djl_trtllm.config.rules.table import check_model
-from djl_trtllm.engines import Gpu, Hardware
+from djl_trtllm.engines.gpu import Gpu
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.model import Layout, inspect
 
 ROOT = Path(__file__).resolve().parents[2]

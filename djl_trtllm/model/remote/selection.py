@@ -32,12 +32,9 @@ def needed(names: Iterable[str]) -> list[str]:
 
 def tokenizer_files(names: Iterable[str]) -> list[str]:
     """The files to download for the tokenizer alone: the same without the weights."""
-    return [name for name in needed(names) if not _is_weights(PurePosixPath(name))]
-
-
-def _is_weights(path: PurePosixPath) -> bool:
     suffixes = (_SAFETENSORS, *_PICKLED, ".engine")
-    return path.suffix in suffixes or any(path.name.endswith(f"{suffix}.index.json") for suffix in suffixes)
+    weights = (*suffixes, *(f"{suffix}.index.json" for suffix in suffixes))
+    return [name for name in needed(names) if not name.endswith(weights)]
 
 
 def _one_set_of_weights(paths: list[PurePosixPath]) -> set[PurePosixPath]:

@@ -15,7 +15,9 @@ import pytest
 from djl_trtllm.backends.openvino.compile import compress
 from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import EngineDir, build_engine, prepare_engine
+from djl_trtllm.engines.build import build_engine
+from djl_trtllm.engines.manifest import EngineDir
+from djl_trtllm.engines.preparation import prepare_engine
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CPU_ONLY, VOCABULARY, configured
 
@@ -149,7 +151,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from djl_trtllm.config import load
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import prepare_engine
+from djl_trtllm.engines.preparation import prepare_engine
 from djl_trtllm.model import inspect
 layout, config = inspect(Path(sys.argv[1])), load(None, {"OPTION_ENGINE_CACHE_DIR": sys.argv[2]})
 prepare_engine(config, layout, lambda line: print(line, file=sys.stderr), plan=plan_engine(config, layout))

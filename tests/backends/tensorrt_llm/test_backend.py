@@ -7,7 +7,7 @@ import pytest
 from djl_trtllm.backends.select import choose_backend
 from djl_trtllm.backends.tensorrt_llm.backend import TensorRtLlmBackend
 from djl_trtllm.config import Backend
-from djl_trtllm.engines import Hardware
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
 from tests.engines.helpers import CPU_ONLY, H200, configured, gpu_machine

@@ -8,7 +8,8 @@ import pytest
 
 from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine, check_built_engine, read_built_engine
 from djl_trtllm.config import Config, load
-from djl_trtllm.engines import Hardware, Manifest
+from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineMismatchError
 from tests.engines.helpers import H200, configured, gpu_machine
 

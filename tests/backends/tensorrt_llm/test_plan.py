@@ -11,7 +11,10 @@ import pytest
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.compiler import TensorRtLlmSpec
 from djl_trtllm.backends.tensorrt_llm.plan import CheckpointPlan, TensorRtEnginePlan, TensorRtLlmPlan
-from djl_trtllm.engines import EngineDir, Gpu, Hardware, Manifest, prepare_engine
+from djl_trtllm.engines.gpu import Gpu
+from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.engines.manifest import EngineDir, Manifest
+from djl_trtllm.engines.preparation import prepare_engine
 from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CONTEXT, configured, gpu_machine, write_tensorrt_engine
