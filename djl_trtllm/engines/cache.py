@@ -55,6 +55,7 @@ class CacheEntry:
         return ["no manifest"] if manifest is None else manifest.verify(self.path)
 
 
+@dataclass(frozen=True)
 class EngineCache:
     """Engines by key under `root`, shared by any number of processes.
 
@@ -64,9 +65,8 @@ class EngineCache:
     modification time is the last use) and `KEY.log`. With `max_bytes`, a new entry removes the least recently used.
     """
 
-    def __init__(self, root: Path, max_bytes: int | None = None) -> None:
-        self.root = root
-        self._max_bytes = max_bytes
+    root: Path
+    max_bytes: int | None = None
 
     def lookup(self, key: str) -> Path | None:
         """The complete entry of this key, or None. The entry is in use from now until this process ends."""
@@ -99,10 +99,10 @@ class EngineCache:
             if defects := _defects(entry):
                 raise EngineError(f"the builder of {entry} left no complete engine: {'; '.join(defects)}")
             in_use.hold(self.root / f"{key}.use")
-            if self._max_bytes is not None:
-                for removed in self.prune(self._max_bytes):
+            if self.max_bytes is not None:
+                for removed in self.prune(self.max_bytes):
                     progress(
-                        f"removed {removed.key} from the engine cache to stay below {format_bytes(self._max_bytes)}"
+                        f"removed {removed.key} from the engine cache to stay below {format_bytes(self.max_bytes)}"
                     )
             return entry
 

@@ -133,9 +133,8 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
     _mark_special(raw, tokens)
     config_json = _read_json(path / "config.json")
     nested = config_json.get("text_config")
-    model_configs = [_read_json(path / "generation_config.json"), config_json]
-    if isinstance(nested, dict):
-        model_configs.append(nested)
+    own = [config_json, nested] if isinstance(nested, dict) else [config_json]
+    model_configs = [_read_json(path / "generation_config.json"), *own]
     for name in ("bos_token", "eos_token", "pad_token"):
         # With tokenizer.json alone, only the model's configuration names special tokens, by id. These ids are often
         # mere defaults, so use them only if the tokenizer also treats them as special.

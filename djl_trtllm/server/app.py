@@ -52,8 +52,6 @@ class _HttpProtocol(HttpToolsProtocol):
 
 
 class Startup(NamedTuple):
-    """A model that the server starts with: its name, its source, and the function that prepares it."""
-
     name: str
     source: str
     prepare: Callable[[], Model]

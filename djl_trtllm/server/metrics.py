@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -103,7 +104,8 @@ def _counters(models: list[ServedModel]) -> Iterator[Metric]:
     reused = {n: s.reused_prompt_tokens for n, s in statistics.items()}
     yield counter("reused_prompt_tokens", "Prompt tokens taken from the prefix cache.", reused)
     yield counter("generated_tokens", "Tokens generated.", {n: s.generated_tokens for n, s in statistics.items()})
-    yield counter("executor_restarts", "Engine processes replaced.", {m.name: m.restarts for m in models})
+    restarts = {model.name: sum(worker.restarts for worker in model.workers) for model in models}
+    yield counter("executor_restarts", "Engine processes replaced.", restarts)
     finished = CounterMetricFamily(_PREFIX + "finished", "Sequences by finish reason.", labels=["model", "reason"])
     for name, figures in statistics.items():
         for reason, count in figures.finished.items():
@@ -114,10 +116,7 @@ def _counters(models: list[ServedModel]) -> Iterator[Metric]:
 def _histogram(name: str, text: str, values: dict[str, Histogram]) -> Metric:
     family = HistogramMetricFamily(_PREFIX + name, text, labels=["model"])
     for model, histogram in values.items():
-        total = 0
-        buckets = []
-        for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        family.add_metric([model], buckets, histogram.sum)
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        totals = map(float, accumulate(histogram.counts))
+        family.add_metric([model], list(zip(bounds, totals, strict=True)), histogram.sum)
     return family

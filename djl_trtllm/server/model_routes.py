@@ -161,7 +161,8 @@ class ModelRoutes:
                 "GET, PUT",
             )
         # First this, so that no request finds it any more.
-        self._registry.remove(model, lost=model.at_startup and not _is_in(self._store, model.source))
+        stored = (self._store / model.source).resolve().is_relative_to(self._store.resolve())
+        self._registry.remove(model, lost=model.at_startup and not stored)
         task = self._work.get(model.name)
         if task is not None:
             task.cancel()
@@ -181,10 +182,6 @@ class ModelRoutes:
 
         task.add_done_callback(forget)
         return task
-
-
-def _is_in(store: Path, source: str) -> bool:
-    return (store / source).resolve().is_relative_to(store.resolve())
 
 
 def _listed(model: ServedModel) -> dict[str, Any]:

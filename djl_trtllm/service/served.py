@@ -46,8 +46,6 @@ class ServedModel:
         self._changing = asyncio.Lock()
         self._ended = False
 
-    # -- life ------------------------------------------------------------------------------------------------------
-
     async def load(self, prepare: Callable[[], Model], workers: int = 1) -> None:
         """Prepare the model in the background and start its workers; READY when this returns.
 
@@ -97,8 +95,6 @@ class ServedModel:
         self._ended = True
         await asyncio.gather(*(worker.close() for worker in self.workers))
 
-    # -- requests --------------------------------------------------------------------------------------------------
-
     def pick(self) -> ModelService:
         """The ready worker with the least to do, for the next request."""
         return min(self.workers, key=lambda worker: (_BEST_FIRST.index(worker.state), worker.load_now))
@@ -125,10 +121,6 @@ class ServedModel:
     @property
     def serves_adapters(self) -> bool:
         return self.workers[0].serves_adapters
-
-    @property
-    def restarts(self) -> int:
-        return sum(worker.restarts for worker in self.workers)
 
 
 async def _end(workers: list[ModelService], timeout: float) -> None:
