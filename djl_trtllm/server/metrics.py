@@ -104,8 +104,7 @@ def _counters(models: list[ServedModel]) -> Iterator[Metric]:
     reused = {n: s.reused_prompt_tokens for n, s in statistics.items()}
     yield counter("reused_prompt_tokens", "Prompt tokens taken from the prefix cache.", reused)
     yield counter("generated_tokens", "Tokens generated.", {n: s.generated_tokens for n, s in statistics.items()})
-    restarts = {model.name: sum(worker.restarts for worker in model.workers) for model in models}
-    yield counter("executor_restarts", "Engine processes replaced.", restarts)
+    yield counter("executor_restarts", "Engine processes replaced.", {m.name: m.restarts for m in models})
     finished = CounterMetricFamily(_PREFIX + "finished", "Sequences by finish reason.", labels=["model", "reason"])
     for name, figures in statistics.items():
         for reason, count in figures.finished.items():

@@ -122,6 +122,10 @@ class ServedModel:
     def serves_adapters(self) -> bool:
         return self.workers[0].serves_adapters
 
+    @property
+    def restarts(self) -> int:
+        return sum(worker.restarts for worker in self.workers)
+
 
 async def _end(workers: list[ModelService], timeout: float) -> None:
     async def end(worker: ModelService) -> None:
