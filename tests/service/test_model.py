@@ -17,7 +17,6 @@ from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config
 from djl_trtllm.engines.manifest import EngineDir
-from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError, LayoutError, ModelError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, load_tokenizer
@@ -326,7 +325,7 @@ def compiled(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) 
     """What the checkpoint is compiled to, without a compiler."""
     engine = write_engine_files(tmp_path / "engine")
 
-    def prepare_engine(config: Config, layout: Layout, progress: Callable[[str], None], *, plan: EnginePlan) -> Any:
+    def prepare_engine(config: Config, layout: Layout, progress: Callable[[str], None], *, plan: Any) -> Any:
         progress(f"compiling {layout.path} for {plan.backend}")
         return EngineDir(engine, "openvino", None, checkpoint)
 
