@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.config import load
 from djl_trtllm.errors import DjlTrtllmError, ModelError
 from djl_trtllm.service import Model, ModelService, open_source, prepare
 
@@ -40,8 +39,7 @@ def open_worker_model(properties: Mapping[str, Any]) -> Model:
     source = open_source(directory, os.environ)
     given, own = properties.get("model_id"), source.config.options.model_id
     if given and given != own and Path(str(given)).is_dir():
-        config = load(directory, os.environ, arguments=[f"option.model_id={given}"])
-        source = type(source)(source.name, source.directory, config)
+        source = open_source(directory, os.environ, [f"option.model_id={given}"])
     return prepare(source)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.config import Origin, load, names_configuration
+from djl_trtllm.config import Origin
 from djl_trtllm.config.options.registry import find, suggest
 from djl_trtllm.config.options.values import as_text
 from djl_trtllm.errors import ConfigError
@@ -34,14 +34,12 @@ def open_offline_model(model: str | Path, options: Mapping[str, Any]) -> Model:
     given = {name: value for name, value in options.items() if value is not None}
     if problems := [_unknown(name) for name in given if _find(name) is None]:
         raise ConfigError(problems)
-    path = Path(model)
+    arguments = [f"{name}={as_text(value)}" for name, value in given.items()]
     if isinstance(model, str) and is_remote(model):
-        source = open_remote(model, os.environ)
+        source = open_remote(model, os.environ, arguments)
     else:
-        source = open_source(path, os.environ)
-    where = path if names_configuration(path) else source.directory
-    config = load(where, os.environ, arguments=[f"{name}={as_text(value)}" for name, value in given.items()])
-    prepared = prepare(replace(source, config=config, name=config.options.model_name or source.name))
+        source = open_source(Path(model), os.environ, arguments)
+    prepared = prepare(source)
     if prepared.custom is not None:
         logger.warning("the formatters of model.py are for requests over HTTP: an offline batch does without them")
     if "predict_timeout" in given:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,34 +63,36 @@ class Model:
         return self.config.options
 
 
-def open_source(path: Path, environ: Mapping[str, str]) -> ModelSource:
+def open_source(path: Path, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> ModelSource:
     """Open the model at `path`: a directory, an archive, or a configuration file in a directory.
+
+    `arguments` are KEY=VALUE pairs that override all other sources.
 
     Raises ModelError and ConfigError.
     """
     if names_configuration(path):
-        directory, config = path.parent, load(path, environ)
+        directory, config = path.parent, load(path, environ, arguments=arguments)
     else:
         # Options decide where archives are extracted, so resolve them first, without the archive's own file. A
         # directory's own file is read now, so that its problems and those of the environment are reported together.
-        config = load(path if path.is_dir() else None, environ)
+        config = load(path if path.is_dir() else None, environ, arguments=arguments)
         directory = open_model(path, config.engine_cache_dir / "models")
         if directory != path:
-            config = load(directory, environ)
+            config = load(directory, environ, arguments=arguments)
     name = config.options.model_name or re.sub(r"\W+", "-", directory.name).strip("-") or "model"
     return ModelSource(name, directory, config)
 
 
-def open_remote(text: str, environ: Mapping[str, str]) -> ModelSource:
+def open_remote(text: str, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> ModelSource:
     """Fetch a model from the hub or S3 and open it with the serving.properties that comes with it, if any.
 
-    Its code runs only if `environ` sets trust_remote_code; its own files cannot allow it. Raises ModelError and
-    ConfigError.
+    Its code runs only if `environ` or `arguments` set trust_remote_code; its own files cannot allow it. Raises
+    ModelError and ConfigError.
     """
     # HF_MODEL_ID names the model fetched here; it does not name another one inside its directory.
     local = {name: value for name, value in environ.items() if name != "HF_MODEL_ID"}
-    config = load(None, local)
-    source = open_source(fetch_model(text, config, config.options.revision), local)
+    config = load(None, local, arguments=arguments)
+    source = open_source(fetch_model(text, config, config.options.revision), local, arguments)
     trusted = config.options.trust_remote_code
     return replace(
         source,

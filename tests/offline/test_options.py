@@ -52,6 +52,18 @@ def test_a_models_own_formatters_are_told_to_be_for_http(tmp_path: Path, caplog:
     assert "formatters of model.py" in caplog.text
 
 
+@pytest.mark.parametrize(("options", "allowed"), [({}, False), ({"trust_remote_code": True}, True)])
+def test_a_fetched_model_does_not_allow_its_own_code_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], allowed: bool
+) -> None:
+    fetched = scripted_model(tmp_path / "model", **{"option.trust_remote_code": True})
+    ran = tmp_path / "ran"
+    (fetched / "model.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    monkeypatch.setattr("djl_trtllm.service.model.fetch_model", lambda text, config, revision: fetched)
+    assert open_offline_model("acme/story", options).config.options.trust_remote_code is allowed
+    assert ran.exists() is allowed
+
+
 def test_what_is_no_option_is_an_error_with_a_suggestion(make: Make) -> None:
     with pytest.raises(ConfigError) as refused:
         make(max_input_length=5, kv_cache_config={"max_tokens": 5}, zzz=1)
