@@ -342,6 +342,6 @@ def _require_short_enough(characters: int, longest_token: int | None, max_input_
     """Raise PromptTooLongError, before tokenising, for a text that is too long for any tokens of this vocabulary."""
     if longest_token is not None and characters > longest_token * max_input_len:
         raise PromptTooLongError(
-            f"the prompt has {characters} characters, which are more than {characters // longest_token} tokens, and "
+            f"the prompt has {characters} characters, which are at least {-(-characters // longest_token)} tokens, and "
             f"max_input_len is {max_input_len}: shorten it, or raise option.max_input_len"
         )

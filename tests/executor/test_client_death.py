@@ -189,7 +189,7 @@ def test_a_host_that_is_ready_and_gone_at_once_was_started_and_died(play: Play) 
         await host.client.kill()
         looked = host.probe.looked
         await asyncio.sleep(600)
-        # From Python 3.12 on the start is seen before the death, and the watch has looked once.
+        # Python 3.13 lets the start be seen before the death: then the watch has looked once (3.10 and 3.11: never).
         assert host.probe.looked == looked <= 1
 
     play(body)
