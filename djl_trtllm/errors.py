@@ -22,6 +22,9 @@
         │   └── UnsupportedParameterError   a known parameter that this backend does not have
         ├── OverloadedError         refused at admission: the queue is full
         ├── NotReadyError           the model is loading, recovering, draining or failed
+        ├── UnknownModelError       no model of the name that the request gives
+        ├── MethodNotAllowedError   the path takes other HTTP methods
+        ├── RequestTooLargeError    the body is larger than max_request_size
         ├── RequestTimeoutError     not finished within predict_timeout
         └── GenerationError         the engine failed while this request was running
 
@@ -171,6 +174,26 @@ class NotReadyError(RequestError):
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         self.retry_after = retry_after
         super().__init__(message)
+
+
+class UnknownModelError(RequestError):
+    """No model is found for the request. `name` is the one it gives; None if it has to give one and does not."""
+
+    def __init__(self, message: str, *, name: str | None) -> None:
+        self.name = name
+        super().__init__(message)
+
+
+class MethodNotAllowedError(RequestError):
+    """The path takes the HTTP methods in `allow` ("GET, POST") only."""
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        self.allow = allow
+        super().__init__(message)
+
+
+class RequestTooLargeError(RequestError):
+    """The request body is larger than `max_request_size`."""
 
 
 class RequestTimeoutError(RequestError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
 
 import orjson
@@ -29,12 +30,15 @@ class RawRequest(NamedTuple):
     """A request as it arrived.
 
     `properties` are its headers by lower-case name and SageMaker's custom attributes (`api.headers`). `path` is the
-    one of the dialect's `paths` that matched.
+    one of the dialect's paths that matched, `parameters` are the values of its `{placeholders}`, `query` those of the
+    query string (the first of repeated ones).
     """
 
     body: bytes
     properties: Mapping[str, str]
     path: str = ""
+    parameters: Mapping[str, str] = MappingProxyType({})
+    query: Mapping[str, str] = MappingProxyType({})
 
     @property
     def content_type(self) -> str | None:
@@ -88,10 +92,14 @@ class ResponseEncoder(Protocol):
 
 
 class Call(NamedTuple):
-    """A parsed request: what to generate, all of it or nothing, and the encoder of the one response."""
+    """A parsed request: what to generate, all of it or nothing, and the encoder of the one response.
+
+    `headers` are additional headers of the response.
+    """
 
     requests: tuple[GenerationRequest, ...]
     encoder: ResponseEncoder
+    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def sequences(self) -> int:
@@ -149,22 +157,32 @@ class ModelStatus(NamedTuple):
 class Dialect(ABC):
     """One HTTP API. An object without state: `api.registry` lists one of each, and the server mounts its paths.
 
-    `paths` take POST requests and generate, `pages` take GET requests and do not. In both, `{model}` is the model's
-    name, in `paths` also `{endpoint}` SageMaker's endpoint.
+    `paths` take POST requests and generate. `pages` (GET) and `actions` (POST) do not. In all of them, `{model}` is
+    the model's name, in `paths` also `{endpoint}` SageMaker's endpoint.
     """
 
     paths: tuple[str, ...]
     pages: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()
     names_model: bool = False
-    """Whether `model_name` finds the model's name in the request, for paths without it."""
+    """Whether `model_name` finds the model's name in the request, for `paths` and `actions` without it."""
+    aliases: frozenset[str] = frozenset()
+    """Names that mean the only model, if no model has that name."""
 
     def model_name(self, request: RawRequest) -> str | None:
         """The model that the request names. Called before `parse`; None for the only model."""
         return None
 
-    def page(self, path: str, models: Sequence[ModelStatus]) -> Reply:
+    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """One of `pages`. `models` are all models, or the one that the path names."""
-        raise NotImplementedError(f"{type(self).__name__} has no page {path}")
+        raise NotImplementedError(f"{type(self).__name__} has no page {request.path}")
+
+    def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """One of `actions`. `models` are all models, or the one that the request names.
+
+        Called in a thread, because tokenising takes time. Raises RequestError.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no action {request.path}")
 
     @abstractmethod
     def parse(self, request: RawRequest, model: ModelContext) -> Call:

@@ -14,7 +14,7 @@ from functools import partial
 from types import coroutine
 from typing import Any, cast
 
-from djl_trtllm.api import ResponseEncoder
+from djl_trtllm.api import Call
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.exchange import Exchange
@@ -55,16 +55,17 @@ def start_now(step: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | No
 
 
 class ResponseWriter:
-    """Encodes the output chunks of one request into ASGI messages.
+    """Encodes the output chunks of one call into ASGI messages.
 
-    `sequences`: how many will end. While the client does not read, chunks are kept and sent together when it reads
-    again; after `stream_write_timeout` seconds the client is dropped.
+    While the client does not read, chunks are kept and sent together when it reads again; after
+    `stream_write_timeout` seconds the client is dropped.
     """
 
-    def __init__(self, encoder: ResponseEncoder, exchange: Exchange, *, sequences: int) -> None:
-        self._encoder = encoder
+    def __init__(self, call: Call, exchange: Exchange) -> None:
+        self._encoder = call.encoder
+        self._headers = call.headers
         self._exchange = exchange
-        self._unfinished = sequences
+        self._unfinished = call.sequences
         self._write_timeout = exchange.options.stream_write_timeout
         self._blocked: asyncio.Task[None] | None = None
         self._kept: list[OutputChunk] = []
@@ -136,7 +137,7 @@ class ResponseWriter:
         return self._first(message, len(data) if self._complete else None)
 
     async def _first(self, message: dict[str, Any], length: int | None) -> None:
-        await self._exchange.begin(200, self._encoder.content_type, length)
+        await self._exchange.begin(200, self._encoder.content_type, length, self._headers)
         await self._exchange.send(message)
 
     def _run(self, messages: Coroutine[Any, Any, None]) -> None:

@@ -5,6 +5,7 @@ A request to a dialect's path: find the model, read the body, let the dialect pa
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +15,16 @@ from starlette.routing import Route, Router
 from starlette.types import Lifespan, Receive, Scope, Send
 
 from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
-from djl_trtllm.api.front_end import front_end_error, method_not_allowed
+from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.config import Options
-from djl_trtllm.errors import NotReadyError, RequestError
+from djl_trtllm.errors import (
+    MethodNotAllowedError,
+    NotReadyError,
+    RequestError,
+    RequestTooLargeError,
+    UnknownModelError,
+)
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
 from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
@@ -60,14 +67,13 @@ class Endpoint:
         try:
             if self.method is not None and not self._takes(scope["method"]):
                 message = f"{scope['path']} takes {self.method}, not {scope['method']}"
-                await exchange.reply(method_not_allowed(message, self.method))
-                return
+                raise MethodNotAllowedError(message, allow=self.method)
             await self.handler(exchange)
         except ClientGone:
             pass
         except BodyTooLarge:
             message = f"the request body is larger than max_request_size={self.options.max_request_size} bytes"
-            await exchange.reply(front_end_error(413, message))
+            await exchange.fail(RequestTooLargeError(message))
         except RequestError as error:
             await exchange.fail(error)
         except Exception as error:
@@ -116,6 +122,9 @@ class Routes:
             for path in dialect.pages:
                 handler = partial(self.page, dialect, path)
                 yield path, Endpoint(handler, "GET", self.options, self.counts, dialect)
+            for path in dialect.actions:
+                handler = partial(self.act, dialect, path)
+                yield path, Endpoint(handler, "POST", self.options, self.counts, dialect)
 
     async def ping(self, exchange: Exchange) -> None:
         """200 only if every model that the server was started with is ready.
@@ -137,20 +146,17 @@ class Routes:
         request: RawRequest | None = None
         name = exchange.scope["path_params"].get("model") or exchange.model_name
         if name is None and dialect.names_model:
-            request = RawRequest(await exchange.body(), exchange.properties, path)
+            request = await _read(exchange, path)
             name = dialect.model_name(request)
-        model = self._find(name, exchange.scope["path_params"].get("endpoint"))
-        if model is None:
-            await exchange.reply(self._unknown(name))
-            return
+        model = self._find(dialect, name, exchange.scope["path_params"].get("endpoint"))
         if model.state is State.DRAINING:
             # Keep-alive clients have to open a connection to another server.
             error = NotReadyError(f"model {model.name} is shutting down")
             await exchange.fail(error, (("Connection", "close"),))
             return
-        request = request or RawRequest(await exchange.body(), exchange.properties, path)
+        request = request or await _read(exchange, path)
         call = dialect.parse(request, model.model)
-        writer = ResponseWriter(call.encoder, exchange, sequences=call.sequences)
+        writer = ResponseWriter(call, exchange)
         service = model.pick()
         generations = await service.generate(call, writer.deliver)
         try:
@@ -161,29 +167,43 @@ class Routes:
 
     async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         """A dialect's page, of all models or of the one that the path names."""
-        models = list(self.registry.models.values())
-        name = exchange.scope["path_params"].get("model")
-        if name is not None:
-            models = [model for model in models if model.name == name]
-            if not models:
-                await exchange.reply(self._unknown(name))
-                return
-        await exchange.reply(dialect.page(path, [_status(model) for model in models]))
+        models = self._named(dialect, exchange.scope["path_params"].get("model"))
+        await exchange.reply(dialect.page(_request(exchange, path), models))
+
+    async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+        """A dialect's action, on all models or on the one that the request names."""
+        request = await _read(exchange, path)
+        name = request.parameters.get("model") or (dialect.model_name(request) if dialect.names_model else None)
+        models = self._named(dialect, name)
+        await exchange.reply(await asyncio.to_thread(dialect.act, request, models))
 
     async def not_found(self, exchange: Exchange) -> None:
         await exchange.reply(front_end_error(404, f"there is nothing at {exchange.scope['path']}"))
 
-    def _find(self, name: str | None, endpoint: str | None) -> ServedModel | None:
-        if endpoint is not None:
-            # SageMaker's client names the endpoint, which may also be the name of a model.
-            return self.registry.find(endpoint) or self.registry.find(None)
-        return self.registry.find(name)
+    def _named(self, dialect: Dialect, name: str | None) -> list[ModelStatus]:
+        models = self.registry.models.values() if name is None else [self._find(dialect, name)]
+        return [_status(model) for model in models]
 
-    def _unknown(self, name: str | None) -> Reply:
+    def _find(self, dialect: Dialect, name: str | None, endpoint: str | None = None) -> ServedModel:
+        """The model that a request is for. Raises UnknownModelError."""
+        model = self.registry.find(name if endpoint is None else endpoint)
+        if model is None and (endpoint is not None or name in dialect.aliases):
+            # SageMaker's client names the endpoint, which may also be the name of a model.
+            model = self.registry.find(None)
+        if model is not None:
+            return model
         known = ", ".join(sorted(self.registry.models)) or "none"
         if name is None:
-            return front_end_error(400, f"Parameter model_name is required; loaded: {known}")
-        return front_end_error(404, f"there is no model named {name!r} here; loaded: {known}")
+            raise UnknownModelError(f"Parameter model_name is required; loaded: {known}", name=None)
+        raise UnknownModelError(f"there is no model named {name!r} here; loaded: {known}", name=name)
+
+
+async def _read(exchange: Exchange, path: str) -> RawRequest:
+    return _request(exchange, path, await exchange.body())
+
+
+def _request(exchange: Exchange, path: str, body: bytes = b"") -> RawRequest:
+    return RawRequest(body, exchange.properties, path, exchange.scope["path_params"], exchange.query)
 
 
 def _status(model: ServedModel) -> ModelStatus:

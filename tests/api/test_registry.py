@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 
 from djl_trtllm import errors
-from djl_trtllm.api import Dialect
+from djl_trtllm.api import Dialect, RawRequest
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.config import Options
-from djl_trtllm.errors import OverloadedError, RequestError
+from djl_trtllm.errors import MethodNotAllowedError, OverloadedError, RequestError, UnknownModelError
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
@@ -22,7 +23,11 @@ from tests.support.in_process import Hosts
 from tests.support.trial_dialect import TRIAL
 from tests.support.virtual_time import in_virtual_time, until
 
-QUEUE = {"queue_depth": 1, "capacity": 1, "retry_after": 1}
+ARGUMENTS: dict[type[RequestError], dict[str, Any]] = {
+    OverloadedError: {"queue_depth": 1, "capacity": 1, "retry_after": 1},
+    UnknownModelError: {"name": "hen"},
+    MethodNotAllowedError: {"allow": "POST"},
+}
 PROMPTS = b"the wolf\nthe little red riding hood\n"
 
 
@@ -45,7 +50,7 @@ def registered() -> Iterator[None]:
 
 
 def test_every_path_belongs_to_one_dialect() -> None:
-    paths = [path for dialect in DIALECTS for path in (*dialect.paths, *dialect.pages)]
+    paths = [path for dialect in DIALECTS for path in (*dialect.paths, *dialect.pages, *dialect.actions)]
     assert len(set(paths)) == len(paths)
     assert all(dialect.paths for dialect in DIALECTS)
     assert DEFAULT in DIALECTS
@@ -56,7 +61,7 @@ def test_every_dialect_has_a_reply_to_every_error(dialect: Dialect) -> None:
     for name, kind in vars(errors).items():
         if not isinstance(kind, type) or not issubclass(kind, RequestError):
             continue
-        error = kind("why", **(QUEUE if kind is OverloadedError else {}))
+        error = kind("why", **ARGUMENTS.get(kind, {}))
         reply = dialect.encode_error(error, Options())
         assert 400 <= HTTPStatus(reply.status) <= 599, name
         assert b"why" in reply.body
@@ -74,7 +79,7 @@ async def test_a_dialect_with_its_line_is_served_beside_the_others(hosts: Hosts,
     hosts.alone = True
     async with application(tokenizer) as served:
         answer = await served.client.post("/trial", PROMPTS, {"tokens": "2"})
-        assert (answer.status, answer.headers["content-type"]) == (200, "text/lines")
+        assert (answer.status, answer.headers["content-type"], answer.headers["x-prompts"]) == (200, "text/lines", "2")
         assert answer.body.splitlines() == [line(tokenizer, prompt) for prompt in PROMPTS.decode().splitlines()]
         assert (await served.client.post("/invocations", body())).status == 200
         assert (await served.client.get("/trial")).status == 405
@@ -154,7 +159,8 @@ async def test_a_dialect_may_find_the_models_name_in_the_request(hosts: Hosts, t
         answer = await served.client.post("/trial", PROMPTS, {"x-model": "fable", "model_name": "story"})
         assert (answer.status, len(hosts.made[0].submitted)) == (200, 2)
         assert (await served.client.post("/trial", PROMPTS, {"x-model": "hen"})).status == 404
-        assert (await served.client.post("/trial", PROMPTS, {})).status == 400
+        answer = await served.client.post("/trial", PROMPTS, {})
+        assert (answer.status, answer.body[:40]) == (404, b"! Parameter model_name is required; load")
         assert (await served.client.post("/trial", b"x" * 1001, {"x-model": "hen"})).status == 413
 
 
@@ -167,12 +173,42 @@ async def test_a_dialect_has_pages_of_all_models_and_of_one(hosts: Hosts, tokeni
         assert (answer.status, answer.body) == (200, b"story True\nfable -\n")
         assert (await served.client.get("/trial/models/fable")).body == b"fable -\n"
         assert (await served.client.get("/trial/models/hen")).status == 404
-        assert (await served.client.post("/trial/models")).status == 405
+        answer = await served.client.post("/trial/models")
+        assert (answer.status, answer.body[:1], answer.headers["content-type"]) == (405, b"!", "text/plain")
 
 
-def test_a_dialect_without_pages_has_none() -> None:
+@pytest.mark.usefixtures("registered")
+@in_virtual_time
+async def test_a_dialect_has_actions_on_all_models_and_on_one(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        await served.load(tokenizer, "fable")
+        count = len(tokenizer.encode("the wolf"))
+        answer = await served.client.post("/trial/count", b"the wolf")
+        assert (answer.status, answer.body.decode()) == (200, f"story {count}\nfable {count}\n")
+        assert (await served.client.post("/trial/count", b"the wolf", {"x-model": "fable"})).body[:6] == b"fable "
+        assert (await served.client.post("/trial/story/count", b"the wolf")).body[:6] == b"story "
+        answer = await served.client.post("/trial/hen/count", b"the wolf")
+        assert (answer.status, answer.body[:28]) == (404, b"! there is no model named 'h")
+        assert (await served.client.post("/trial/count", b"")).status == 400
+        assert (await served.client.get("/trial/count")).status == 405
+
+
+@pytest.mark.usefixtures("registered")
+@in_virtual_time
+async def test_a_dialects_alias_means_the_only_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with application(tokenizer) as served:
+        assert (await served.client.post("/trial/default/stream", PROMPTS)).status == 200
+        assert (await served.client.post("/trial/default/count", PROMPTS)).body[:6] == b"story "
+        await served.load(tokenizer, "fable")
+        assert (await served.client.post("/trial/default/stream", PROMPTS)).status == 404
+
+
+def test_a_dialect_without_pages_and_actions_has_none() -> None:
     with pytest.raises(NotImplementedError, match="Lmi has no page /v1/models"):
-        DEFAULT.page("/v1/models", [])
+        DEFAULT.page(RawRequest(b"", {}, "/v1/models"), [])
+    with pytest.raises(NotImplementedError, match="Lmi has no action /tokenize"):
+        DEFAULT.act(RawRequest(b"", {}, "/tokenize"), [])
 
 
 def line(tokenizer: Tokenizer, prompt: str) -> bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from djl_trtllm.api import Call
 from djl_trtllm.config import Options
-from djl_trtllm.request import OutputChunk
+from djl_trtllm.request import GenerationRequest, OutputChunk, Sampling
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.response_writer import ResponseWriter
@@ -22,7 +23,7 @@ class Answered:
         self.client = Connection("POST", "/invocations")
         exchange = Exchange(self.client.scope, self.client.receive, self.client.send, OPTIONS, ServerCounts())
         self.encoder = encoder or WordEncoder()
-        self.answer = ResponseWriter(self.encoder, exchange, sequences=sequences)
+        self.answer = ResponseWriter(Call((GenerationRequest(sampling=Sampling(n=sequences)),), self.encoder), exchange)
         self.task = asyncio.ensure_future(self.answer.wait())
 
     def deliver(self, *chunks: OutputChunk) -> None:

@@ -9,15 +9,21 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
+    MethodNotAllowedError,
     NotReadyError,
     OverloadedError,
     RequestError,
     RequestTimeoutError,
+    RequestTooLargeError,
+    UnknownModelError,
 )
 from djl_trtllm.request import GenerationRequest, OutputChunk, Sampling
 
 ERRORS: dict[type[RequestError], int] = {
     InvalidRequestError: 400,
+    UnknownModelError: 404,
+    MethodNotAllowedError: 405,
+    RequestTooLargeError: 413,
     OverloadedError: 429,
     NotReadyError: 503,
     RequestTimeoutError: 504,
@@ -59,13 +65,22 @@ class LinesEncoder:
 class Trial(Dialect):
     paths = ("/trial", "/trial/{model}/stream")
     pages = ("/trial/models", "/trial/models/{model}")
+    actions = ("/trial/count", "/trial/{model}/count")
     names_model = True
+    aliases = frozenset({"default"})
 
     def model_name(self, request: RawRequest) -> str | None:
         return request.properties.get("x-model")
 
-    def page(self, path: str, models: Sequence[ModelStatus]) -> Reply:
+    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         lines = [f"{name} {context.options.tgi_compat if context else '-'}\n" for name, _, context in models]
+        return Reply(200, "text/lines", "".join(lines).encode())
+
+    def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        if not request.body:
+            raise InvalidRequestError("there is nothing to count")
+        text = request.body.decode()
+        lines = [f"{name} {len(context.tokenizer.encode(text))}\n" for name, _, context in models if context]
         return Reply(200, "text/lines", "".join(lines).encode())
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
@@ -74,7 +89,8 @@ class Trial(Dialect):
             raise InvalidRequestError(f"no prompts for {model.name}")
         sampling = Sampling(max_new_tokens=int(request.properties.get("tokens", "4")))
         requests = tuple(GenerationRequest(prompt=prompt, sampling=sampling) for prompt in prompts)
-        return Call(requests, LinesEncoder(len(prompts), stream=request.path.endswith("/stream")))
+        encoder = LinesEncoder(len(prompts), stream=request.path.endswith("/stream"))
+        return Call(requests, encoder, headers=(("X-Prompts", str(len(prompts))),))
 
     def encode_error(self, error: BaseException, options: Options) -> Reply:
         if not isinstance(error, RequestError):

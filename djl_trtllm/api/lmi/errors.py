@@ -15,10 +15,13 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
+    MethodNotAllowedError,
     NotReadyError,
     OverloadedError,
     RequestError,
     RequestTimeoutError,
+    RequestTooLargeError,
+    UnknownModelError,
 )
 
 _FAILED = 424
@@ -26,19 +29,22 @@ _FAILED = 424
 
 
 class ErrorRow(NamedTuple):
-    """One class of errors. `option` has the status, if one can change it; `djl_type` is None for the handler's body."""
+    """One class of errors. `status` is a number or the option that has it; `djl_type` None: the handler's body."""
 
-    option: str | None
+    status: int | str
     djl_type: str | None
     tgi_type: str
 
 
 ERRORS: dict[type[RequestError], ErrorRow] = {
-    InvalidRequestError: ErrorRow(None, None, "validation"),
+    InvalidRequestError: ErrorRow(_FAILED, None, "validation"),
+    UnknownModelError: ErrorRow(404, "ResourceNotFoundException", "validation"),
+    MethodNotAllowedError: ErrorRow(405, "MethodNotAllowedException", "validation"),
+    RequestTooLargeError: ErrorRow(413, "RequestEntityTooLargeException", "validation"),
     OverloadedError: ErrorRow("throttle_error_http_code", "WlmCapacityException", "overloaded"),
     NotReadyError: ErrorRow("wlm_error_http_code", "WlmException", "unhealthy"),
     RequestTimeoutError: ErrorRow("timeout_http_code", "TranslateException", "incomplete_generation"),
-    GenerationError: ErrorRow(None, None, "generation"),
+    GenerationError: ErrorRow(_FAILED, None, "generation"),
 }
 """Subclasses share the row of their nearest base."""
 
@@ -47,16 +53,21 @@ def encode_error(error: BaseException, options: Options) -> Reply:
     if not isinstance(error, RequestError):
         message = "Internal server error, see the server's log."
         return front_end_error(options.server_error_http_code, message, "InternalServerException")
+    if isinstance(error, UnknownModelError) and error.name is None:
+        return front_end_error(400, str(error))
     row = _row(error)
-    status: int = _FAILED if row.option is None else getattr(options, row.option)
+    status: int = row.status if isinstance(row.status, int) else getattr(options, row.status)
     if row.djl_type is None:
         return Reply.json({"error": str(error), "code": status}, status)
     fields: dict[str, object] = {}
+    headers: dict[str, str] = {}
     if isinstance(error, OverloadedError):
         fields = {"queue_depth": error.queue_depth, "queue_capacity": error.capacity}
-    retry_after = error.retry_after if isinstance(error, (OverloadedError, NotReadyError)) else None
-    headers = () if retry_after is None else (("Retry-After", str(retry_after)),)
-    return front_end_error(status, str(error), row.djl_type, fields=fields, headers=headers)
+    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
+        headers = {"Retry-After": str(error.retry_after)}
+    if isinstance(error, MethodNotAllowedError):
+        headers = {"Allow": error.allow}
+    return front_end_error(status, str(error), row.djl_type, fields=fields, headers=tuple(headers.items()))
 
 
 def tgi_error_type(error: RequestError) -> str:

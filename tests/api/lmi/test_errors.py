@@ -9,11 +9,13 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
+    MethodNotAllowedError,
     NotReadyError,
     OverloadedError,
     PromptTooLongError,
     RequestError,
     RequestTimeoutError,
+    UnknownModelError,
     UnsupportedParameterError,
 )
 
@@ -25,6 +27,10 @@ def subclasses(of: type[RequestError]) -> list[type[RequestError]]:
 def make(kind: type[RequestError], message: str) -> RequestError:
     if issubclass(kind, OverloadedError):
         return kind(message, queue_depth=7, capacity=7, retry_after=2)
+    if issubclass(kind, UnknownModelError):
+        return kind(message, name="hen")
+    if issubclass(kind, MethodNotAllowedError):
+        return kind(message, allow="GET, PUT")
     return kind(message)
 
 
@@ -33,6 +39,9 @@ ROWS = {
     "PromptTooLongError": (424, None, "validation"),
     "UnknownAdapterError": (424, None, "validation"),
     "UnsupportedParameterError": (424, None, "validation"),
+    "UnknownModelError": (404, "ResourceNotFoundException", "validation"),
+    "MethodNotAllowedError": (405, "MethodNotAllowedException", "validation"),
+    "RequestTooLargeError": (413, "RequestEntityTooLargeException", "validation"),
     "OverloadedError": (503, "WlmCapacityException", "overloaded"),
     "NotReadyError": (503, "WlmException", "unhealthy"),
     "RequestTimeoutError": (400, "TranslateException", "incomplete_generation"),
@@ -64,6 +73,15 @@ def test_an_error_that_nobody_mapped_is_one_of_the_engine() -> None:
 def test_a_request_that_fails_by_itself_gets_the_handlers_body(kind: type[RequestError]) -> None:
     answer = encode_error(kind("wrong"), Options())
     assert (answer.status, answer.body) == (424, b'{"error":"wrong","code":424}')
+
+
+def test_a_request_that_names_no_model_is_a_bad_one() -> None:
+    answer = encode_error(UnknownModelError("name one", name=None), Options())
+    assert (answer.status, json.loads(answer.body)["type"]) == (400, "BadRequestException")
+
+
+def test_a_wrong_method_is_answered_with_the_right_ones() -> None:
+    assert encode_error(MethodNotAllowedError("no", allow="GET, PUT"), Options()).headers == (("Allow", "GET, PUT"),)
 
 
 def test_an_overload_tells_the_queue_and_when_to_return() -> None:
