@@ -6,6 +6,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from djl_trtllm.errors import ModelError
 
 _MOST_THREADS = 8
 _SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 _PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json", "*.pt", "*.pth")
 _CONFIG_AND_TOKENIZER = (
     "config.json",
@@ -66,6 +68,17 @@ def identity_files(checkpoint: Path) -> list[Path]:
     weights = _matching(checkpoint, _SAFETENSORS) or _matching(checkpoint, _PICKLED)
     code = _matching(checkpoint, ("*.py",)) if _has_own_code(checkpoint) else []
     return weights + code + _matching(checkpoint, _CONFIG_AND_TOKENIZER)
+
+
+def copy_identity_files(checkpoint: Path, tokenizer_dir: Path, out: Path, *, without: Iterable[str] = ()) -> None:
+    """Copy configuration, tokenizer and code files as they are into an engine directory, over what the compiler wrote.
+
+    Weights are not copied, nor the files named in `without`. Raises OSError.
+    """
+    for source in dict.fromkeys((checkpoint, tokenizer_dir)):
+        for path in identity_files(source):
+            if not path.name.endswith(_WEIGHTS) and path.name not in without:
+                shutil.copyfile(path, out / path.name)
 
 
 def _matching(directory: Path, patterns: Iterable[str]) -> list[Path]:

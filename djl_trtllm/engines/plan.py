@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.config import Backend, Config, DType
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.engines.cache import cache_key
 from djl_trtllm.engines.compiler import Compiler
@@ -145,6 +145,17 @@ def common_facts(config: Config, layout: Layout) -> dict[str, Any]:
         "engine_dir": layout.engine_dir if layout.kind.is_engine else None,
         "hash_store": config.engine_cache_dir / "hashes",
     }
+
+
+def asked_options(config: Config) -> dict[str, OptionValue]:
+    """The options that make another engine, where the user set them, as a manifest has them."""
+    options = config.options
+    asked: dict[str, OptionValue] = {}
+    if options.dtype is not DType.AUTO:
+        asked["dtype"] = options.dtype.value
+    if config.is_set("quantize"):
+        asked["quantize"] = "none" if options.quantize is None else options.quantize.value
+    return asked
 
 
 def planned_sequences(config: Config) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.engines.file_hashes import FileHashes
-from djl_trtllm.engines.identity import checkpoint_identity, identity_files
+from djl_trtllm.engines.identity import checkpoint_identity, copy_identity_files, identity_files
 from djl_trtllm.errors import ModelError
 
 IDENTITY = "sha256:5522f077077760885474add44c76ed7f3185b54b1ceca983a837a7f30765fcec"
@@ -109,3 +109,44 @@ def test_code_counts_where_the_model_loads_its_own(copy: Path) -> None:
 def test_a_tokenizer_in_another_directory_counts(checkpoint: Path, copy: Path) -> None:
     assert checkpoint_identity(checkpoint, copy) != checkpoint_identity(checkpoint)
     assert checkpoint_identity(checkpoint, checkpoint) == checkpoint_identity(checkpoint)
+
+
+# -- copies in an engine's directory -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def test_configuration_and_tokenizer_are_copied_as_they_are_and_weights_are_not(copy: Path, out: Path) -> None:
+    (copy / "model.safetensors.index.json").write_text("{}")
+    (out / "config.json").write_text("rewritten by the exporter")
+    copy_identity_files(copy, copy, out)
+    copied = {path.name: path.read_bytes() for path in out.iterdir()}
+    expected = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    assert copied == {name: (copy / name).read_bytes() for name in expected}
+
+
+def test_what_is_left_out_by_name_stays_as_the_compiler_wrote_it(copy: Path, out: Path) -> None:
+    (out / "config.json").write_text("the engine's own")
+    copy_identity_files(copy, copy, out, without=("config.json",))
+    assert (out / "config.json").read_text() == "the engine's own"
+    assert (out / "tokenizer.json").exists()
+
+
+def test_pickled_weights_are_not_copied_either(copy: Path, out: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    for name in ("pytorch_model.bin", "model.pt", "model.pth", "pytorch_model.bin.index.json"):
+        (copy / name).touch()
+    copy_identity_files(copy, copy, out)
+    assert not [path.name for path in out.iterdir() if "model" in path.name]
+
+
+def test_the_tokenizers_own_directory_counts_before_the_checkpoint(copy: Path, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("another")
+    copy_identity_files(copy, tmp_path / "tokenizer", out)
+    assert (out / "tokenizer.json").read_text() == "another"
+    assert (out / "config.json").exists()

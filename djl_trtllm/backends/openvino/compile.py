@@ -7,20 +7,18 @@ byte-identical copies of the checkpoint's configuration and tokenizer files. The
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from djl_trtllm.backends.openvino.compiler import OpenVinoSpec
 from djl_trtllm.backends.openvino.engine_files import MODEL_XML
-from djl_trtllm.engines.identity import identity_files
+from djl_trtllm.engines.identity import copy_identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
 from djl_trtllm.engines.spec import report_phase
 
 _TASK = "text-generation-with-past"
 _GROUP_SIZE = 128
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +33,7 @@ def main(argv: list[str]) -> int:
     report_phase("tokenizer")
     convert_tokenizer(spec, out)
     report_phase("save")
-    copy_files(spec, out)
+    copy_identity_files(Path(spec.checkpoint), Path(spec.tokenizer_dir), out)
     return 0
 
 
@@ -117,14 +115,6 @@ def convert_tokenizer(spec: OpenVinoSpec, out: Path) -> None:
             "is not available with it",
             flush=True,
         )
-
-
-def copy_files(spec: OpenVinoSpec, out: Path) -> None:
-    """Copy configuration, tokenizer and code files as they are, over what the exporter rewrote."""
-    for source in dict.fromkeys((Path(spec.checkpoint), Path(spec.tokenizer_dir))):
-        for path in identity_files(source):
-            if not path.name.endswith(_WEIGHTS):
-                shutil.copyfile(path, out / path.name)
 
 
 if __name__ == "__main__":

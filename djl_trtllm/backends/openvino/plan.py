@@ -14,7 +14,7 @@ from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions
-from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences
+from djl_trtllm.engines.plan import EnginePlan, asked_options, common_facts, planned_length, planned_sequences
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Layout, ModelKind, ModelShape
 from djl_trtllm.model.remote.progress import format_bytes
@@ -172,7 +172,7 @@ def plan_openvino(
         reason=reason,
         dtype=dtype,
         quantize=quantize,
-        asked=_asked(config, dtype, quantize),
+        asked=asked_options(config),
         max_sequences=max_sequences,
         max_seq_len=max_seq_len,
         max_input_len=options.max_input_len,
@@ -201,15 +201,6 @@ def _weight_bytes(layout: Layout, shape: ModelShape) -> int:
     if shape.parameter_bytes is not None:
         return shape.parameter_bytes
     return sum(path.stat().st_size for path in layout.weight_files)
-
-
-def _asked(config: Config, dtype: str, quantize: str) -> dict[str, OptionValue]:
-    asked: dict[str, OptionValue] = {}
-    if config.options.dtype is not DType.AUTO:
-        asked["dtype"] = dtype
-    if config.is_set("quantize"):
-        asked["quantize"] = quantize
-    return asked
 
 
 def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tuple[int, int]:

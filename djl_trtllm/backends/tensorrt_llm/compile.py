@@ -8,17 +8,15 @@ the tokenizer. The manifest is the parent's.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
 from djl_trtllm.backends.tensorrt_llm.compiler import TensorRtLlmSpec
 from djl_trtllm.backends.tensorrt_llm.ranks import ending_with_ranks
-from djl_trtllm.engines.identity import identity_files
+from djl_trtllm.engines.identity import copy_identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
 from djl_trtllm.engines.spec import report_phase
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 # The engine's own config.json says how it is quantised.
 _OF_THE_CHECKPOINT = ("config.json", "hf_quant_config.json", "quantize_config.json", "quantization_config.json")
 
@@ -31,7 +29,7 @@ def main(argv: list[str]) -> int:
     # The timing cache is written to the working directory, and belongs to the engine.
     os.chdir(out)
     compile_engine(spec, out)
-    copy_files(spec, out)
+    copy_identity_files(Path(spec.checkpoint), Path(spec.tokenizer_dir), out, without=_OF_THE_CHECKPOINT)
     return 0
 
 
@@ -68,14 +66,6 @@ def _checkpoint(spec: TensorRtLlmSpec) -> str:
     link = Path(spec.workspace) / spec.converter_alias
     link.symlink_to(spec.checkpoint)
     return str(link)
-
-
-def copy_files(spec: TensorRtLlmSpec, out: Path) -> None:
-    """Copy the checkpoint's tokenizer and generation files as they are, over what the tokenizer rewrote."""
-    for source in dict.fromkeys((Path(spec.checkpoint), Path(spec.tokenizer_dir))):
-        for path in identity_files(source):
-            if not path.name.endswith(_WEIGHTS) and path.name not in _OF_THE_CHECKPOINT:
-                shutil.copyfile(path, out / path.name)
 
 
 # MPI starts this module again for every further GPU.

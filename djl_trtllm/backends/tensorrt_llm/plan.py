@@ -29,7 +29,7 @@ from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions, raise_damaged
-from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences
+from djl_trtllm.engines.plan import EnginePlan, asked_options, common_facts, planned_length, planned_sequences
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout
 
@@ -278,7 +278,7 @@ def plan_tensorrt_llm(
         **common,
         notes=tuple(notes),
         max_input_len=options.max_input_len,
-        asked=_asked(config, layout),
+        asked=asked_options(config),
         converter_alias=converter_alias(layout.path.resolve(), layout.config or {}, config),
     )
     if layout.engine_dir is None or not is_engine:
@@ -381,17 +381,6 @@ def _tokens_per_iteration(config: Config, max_seq_len: int, notes: list[str]) ->
             "memory from the KV cache; set option.enable_chunked_prefill=true to split them"
         )
     return longest_prompt
-
-
-def _asked(config: Config, layout: Layout) -> dict[str, OptionValue]:
-    """Options that make another engine, as a manifest has them."""
-    options = config.options
-    asked: dict[str, OptionValue] = {}
-    if options.dtype is not DType.AUTO:
-        asked["dtype"] = options.dtype.value
-    if config.is_set("quantize"):
-        asked["quantize"] = "none" if options.quantize is None else options.quantize.value
-    return asked
 
 
 def _least(value: int, bound: int | None) -> int:

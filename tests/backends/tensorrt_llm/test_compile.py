@@ -116,36 +116,13 @@ def test_without_a_name_or_a_place_for_the_link_the_checkpoint_itself_is_read(
     assert calls.arguments["model"] == "/models/it"
 
 
-def test_files_of_the_tokenizer_and_generation_are_copied_as_they_are(out: Path, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "checkpoint")
-    for name in (
-        "hf_quant_config.json",
-        "quantize_config.json",
-        "quantization_config.json",
-        "model.safetensors.index.json",
-    ):
-        (checkpoint / name).write_text("{}")
-    (out / "tokenizer.json").write_text("rewritten")
-    tensorrt_llm.copy_files(spec_of(out, checkpoint=str(checkpoint), tokenizer_dir=str(checkpoint)), out)
-    copied = {path.name: path.read_bytes() for path in out.iterdir()}
-    expected = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
-    assert copied == {name: (checkpoint / name).read_bytes() for name in expected}
-
-
-def test_the_tokenizers_own_directory_counts_before_the_checkpoint(out: Path, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "checkpoint")
-    tokenizer = tmp_path / "tokenizer"
-    tokenizer.mkdir()
-    (tokenizer / "tokenizer.json").write_text("another")
-    tensorrt_llm.copy_files(spec_of(out, checkpoint=str(checkpoint), tokenizer_dir=str(tokenizer)), out)
-    assert (out / "tokenizer.json").read_text() == "another"
-    assert (out / "generation_config.json").exists()
-
-
 def test_the_whole_compiler_leaves_an_engine_beside_its_timing_cache(
     calls: Calls, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    left_out = ("hf_quant_config.json", "quantize_config.json", "quantization_config.json")
+    for name in left_out:
+        (checkpoint / name).write_text("{}")
     spec_of(out, checkpoint=str(checkpoint), tokenizer_dir=str(checkpoint)).save(tmp_path / "spec.json")
     monkeypatch.chdir(tmp_path)
     assert tensorrt_llm.main(["tensorrt_llm", str(tmp_path / "spec.json")]) == 0
@@ -153,3 +130,4 @@ def test_the_whole_compiler_leaves_an_engine_beside_its_timing_cache(
     assert calls.names[0] == "lifeline"
     assert (out / "config.json").read_text() == "TensorRT-LLM's own"
     assert (out / "tokenizer.json").read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
+    assert not [name for name in left_out if (out / name).exists()]
