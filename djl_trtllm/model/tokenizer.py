@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+import tokenizers.models
 import tokenizers.pre_tokenizers
 import tokenizers.processors
 
@@ -75,10 +76,11 @@ class Tokenizer:
         self._chat_template = chat_template.ChatTemplate(templates, special_tokens, origin)
         added = raw.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
-        self.vocab_size = max(raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = raw.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.pad_id = self._id_of(special_tokens.get("pad_token"))
         self.bos_id = self._id_of(special_tokens.get("bos_token"))
-        self.longest_token = _longest_token(raw)
+        self.longest_token = _longest_token(raw, vocabulary)
         own_end = self._id_of(special_tokens.get("eos_token"))
         self.end_ids = frozenset(end_ids) | (frozenset() if own_end is None else {own_end})
 
@@ -276,28 +278,32 @@ def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:
     return found
 
 
-def _longest_token(raw: tokenizers.Tokenizer) -> int | None:
+def _longest_token(raw: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> int | None:
     """Characters of the longest token, if every character of a text becomes a token or a part of one; else None.
 
     A byte of UTF-8 is at least one character of a byte-level token, so a token's own length bounds the text it encodes.
     There is no bound if characters may vanish or share a token: unknown characters without byte fallback, characters
     that a normaliser removes, blanks beside a token that strips them.
     """
-    description = json.loads(raw.to_str())
-    vocabulary = raw.get_vocab(with_added_tokens=True)
-    model, pre_tokenizer = description["model"], description.get("pre_tokenizer") or {}
-    normalizer = description.get("normalizer") or {}
+    model, pre_tokenizer, normalizer = raw.model, _state(raw.pre_tokenizer), _state(raw.normalizer)
+    if not isinstance(model, tokenizers.models.BPE):
+        return None
     byte_level = any(part.get("type") == "ByteLevel" for part in pre_tokenizer.get("pretokenizers", [pre_tokenizer]))
     if byte_level:
         needed: Iterable[str] = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     else:
         needed = (f"<0x{byte:02X}>" for byte in range(256))
-    bytewise = (byte_level or model.get("byte_fallback")) and vocabulary.keys() >= set(needed)
+    bytewise = (byte_level or model.byte_fallback) and vocabulary.keys() >= set(needed)
     steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
-    strips = any(token["lstrip"] or token["rstrip"] for token in description["added_tokens"])
-    if model.get("type") != "BPE" or not bytewise or strips or not all(map(_keeps_length, steps)):
+    strips = any(token.lstrip or token.rstrip for token in raw.get_added_tokens_decoder().values())
+    if not bytewise or strips or not all(map(_keeps_length, steps)):
         return None
     return max(map(len, vocabulary))
+
+
+def _state(component: Any) -> dict[str, Any]:
+    """A pre-tokenizer or normalizer as tokenizer.json describes it."""
+    return {} if component is None else json.loads(component.__getstate__())
 
 
 def _keeps_length(normalizer: Mapping[str, Any]) -> bool:
