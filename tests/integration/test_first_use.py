@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,29 @@ def default_server(model: Path, scratch: Path) -> Iterator[Server]:
 
 
 def is_a_story(text: str) -> bool:
-    """Whether it is words in ASCII. It is sampled, and may end after a sentence."""
+    """Whether it is whole sentences of English in ASCII."""
     words = re.findall(r"[A-Za-z']+", text)
-    return len(words) > 2 and text.isascii() and sum(map(len, words)) > len(text) / 2
+    return len(words) > 20 and text.isascii() and "." in text and " the " in text
+
+
+def tells_a_story(ask: Callable[[], str]) -> bool:
+    """Whether one of several answers is a story: the document's request samples, and some answers end early."""
+    return any(is_a_story(ask()) for _ in range(6))
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/{model}", "/endpoints/anything/invocations"])
 def test_the_documents_request_gets_a_story(default_server: Server, path: str) -> None:
     (name,) = default_server.http.get("/ping").json()
-    answer = default_server.http.post(path.format(model=name), json=REQUEST)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert list(answer.json()) == ["generated_text"]
-    assert is_a_story(answer.json()["generated_text"])
+
+    def ask() -> str:
+        answer = default_server.http.post(path.format(model=name), json=REQUEST)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/json"
+        assert list(answer.json()) == ["generated_text"]
+        text: str = answer.json()["generated_text"]
+        return text
+
+    assert tells_a_story(ask)
 
 
 def test_the_documents_request_by_curl(default_server: Server) -> None:
@@ -64,19 +74,28 @@ def test_the_documents_request_by_curl(default_server: Server) -> None:
     environ = {**os.environ, "NO_PROXY": "*"}
     if shutil.which("curl") is None:
         pytest.skip("there is no curl")
-    answer = subprocess.run(command, env=environ, capture_output=True, check=True)
-    assert is_a_story(json.loads(answer.stdout)["generated_text"])
+
+    def ask() -> str:
+        answer = subprocess.run(command, env=environ, capture_output=True, check=True)
+        text: str = json.loads(answer.stdout)["generated_text"]
+        return text
+
+    assert tells_a_story(ask)
 
 
 def test_the_documents_request_streams_lines(default_server: Server) -> None:
-    answer = asyncio.run(exchange(default_server.port, {**REQUEST, "stream": True}))
-    assert answer.headers["content-type"] == "application/jsonlines"
-    assert len(answer.arrivals) > 2
-    *lines, last = answer.lines
-    assert all(list(line) == ["token"] for line in lines)
-    assert all(list(line["token"])[:3] == ["id", "text", "log_prob"] for line in lines)
-    assert "".join(line["token"]["text"] for line in [*lines, last]) == last["generated_text"]
-    assert is_a_story(last["generated_text"])
+    def ask() -> str:
+        answer = asyncio.run(exchange(default_server.port, {**REQUEST, "stream": True}))
+        assert answer.headers["content-type"] == "application/jsonlines"
+        assert len(answer.arrivals) > 2
+        *lines, last = answer.lines
+        assert all(list(line) == ["token"] for line in lines)
+        assert all(list(line["token"])[:3] == ["id", "text", "log_prob"] for line in lines)
+        text: str = last["generated_text"]
+        assert "".join(line["token"]["text"] for line in [*lines, last]) == text
+        return text
+
+    assert tells_a_story(ask)
 
 
 def test_server_sent_events_are_the_same_lines(default_server: Server) -> None:
@@ -105,11 +124,16 @@ def test_boto3_invokes_the_endpoint(default_server: Server) -> None:
         aws_access_key_id="none",
         aws_secret_access_key="none",
     )
-    answer = client.invoke_endpoint(
-        EndpointName="my-endpoint", ContentType="application/json", Body=json.dumps(REQUEST).encode()
-    )
-    assert answer["ContentType"] == "application/json"
-    assert is_a_story(json.loads(answer["Body"].read())["generated_text"])
+
+    def ask() -> str:
+        answer = client.invoke_endpoint(
+            EndpointName="my-endpoint", ContentType="application/json", Body=json.dumps(REQUEST).encode()
+        )
+        assert answer["ContentType"] == "application/json"
+        text: str = json.loads(answer["Body"].read())["generated_text"]
+        return text
+
+    assert tells_a_story(ask)
 
 
 def test_chat_answers_as_an_assistant(default_server: Server) -> None:
@@ -177,8 +201,7 @@ def test_a_tarball_serves(model: Path, scratch: Path, tmp_path: Path, folder: st
         assert any(name.endswith("openvino_model.bin") for name in archive.getnames())
     shutil.rmtree(directory)
     with serving(tmp_path / "model.tar.gz", scratch) as server:
-        answer = server.http.post("/invocations", json=REQUEST)
-        assert is_a_story(answer.json()["generated_text"])
+        assert tells_a_story(lambda: server.http.post("/invocations", json=REQUEST).json()["generated_text"])
         assert server.says("up to 4 sequences")
 
 
