@@ -8,8 +8,8 @@ The own tests of `djl_trtllm/x/y.py` are `tests/x/test_y.py` and `tests/x/test_y
 mutant is killed when they fail or take too long. What survives is printed: a test is missing there, or the line is not
 needed, or the mutant is equivalent. Equivalent mutants stand in `equivalent_mutants.yaml`, each with its reason.
 
-The tests run in a copy of the repository and in a process namespace of their own (Linux, with util-linux), each mutant
-in a process forked from one that has the libraries loaded.
+The tests run in a copy of the repository and in process and mount namespaces of their own (Linux, with util-linux),
+where /opt is read-only, each mutant in a process forked from one that has the libraries loaded.
 """
 
 from __future__ import annotations
@@ -64,8 +64,14 @@ CORE = (
 )
 """Where a wrong line does the most harm; patterns below the package."""
 
-_NAMESPACE = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
-"""What the tests run in: a mutant of what ends processes must find no others than its own."""
+NAMESPACE = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", """
+if ! (mount --bind /opt /opt && mount -o remount,bind,ro /opt) 2>/dev/null
+then echo 'mutants can write to /opt/ml here: remove what they leave' >&2
+fi
+exec "$@"
+""", "sh")  # fmt: skip
+"""What the tests run in. A mutant of what ends processes must find no others than its own, and one of what knows
+SageMaker's directories must not fill those of this machine, where the tests of other modules would find a model."""
 
 _COPIED = (PACKAGE, "tests", "serving", "docker", "docs", "benchmarks", "tools", "scripts")
 _PATIENCE = 4.0
@@ -109,7 +115,7 @@ class Sandbox:
         # Only the mutated module is to be compiled each time.
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         return subprocess.Popen(
-            [*_NAMESPACE, sys.executable, str(Path(__file__).with_name("mutation_runner.py"))],
+            [*NAMESPACE, sys.executable, str(Path(__file__).with_name("mutation_runner.py"))],
             cwd=self.directory,
             env=environ,
             stdin=subprocess.PIPE,
@@ -242,7 +248,7 @@ def main() -> None:
             for mutant in mutants_of((ROOT / PACKAGE / name).read_text()):
                 console.print(f"{name}:{mutant.line} [{mutant.name}]", markup=False, soft_wrap=True)
         return
-    if shutil.which(_NAMESPACE[0]) is None or subprocess.run([*_NAMESPACE, "true"], check=False).returncode:
+    if shutil.which(NAMESPACE[0]) is None or subprocess.run([*NAMESPACE, "true"], check=False).returncode:
         raise SystemExit("mutants may end any process, and unshare can make no namespace for them here")
     with sandboxes(arguments.jobs) as pool:
         scores = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
 
 import pytest
 
 from tools.mutants import equivalents, mutants_of
-from tools.mutate import PACKAGE, ROOT, modules, own_tests
+from tools.mutate import NAMESPACE, PACKAGE, ROOT, modules, own_tests
 
 
 def changes(source: str) -> set[str]:
@@ -75,3 +77,15 @@ def test_a_module_has_its_own_tests_and_not_those_of_a_longer_name() -> None:
 def test_a_pattern_that_means_no_module_is_an_error() -> None:
     with pytest.raises(SystemExit, match="nothing/of/this"):
         modules(["nothing/of/this.py"])
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="there is no unshare")
+def test_a_mutant_writes_nothing_where_sagemaker_puts_models() -> None:
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare can make no namespace here")
+    done = subprocess.run(
+        [*NAMESPACE, "mkdir", "-p", "/opt/ml/model/compiled"], capture_output=True, text=True, check=False
+    )
+    if "mutants can write to /opt/ml here" in done.stderr:
+        pytest.skip("mount may do nothing here")
+    assert "Read-only file system" in done.stderr
