@@ -48,12 +48,14 @@ class ProcessEnvironment:
         killed: set[int] = set()
         deadline = time.monotonic() + _WAIT_SECONDS
         # Again until there are none: one may have been starting another.
-        while (found := list(_marked(self._mark))) and time.monotonic() < deadline:
+        while found := list(_marked(self._mark)):
             for process in found:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))
             killed.update(process.pid for process in found)
+            if time.monotonic() >= deadline:
+                break
         shutil.rmtree(self.temporary, ignore_errors=True)
         return sorted(killed)
 

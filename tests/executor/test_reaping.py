@@ -20,6 +20,7 @@ import pytest
 from djl_trtllm.executor import reaping
 from djl_trtllm.executor.reaping import ProcessEnvironment
 from tests.executor.probe import has_ended
+from tests.support.waiting import wait_until
 
 FAMILY = "DJL_TRTLLM_TEST_FAMILY"
 ORPHAN = """
@@ -77,11 +78,13 @@ class Machine:
         self.now = 1000.0
         self.crowds: list[Sequence[Process]] = []
         self.waits: list[float | None] = []
+        self.look_seconds = 0.0
         monkeypatch.setattr(psutil, "process_iter", self._process_iter)
         monkeypatch.setattr(psutil, "wait_procs", self._wait_procs)
         monkeypatch.setattr(reaping, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def _process_iter(self) -> list[Process]:
+        self.now += self.look_seconds
         crowd = self.crowds[0]
         if len(self.crowds) > 1:
             del self.crowds[0]
@@ -105,6 +108,8 @@ def test_what_a_marked_process_left_is_killed_whatever_its_parent_and_session() 
     host = ProcessEnvironment()
     done = subprocess.run([sys.executable, "-c", ORPHAN], env=host.variables, capture_output=True, check=True)
     orphan = psutil.Process(int(done.stdout))
+    # It has none for a moment, while it becomes another program.
+    wait_until(lambda: host.variables.items() <= orphan.environ().items())
     assert orphan.ppid() != os.getpid()
     assert host.clear() == [orphan.pid]
     assert has_ended(orphan)
@@ -135,6 +140,17 @@ def test_one_that_does_not_end_is_waited_for_a_second_at_most(machine: Machine) 
     assert host.clear() == [7]
     assert machine.now == 1001.0
     assert machine.waits == [1.0, 0.25]
+
+
+def test_what_is_found_late_is_killed_all_the_same(machine: Machine) -> None:
+    """On a busy machine with many processes, looking takes seconds."""
+    host = ProcessEnvironment()
+    process = Process(7, host)
+    machine.look_seconds = 2.0
+    machine.crowds = [[process], []]
+    assert host.clear() == [7]
+    assert process.lives == -1
+    assert machine.waits == [0.0]
 
 
 def test_no_time_is_left_where_looking_took_all_of_it(machine: Machine) -> None:
