@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from djl_trtllm.api import Dialect, Reply
 from djl_trtllm.api.headers import properties, request_id
 from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.api.sagemaker import endpoint_error
 from djl_trtllm.config import Options
 from djl_trtllm.server.metrics import ServerCounts
 
@@ -55,6 +56,12 @@ class Exchange:
         return {name: values[0] for name, values in pairs.items()}
 
     @property
+    def endpoint(self) -> str | None:
+        """The endpoint that the path names: the client is that of SageMaker's runtime."""
+        endpoint: str | None = self.scope.get("path_params", {}).get("endpoint")
+        return endpoint
+
+    @property
     def model_name(self) -> str | None:
         """The model that the query or a header names, used if the path names none."""
         return self.query.get("model_name") or self.properties.get("model_name") or None
@@ -93,6 +100,8 @@ class Exchange:
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
         """Send an error with additional headers; nothing may have been sent yet."""
         reply = self.dialect.encode_error(error, self.options)
+        if self.endpoint is not None:
+            reply = endpoint_error(error, reply)
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 
     def abort(self) -> None:

@@ -148,7 +148,7 @@ class Routes:
         if name is None and dialect.names_model:
             request = await _read(exchange, path)
             name = dialect.model_name(request)
-        model = self._find(dialect, name, exchange.scope["path_params"].get("endpoint"))
+        model = self._find(dialect, name, exchange.endpoint)
         if model.state is State.DRAINING:
             # Keep-alive clients have to open a connection to another server.
             error = NotReadyError(f"model {model.name} is shutting down")
@@ -193,6 +193,7 @@ class Routes:
         if model is not None:
             return model
         known = ", ".join(sorted(self.registry.models)) or "none"
+        name = name if endpoint is None else endpoint
         if name is None:
             raise UnknownModelError(f"Parameter model_name is required; loaded: {known}", name=None)
         raise UnknownModelError(f"there is no model named {name!r} here; loaded: {known}", name=name)

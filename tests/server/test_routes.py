@@ -61,6 +61,20 @@ async def test_an_endpoints_name_says_nothing_where_there_is_one_model(hosts: Ho
         await served.load(tokenizer, "fable")
         answer = await served.client.post("/endpoints/any-name/invocations", body())
         assert answer.status == 400
+        assert answer.headers["x-amzn-errortype"] == "ValidationError"
+        assert answer.json["Message"] == "there is no model named 'any-name' here; loaded: fable, story"
+
+
+@in_virtual_time
+async def test_errors_of_an_endpoint_are_in_sagemakers_shape(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        for content, status in ((b"{", 424), (b" " * 1001, 413)):
+            own = await served.client.post("/invocations", content)
+            answer = await served.client.post("/endpoints/story/invocations", content)
+            assert (own.status, answer.status, answer.json["OriginalStatusCode"]) == (status, 424, status)
+            assert answer.headers["x-amzn-errortype"] == "ModelError"
+            assert "x-amzn-errortype" not in own.headers
+            assert answer.json["OriginalMessage"] == own.body.decode().strip()
 
 
 @in_virtual_time

@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from collections.abc import Iterator
+from typing import Any
 
 import boto3
 import botocore.config
@@ -37,19 +39,42 @@ def test_a_stream_joins_to_the_whole_answer(server: Server) -> None:
     assert "".join(line["token"]["text"] for line in lines) == lines[-1]["generated_text"] == whole
 
 
-def test_boto3_invokes_an_endpoint(server: Server) -> None:
-    config = botocore.config.Config(retries={"max_attempts": 0}, proxies={})
+@pytest.fixture
+def runtime(server: Server) -> Iterator[Any]:
+    """boto3's client of SageMaker's runtime, with this server in its place."""
     client = boto3.client(
         "sagemaker-runtime",
         endpoint_url=server.url,
         region_name="eu-west-1",
         aws_access_key_id="none",
         aws_secret_access_key="none",
-        config=config,
+        config=botocore.config.Config(retries={"max_attempts": 0}, proxies={}),
     )
-    answer = client.invoke_endpoint(EndpointName="story", Body=body(3), ContentType="application/json")
-    assert "generated_text" in json.loads(answer["Body"].read())
+    yield client
     client.close()
+
+
+def test_boto3_invokes_an_endpoint(runtime: Any) -> None:
+    answer = runtime.invoke_endpoint(EndpointName="story", Body=body(3), ContentType="application/json")
+    assert "generated_text" in json.loads(answer["Body"].read())
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "expected"),
+    [
+        (body(0), 424, "max_new_tokens"),
+        (b"{", 424, "Invalid"),
+        (b" " * 300_000, 413, "max_request_size=200000"),
+    ],
+)
+def test_boto3_raises_model_error_with_the_message(runtime: Any, content: bytes, status: int, expected: str) -> None:
+    with pytest.raises(runtime.exceptions.ModelError, match=expected) as raised:
+        runtime.invoke_endpoint(EndpointName="story", Body=content, ContentType="application/json")
+    response = raised.value.response
+    assert response["OriginalStatusCode"] == status
+    assert expected in response["OriginalMessage"]
+    assert f"Received client error ({status}) from primary" in response["Error"]["Message"]
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
