@@ -249,3 +249,29 @@ def test_strict_makes_unknown_names_errors() -> None:
 def test_the_value_of_an_unknown_key_is_not_shown() -> None:
     (warning,) = from_text("option.hub_tokne=hunter2").warnings
     assert "hunter2" not in warning
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("option.load_in_8bit=true", "option.quantize=int8"),
+        ("option.load_in_4bit=true", "option.quantize=int4"),
+        ("option.gpu_memory_utilization=0.9", "option.kv_cache_free_gpu_mem_fraction"),
+        ("option.worker_path=/opt/worker", "the engine process starts its own ranks"),
+        ("engine=DeepSpeed", "under DJL Serving write engine=Python"),
+        ("engine=FasterTransformer", "option.backend chooses the engine"),
+    ],
+)
+def test_an_old_name_is_told_with_what_replaces_it(line: str, told: str) -> None:
+    (warning,) = from_text(line).warnings
+    assert warning.startswith(f"{line} (serving.properties:1)") and told in warning
+
+
+def test_old_names_that_change_nothing_are_accepted() -> None:
+    config = from_text("engine=MPI\noption.paged_attention=true\noption.rolling_batch=deepspeed")
+    assert config.warnings == ()
+    assert (config.options.paged_attention, config.options.rolling_batch) == (True, "deepspeed")
+
+
+def test_the_address_of_a_model_by_its_first_name() -> None:
+    assert from_text("option.s3url=s3://bucket/model").options.model_id == "s3://bucket/model"

@@ -46,6 +46,7 @@ _OLD_VALUES = {
     },
 }
 _AS_HERE = (("instance_group.count", "1"),)
+_ENGINE_FILES = ("*.engine", "openvino_model.xml")
 # The versions of a model are numbered folders; wherever the repository was mounted, this is its own engine.
 _OWN_ENGINE = re.compile(r"(^|.*/)tensorrt_llm/\d+/?")
 
@@ -92,17 +93,32 @@ def read_config(path: Path) -> Source:
         return Source(Layer.FOREIGN, problems=(f"{path} cannot be read: {error.strerror or error}",))
     except UnicodeDecodeError:
         return Source(Layer.FOREIGN, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))
-    return parse_config(text, str(path))
+    return parse_config(text, str(path), own_engine=_own_engine(path.parent))
 
 
-def parse_config(text: str, path: str) -> Source:
-    """The settings in the text of one `config.pbtxt`; `path` is shown, and its folder's name is the model's."""
+def _own_engine(model: Path) -> Path | None:
+    """The version folder of a model's directory that holds an engine."""
+    return next((path for path in sorted(model.glob("[0-9]*")) if _holds_engine(path)), None)
+
+
+def _holds_engine(path: Path) -> bool:
+    try:
+        return any(next(path.glob(name), None) for name in _ENGINE_FILES)
+    except OSError:
+        return False  # a name that no file system takes
+
+
+def parse_config(text: str, path: str, *, own_engine: Path | None = None) -> Source:
+    """The settings in the text of one `config.pbtxt`; `path` is shown, and its folder's name is the model's.
+
+    `own_engine` is the folder beside it with an engine, if there is one.
+    """
     reading = Reading(path)
     try:
         fields = parse(text)
     except FormatError as error:
         return Source(Layer.FOREIGN, problems=(f"{path}:{error.line}: {error}",))
-    _Model(reading, _model_of(fields, path)).read(fields)
+    _Model(reading, _model_of(fields, path), own_engine).read(fields)
     return reading.source()
 
 
@@ -119,8 +135,9 @@ def _model_of(fields: tuple[Field, ...], path: str) -> str:
 class _Model:
     """Reads the configuration of one model of a repository."""
 
-    def __init__(self, reading: Reading, model: str) -> None:
+    def __init__(self, reading: Reading, model: str, own_engine: Path | None) -> None:
         self._reading = reading
+        self._own_engine = own_engine
         self._to_fill = TO_FILL[model]
         self._unfilled: list[ForeignSetting] = []
 
@@ -200,9 +217,7 @@ class _Model:
         elif entry.value == "0" and name == "max_queue_size":
             reading.ignore(entry, "0 is a queue without a bound in Triton; here job_queue_size bounds it")
         elif name == "gpt_model_path":
-            # The repository's own engine is found by its place; an engine elsewhere is the model.
-            if not _OWN_ENGINE.fullmatch(entry.value):
-                reading.set("option.model_id", entry)
+            self._take_engine(entry)
         elif name in OPTION_OF:
             reading.set(OPTION_OF[name], entry, _OLD_VALUES.get((name, entry.value.lower())))
         elif name in IGNORED:
@@ -211,6 +226,18 @@ class _Model:
         else:
             known = (*OPTION_OF, *IGNORED, *TRITON_ONLY, *STRUCTURE, "gpt_model_path")
             reading.unknown_setting(entry, known, _TRITON)
+
+    def _take_engine(self, entry: ForeignSetting) -> None:
+        """The repository's own engine is found by its place; an engine elsewhere is the model.
+
+        Templates have a path of their author's machine, or any path: it does not replace an engine that is there.
+        """
+        if _OWN_ENGINE.fullmatch(entry.value):
+            return
+        if self._own_engine is None or _holds_engine(Path(entry.value)):
+            self._reading.set("option.model_id", entry)
+        else:
+            self._reading.ignore(entry, f"there is no engine; the one in {self._own_engine} is served")
 
 
 def _leaves(field: Field) -> Iterator[ForeignSetting]:

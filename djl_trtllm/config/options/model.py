@@ -23,6 +23,7 @@ class ModelOptions(OptionGroup):
             "option.model_id_or_path",
             "option.model",
             "option.engine_repository",
+            "option.s3url",
         ),
     )
     revision: str | None = option(

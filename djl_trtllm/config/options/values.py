@@ -14,8 +14,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from djl_trtllm.config.options.choices import Choice
 from djl_trtllm.config.options.option import Option
 
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"false", "0", "no", "off"})
+# `enable` and `disable` are how trtllm-build writes its flags.
+_TRUE = frozenset({"true", "1", "yes", "on", "enable"})
+_FALSE = frozenset({"false", "0", "no", "off", "disable"})
 _NONE = frozenset({"none", "null"})
 # Bounded lengths: Python refuses to convert numbers of thousands of digits, with an error of its own.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
-from djl_trtllm.config.options.documents import LMI, RUNTIME, TRTLLM
+from djl_trtllm.config.options.documents import DJL, LMI, RUNTIME, TRTLLM
 from djl_trtllm.config.rules.context import RuleContext, context_of
 from djl_trtllm.errors import ConfigError
 
@@ -61,6 +61,17 @@ def _rule(
         return broken
 
     return add
+
+
+@_rule(("engine",), "Python or MPI", Severity.WARNING, "yes: option.backend chooses the engine", DJL)
+def engine_of_djl_serving(context: RuleContext) -> str | None:
+    engine = context.value("engine")
+    if engine is None or engine.lower() in ("python", "mpi"):
+        return None
+    return (
+        f"{context.formatted('engine')} is another engine of DJL Serving and has no effect: option.backend chooses "
+        "the engine; under DJL Serving write engine=Python"
+    )
 
 
 @_rule(

@@ -252,3 +252,37 @@ def test_an_engine_elsewhere_is_the_model() -> None:
         assert values(read(parameter("gpt_model_path", path))) == [("option.model_id", path)]
     for path in ("tensorrt_llm/1", "/repo/tensorrt_llm/12/"):
         assert read(parameter("gpt_model_path", path)) == Source(Layer.FOREIGN)
+
+
+def test_a_path_of_the_template_does_not_replace_the_engine_that_is_there(tmp_path: Path) -> None:
+    """Triton's templates are filled with the path of their author's machine, or with any."""
+    (files,) = repository(tmp_path, tensorrt_llm=parameter("gpt_model_path", str(tmp_path / "elsewhere")))
+    assert values(triton.read_config(files)) == [("option.model_id", str(tmp_path / "elsewhere"))]
+    own = tmp_path / "tensorrt_llm" / "1"
+    own.mkdir()
+    (own / "rank0.engine").touch()
+    source = triton.read_config(files)
+    assert values(source) == []
+    (note,) = source.notes
+    assert note.startswith(f"{files}: gpt_model_path=/")
+    assert note.endswith(f"(line 1): there is no engine; the one in {own} is served")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "rank0.engine").touch()
+    assert values(triton.read_config(files)) == [("option.model_id", str(tmp_path / "elsewhere"))]
+
+
+def test_a_path_that_no_file_system_takes_is_no_engine(tmp_path: Path) -> None:
+    (files,) = repository(tmp_path, tensorrt_llm=parameter("gpt_model_path", "x" * 5000))
+    (tmp_path / "tensorrt_llm" / "1").mkdir()
+    (tmp_path / "tensorrt_llm" / "1" / "openvino_model.xml").touch()
+    assert values(triton.read_config(files)) == []
+
+
+def test_the_program_of_a_rank_by_both_of_its_names() -> None:
+    answer = "the engine process is part of this package"
+    assert read(parameter("executor_worker_path", "/w")).notes == (
+        f"{PLACE}: executor_worker_path=/w (line 1): {answer}",
+    )
+    assert read(parameter("worker_path", "/w")).notes == (
+        f"{PLACE}: worker_path=/w (line 1): an older name of executor_worker_path: {answer}",
+    )

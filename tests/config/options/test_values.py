@@ -88,8 +88,27 @@ def test_quantize_by_any_of_its_names(word: str, meaning: Quantization | None) -
 
 
 def test_old_rolling_batch_names_are_accepted() -> None:
-    for word in ("auto", "trtllm", "disable", "vllm", "lmi-dist", "scheduler"):
+    for word in ("auto", "trtllm", "disable", "vllm", "lmi-dist", "deepspeed", "scheduler"):
         assert from_text(f"option.rolling_batch={word}").options.rolling_batch == word
+    for word in ("trt-llm", "TensorRT-LLM", "trt_llm"):
+        assert from_text(f"option.rolling_batch={word}").options.rolling_batch == "trtllm"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "remove_input_padding",
+        "paged_kv_cache",
+        "context_fmha",
+        "use_paged_context_fmha",
+        "context_fmha_fp32_acc",
+        "multi_block_mode",
+    ],
+)
+def test_flags_as_trtllm_build_writes_them(flag: str) -> None:
+    """The Triton document builds with `--NAME=enable`."""
+    for word, value in (("enable", True), ("disable", False)):
+        assert getattr(from_text(f"option.{flag}={word}").options, flag) is value
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_what_is_refused_and_what_waits_for_the_model() -> None:
         "chatglm_version",
     ]
     assert [rule.name for rule in OPTION_RULES] == [
+        "engine_of_djl_serving",
         "rotary_scaling_pair",
         "smoothquant_parts",
         "awq_parts",

@@ -20,6 +20,16 @@ def told(lines: tuple[str, ...], part: str) -> bool:
     return any(part in line for line in lines)
 
 
+def test_engine_of_djl_serving() -> None:
+    (warning,) = from_text("engine=DeepSpeed").warnings
+    assert warning == (
+        f"engine=DeepSpeed {PLACE} is another engine of DJL Serving and has no effect: option.backend chooses the "
+        "engine; under DJL Serving write engine=Python"
+    )
+    for engine in ("Python", "MPI", "mpi"):
+        assert from_text(f"engine={engine}").warnings == ()
+
+
 def test_rotary_scaling_pair() -> None:
     warning = f"option.rotary_scaling_type=linear {PLACE} needs option.rotary_scaling_factor beside it"
     pair = from_text("option.rotary_scaling_type=linear").warnings
