@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
-from djl_trtllm.api.lmi.presentation import CollectedSequence
+from djl_trtllm.api.output import CollectedSequence
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.offline.result import OfflineResult
 from djl_trtllm.request import FinishReason, GenerationRequest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djl_trtllm.api import Prompt
-from djl_trtllm.api.lmi.presentation import SequenceCollector
+from djl_trtllm.api.output import SequenceCollector
 from djl_trtllm.errors import DjlTrtllmError, RequestError
 from djl_trtllm.request import GenerationRequest, OutputChunk
 

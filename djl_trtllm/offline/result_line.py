@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
-from djl_trtllm.api.lmi.presentation import CollectedSequence, dump_line
+from djl_trtllm.api.output import CollectedSequence, dump_line
 from djl_trtllm.offline.prompt_file import Entry
 from djl_trtllm.offline.result import OfflineResult
 from djl_trtllm.request import FinishReason

@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
-from djl_trtllm.api.lmi.presentation import Presentation, PresentingEncoder, WholeResponseEncoder, dump_line
+from djl_trtllm.api.lmi.presentation import Presentation, PresentingEncoder, WholeResponseEncoder
+from djl_trtllm.api.output import dump_line
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import OutputChunk
 

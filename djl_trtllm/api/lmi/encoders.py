@@ -25,15 +25,13 @@ import orjson
 from djl_trtllm.api.lmi.errors import tgi_error_type
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.api.lmi.presentation import (
-    CollectedSequence,
     Presentation,
     PresentingEncoder,
-    SequenceCollector,
     WholeResponseEncoder,
-    dump_line,
     lmi_token,
     tgi_token,
 )
+from djl_trtllm.api.output import CollectedSequence, SequenceCollector, dump_line
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 

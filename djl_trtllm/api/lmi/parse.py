@@ -33,9 +33,9 @@ from djl_trtllm.api.lmi.parameters import BEDROCK_FIELDS, CHAT_FIELDS, INPUTS_FI
 from djl_trtllm.api.lmi.presentation import Presentation
 from djl_trtllm.api.messages import read_messages
 from djl_trtllm.api.parameters import Problems, show
+from djl_trtllm.api.sampling import generation_request, read_sampling
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.request import GenerationRequest, Sampling
 
 _logger = logging.getLogger(__name__)
 
@@ -45,13 +45,9 @@ AS_MUCH_AS_FITS = 0
 """`Sampling.max_new_tokens`: up to the model's limit. Not a value that a client can send."""
 
 _DEFAULT_NEW_TOKENS = 30
-_MOST_SEQUENCES = 16
-"""Of one request."""
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What boto3 and others send if the caller sets no type."""
-
-_SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
 
 
 def parse(
@@ -173,7 +169,7 @@ def _parse_inputs(payload: dict[str, Any], options: Options, problems: Problems)
     values.setdefault("max_new_tokens", _DEFAULT_NEW_TOKENS)
     if options.tgi_compat and "n" not in values and "best_of" in values:
         values["n"] = values["best_of"]
-    sampling = _read_sampling(values, options, problems, ranked=True)
+    sampling = read_sampling(values, problems, ranked=True)
     several = sampling.sequences > 1
     if several and stream:
         problems.invalid.append(
@@ -192,7 +188,7 @@ def _parse_inputs(payload: dict[str, Any], options: Options, problems: Problems)
     encoder = choose_encoder(values.get("output_formatter", options.output_formatter), presentation, several=several)
     # In the LMI schema every token has its log-probability.
     logprobs = encoder.stream or presentation.details
-    return Call((_request(values, sampling, logprobs, prompt=inputs),), encoder)
+    return Call((generation_request(values, sampling, logprobs, prompt=inputs),), encoder)
 
 
 def _parse_chat(payload: dict[str, Any], options: Options, problems: Problems) -> Call:
@@ -200,7 +196,7 @@ def _parse_chat(payload: dict[str, Any], options: Options, problems: Problems) -
     values = CHAT_FIELDS.read(payload, problems, "field")
     values.setdefault("max_new_tokens", AS_MUCH_AS_FITS)
     values.setdefault("do_sample", True)
-    sampling = _read_sampling(values, options, problems)
+    sampling = read_sampling(values, problems)
     stream: bool = values.get("stream", False)
     if stream and sampling.sequences > sampling.n:
         problems.invalid.append(
@@ -225,7 +221,7 @@ def _parse_chat(payload: dict[str, Any], options: Options, problems: Problems) -
         name = "jsonlines_chat" if stream else "json_chat"
     encoder = choose_encoder(name, presentation, several=sampling.n > 1)
     logprobs = presentation.logprobs or name in ("json", "jsonlines", "sse")
-    return Call((_request(values, sampling, logprobs, messages=messages),), encoder)
+    return Call((generation_request(values, sampling, logprobs, messages=messages),), encoder)
 
 
 def _parse_bedrock(
@@ -236,8 +232,8 @@ def _parse_bedrock(
     values = {"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 512, "do_sample": True} | values
     stream = properties.get("x-amzn-sagemaker-forwarded-api") == "InvokeEndpointWithResponseStream"
     encoder = choose_encoder("3p_stream" if stream else "3p", Presentation(return_full_text=True))
-    sampling = _read_sampling(values, options, problems)
-    return Call((_request(values, sampling, False, prompt=prompt),), encoder)
+    sampling = read_sampling(values, problems)
+    return Call((generation_request(values, sampling, False, prompt=prompt),), encoder)
 
 
 def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:
@@ -260,61 +256,3 @@ def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:
     else:
         return prompt
     return ""
-
-
-def _read_sampling(values: dict[str, Any], options: Options, problems: Problems, *, ranked: bool = False) -> Sampling:
-    chosen = {name: value for name, value in values.items() if name in _SAMPLING_FIELDS}
-    if "do_sample" not in chosen:
-        chosen["do_sample"] = (
-            chosen.get("temperature", 1.0) != 1.0 or chosen.get("top_k", 0) > 1 or chosen.get("top_p", 1.0) < 1.0
-        )
-    if chosen.get("temperature") == 0:
-        # At temperature 0, sampling always takes the most likely token.
-        del chosen["temperature"]
-        chosen["do_sample"] = False
-    n = chosen.setdefault("n", 1)
-    beams = chosen.get("beam_width", 1)
-    if beams > 1 and chosen.get("best_of", beams) != beams:
-        problems.invalid.append(f"'num_beams' is {beams} and 'best_of' {chosen['best_of']}: give one of them")
-    if beams > 1:
-        chosen["do_sample"] = False
-    best_of = beams if beams > 1 else chosen.get("best_of", n)
-    if best_of < n:
-        problems.invalid.append(f"'best_of' is {best_of}: expected at least 'n', which is {n}")
-    if max(n, best_of) > _MOST_SEQUENCES:
-        name = "n" if n == max(n, best_of) and "n" in values else "num_beams" if beams > 1 else "best_of"
-        problems.invalid.append(f"'{name}' is {max(n, best_of)}: expected at most {_MOST_SEQUENCES}")
-        n = best_of = beams = chosen["n"] = chosen["beam_width"] = 1  # the encoder of a refused request stays small
-    # Ranked only if the response shows it: LMI's has the best apart, a chat's has all in the order of their index.
-    chosen["best_of"] = best_of if beams == 1 and (best_of > n or (ranked and n > 1)) else None
-    sampling = Sampling(**chosen)
-    if 0 < sampling.max_new_tokens < sampling.min_new_tokens:
-        problems.invalid.append(
-            f"the least number of new tokens is {sampling.min_new_tokens}: expected at most 'max_new_tokens', "
-            f"which is {sampling.max_new_tokens}"
-        )
-    return sampling
-
-
-def _request(
-    values: dict[str, Any],
-    sampling: Sampling,
-    logprobs: bool,
-    *,
-    prompt: str | None = None,
-    messages: list[dict[str, Any]] | None = None,
-) -> GenerationRequest:
-    return GenerationRequest(
-        prompt=prompt,
-        messages=messages,
-        sampling=sampling,
-        stop=values.get("stop", ()),
-        stop_token_ids=values.get("stop_token_ids", ()),
-        logprobs=logprobs,
-        asks_logprobs=values.get("details", False),
-        needs_logprobs=values.get("logprobs", False) or sampling.best_of is not None,
-        truncate=values.get("truncate"),
-        bad=values.get("bad", ()),
-        guide=values.get("guide"),
-        adapter=values.get("adapter"),
-    )

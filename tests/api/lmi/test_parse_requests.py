@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import Call
+from djl_trtllm.api import Call, sampling
 from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.api.lmi.presentation import Presentation
 from djl_trtllm.config import Options
@@ -148,7 +148,7 @@ def test_the_least_number_of_tokens_may_be_the_most() -> None:
 
 def test_as_many_sequences_as_the_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(inputs, True, n=17) == "'n' is 17: expected at most 16"
-    monkeypatch.setattr(lmi, "_MOST_SEQUENCES", 3)
+    monkeypatch.setattr(sampling, "_MOST_SEQUENCES", 3)
     for name in ("n", "best_of", "num_beams"):
         three: dict[str, Any] = {name: 3}
         assert inputs(**three).requests[0].sampling.sequences == 3
@@ -158,7 +158,7 @@ def test_as_many_sequences_as_the_limit_allows(monkeypatch: pytest.MonkeyPatch) 
     assert refusal(inputs, n=4, best_of=4) == "'n' is 4: expected at most 3"
     told = refusal(inputs, n=2**40, best_of=2**40)
     assert told == f"'n' is {2**40}: expected at most 3"
-    monkeypatch.setattr(lmi, "_MOST_SEQUENCES", 1)
+    monkeypatch.setattr(sampling, "_MOST_SEQUENCES", 1)
     assert refusal(inputs, num_beams=2) == "'num_beams' is 2: expected at most 1"
 
 

@@ -5,15 +5,12 @@ import time
 import uuid
 
 from djl_trtllm.api.lmi.presentation import (
-    CollectedSequence,
     Presentation,
-    SequenceCollector,
     WholeResponseEncoder,
-    dump_line,
     lmi_token,
     tgi_token,
 )
-from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
+from djl_trtllm.request import Token
 from tests.api.scripts import EOS, FAILED, FAILURE, PROMPT, TEXT, several
 
 
@@ -58,15 +55,6 @@ def test_a_presentation_shows_one_text_and_nothing_else_unless_it_is_asked() -> 
     )
 
 
-def test_sequences_grow_and_end_one_by_one() -> None:
-    collector = SequenceCollector(2)
-    updates = several(2)
-    assert [collector.add(update) for update in updates] == [False, False, False, True]
-    assert [sequence.text for sequence in collector.sequences] == ["00 01", "10 11"]
-    assert [sequence.finished for sequence in collector.sequences] == [updates[2].finished, updates[3].finished]
-    assert CollectedSequence().text == ""
-
-
 def test_a_whole_answer_is_made_when_every_sequence_has_ended() -> None:
     encoder = Texts(Presentation(n=2))
     assert (encoder.stream, encoder.content_type, encoder.wants_prompt_tokens) == (False, "application/json", False)
@@ -86,25 +74,9 @@ def test_a_whole_answer_that_failed_has_no_bytes() -> None:
     assert encoder.error(FAILURE) == b""
 
 
-def test_a_line_has_no_character_that_ends_a_line() -> None:
-    text = "".join(map(chr, (*range(0x20), 0x7F, 0x85, 0x2028, 0x2029, 0xFEFF, 0xE9)))
-    line = dump_line({"text": text})
-    assert json.loads(line) == {"text": text}
-    assert len(line.decode().splitlines()) == 1
-    assert dump_line("a\x85é\u2028🦊\u2029") == '"a\\u0085é\\u2028🦊\\u2029"'.encode()
-    assert dump_line({"a": [1, None]}) == b'{"a":[1,null]}'
-
-
 def test_a_token_is_shown_as_its_schema_has_it() -> None:
     plain, special = Token(3, "a", -0.5, False), Token(2, "", None, True)
     assert lmi_token(plain) == {"id": 3, "text": "a", "log_prob": -0.5}
     assert lmi_token(special) == {"id": 2, "text": "", "log_prob": None, "special_token": True}
     assert tgi_token(plain) == {"id": 3, "text": "a", "logprob": -0.5, "special": False}
     assert tgi_token(special) == {"id": 2, "text": "", "logprob": None, "special": True}
-
-
-def test_a_chunk_may_end_a_sequence_and_add_to_it() -> None:
-    collector = SequenceCollector(1)
-    finished = SequenceResult(FinishReason.LENGTH, 1, None, None)
-    assert collector.add(OutputChunk(0, [Token(1, "a", None, False)], finished))
-    assert (collector.sequences[0].text, collector.sequences[0].finished) == ("a", finished)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import json
+
+from djl_trtllm.api.output import CollectedSequence, SequenceCollector, dump_line
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
+from tests.api.scripts import several
+
+
+def test_sequences_grow_and_end_one_by_one() -> None:
+    collector = SequenceCollector(2)
+    updates = several(2)
+    assert [collector.add(update) for update in updates] == [False, False, False, True]
+    assert [sequence.text for sequence in collector.sequences] == ["00 01", "10 11"]
+    assert [sequence.finished for sequence in collector.sequences] == [updates[2].finished, updates[3].finished]
+    assert CollectedSequence().text == ""
+
+
+def test_a_chunk_may_end_a_sequence_and_add_to_it() -> None:
+    collector = SequenceCollector(1)
+    finished = SequenceResult(FinishReason.LENGTH, 1, None, None)
+    assert collector.add(OutputChunk(0, [Token(1, "a", None, False)], finished))
+    assert (collector.sequences[0].text, collector.sequences[0].finished) == ("a", finished)
+
+
+def test_a_line_has_no_character_that_ends_a_line() -> None:
+    text = "".join(map(chr, (*range(0x20), 0x7F, 0x85, 0x2028, 0x2029, 0xFEFF, 0xE9)))
+    line = dump_line({"text": text})
+    assert json.loads(line) == {"text": text}
+    assert len(line.decode().splitlines()) == 1
+    assert dump_line("a\x85é\u2028🦊\u2029") == '"a\\u0085é\\u2028🦊\\u2029"'.encode()
+    assert dump_line({"a": [1, None]}) == b'{"a":[1,null]}'

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from djl_trtllm.api.parameters import Problems, Table
+from djl_trtllm.api.sampling import ADAPTER, NOT_HONOURED, SAMPLING, generation_request, read_sampling
+from djl_trtllm.request import GenerationRequest, Sampling
+
+TABLE = Table(SAMPLING, ADAPTER, NOT_HONOURED)
+
+
+def read(given: dict[str, Any], *, ranked: bool = False) -> tuple[Sampling, Problems]:
+    problems = Problems()
+    values = TABLE.read(given, problems, "field")
+    return read_sampling(values, problems, ranked=ranked), problems
+
+
+def test_nothing_asks_for_one_greedy_sequence() -> None:
+    assert read({})[0] == Sampling()
+
+
+@pytest.mark.parametrize(
+    ("given", "samples"),
+    [({"top_k": 2}, True), ({"top_k": 1}, False), ({"top_p": 0.9}, True), ({"top_p": 1}, False), ({"seed": 1}, False)],
+)
+def test_what_narrows_the_choice_samples_and_a_seed_alone_does_not(given: dict[str, Any], samples: bool) -> None:
+    assert read(given)[0].do_sample is samples
+
+
+def test_temperature_0_is_greedy_and_no_division() -> None:
+    values = {"temperature": 0.0, "do_sample": True}
+    assert read_sampling(values, Problems()) == Sampling()
+    assert values == {"temperature": 0.0, "do_sample": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "ranked", "best_of"),
+    [({"n": 2}, False, None), ({"n": 2}, True, 2), ({"n": 2, "best_of": 3}, False, 3), ({"best_of": 1}, True, None)],
+)
+def test_sequences_are_ranked_where_the_best_is_wanted(given: dict[str, Any], ranked: bool, best_of: int) -> None:
+    assert read(given, ranked=ranked)[0].best_of == best_of
+
+
+def test_more_sequences_than_one_request_may_have_are_refused_by_name() -> None:
+    for name in ("n", "best_of", "num_beams"):
+        sampling, problems = read({name: 17})
+        assert problems.invalid == [f"'{name}' is 17: expected at most 16"]
+        assert sampling.sequences == 1
+        assert not read({name: 16})[1].invalid
+
+
+def test_a_request_has_every_value_that_was_read() -> None:
+    given = {"stop": ["a"], "stop_token_ids": [3], "truncate": 5, "bad_words": ["b"], "adapters": "french"}
+    values = TABLE.read(given, Problems(), "field")
+    assert generation_request(values, Sampling(n=2), False, prompt="x") == GenerationRequest(
+        prompt="x",
+        sampling=Sampling(n=2),
+        stop=("a",),
+        stop_token_ids=(3,),
+        truncate=5,
+        bad=("b",),
+        adapter="french",
+    )
+
+
+def test_ranking_needs_log_probabilities_and_so_does_a_client_that_asks_for_them() -> None:
+    assert generation_request({}, Sampling(best_of=2), True).needs_logprobs
+    assert generation_request({"logprobs": True}, Sampling(), True).needs_logprobs
+    request = generation_request({"details": True}, Sampling(), True)
+    assert (request.logprobs, request.asks_logprobs, request.needs_logprobs) == (True, True, False)
