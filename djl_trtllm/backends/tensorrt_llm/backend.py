@@ -11,7 +11,8 @@ from djl_trtllm.backends.base import EngineBackend, Offer
 from djl_trtllm.backends.effects import Effects
 from djl_trtllm.backends.tensorrt_llm.installation import with_installation
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
-from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan, plan_tensorrt_llm
+from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
+from djl_trtllm.backends.tensorrt_llm.planning import plan_tensorrt_llm
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineError

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from djl_trtllm.backends.tensorrt_llm.arguments import (
-    LLM_OWNERS,
     ArgumentBuilder,
     Arguments,
     Phase,
@@ -18,29 +16,19 @@ from djl_trtllm.backends.tensorrt_llm.arguments import (
     flattened,
     shown,
 )
-from djl_trtllm.backends.tensorrt_llm.built_engine import LAUNCHED, BuiltEngine, check_built_engine, read_built_engine
+from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine, check_built_engine, read_built_engine
 from djl_trtllm.backends.tensorrt_llm.compiler import COMPILER, TensorRtLlmSpec
-from djl_trtllm.backends.tensorrt_llm.converter_aliases import converter_alias
 from djl_trtllm.backends.tensorrt_llm.derivations import derive
-from djl_trtllm.backends.tensorrt_llm.names import has, members
 from djl_trtllm.backends.tensorrt_llm.quantization import is_calibrated
-from djl_trtllm.config import Backend, Config, DType
-from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.config import Config
 from djl_trtllm.config.sources.origin import Origin
-from djl_trtllm.engines.hardware import Hardware, release_of
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions, raise_damaged
-from djl_trtllm.engines.plan import EnginePlan, asked_options, common_facts, planned_length, planned_sequences
-from djl_trtllm.errors import ConfigError, EngineError
-from djl_trtllm.model import Layout
+from djl_trtllm.engines.plan import EnginePlan
 
-_SUPPOSED_VERSION = "1.2.1"
-_TOKENS_PER_ITERATION = 8192
-_MANY_TOKENS_PER_ITERATION = 16384
 _MOST_LOOKAHEAD = 16
-_TOKENS_PER_BLOCK = 32
 # Without it TensorRT-LLM 1.3 sends usage statistics to NVIDIA.
 _ENVIRONMENT = {"TRTLLM_NO_USAGE_STATS": "1"}
-_DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +44,7 @@ class TensorRtLlmPlan(EnginePlan):
     @cached_property
     def running(self) -> Arguments:
         """The arguments of LLM that run the engine or the checkpoint."""
-        return _collected(self.config, self.inputs, Phase.RUN).arguments(Phase.RUN)
+        return collected(self.config, self.inputs, Phase.RUN).arguments(Phase.RUN)
 
     def _executor_options(self, model: Path, **options: Any) -> dict[str, Any]:
         return {
@@ -119,7 +107,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
     @cached_property
     def building(self) -> Arguments:
         """The arguments of LLM that compile the engine."""
-        return _collected(self.config, self.inputs, Phase.BUILD).arguments(Phase.BUILD)
+        return collected(self.config, self.inputs, Phase.BUILD).arguments(Phase.BUILD)
 
     @property
     def build_options(self) -> dict[str, OptionValue]:
@@ -185,7 +173,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
     def check_fit(self, directory: Path, manifest: Manifest | None) -> None:
         if manifest is not None:
             manifest.require_fit(directory, backend=self.backend.value, options=self.asked, versions={})
-        _check_engine(self.config, read_built_engine(directory), self.hardware, manifest, self.max_seq_len)
+        check_engine(self.config, read_built_engine(directory), self.hardware, manifest, self.max_seq_len)
 
     def at(self, engine_dir: Path) -> TensorRtEnginePlan:
         """This plan with an engine, whose own limits count."""
@@ -231,70 +219,14 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
         return (f"TensorRT-LLM compiles {self.recipe}", *super().details())
 
 
-def plan_tensorrt_llm(
-    config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
-) -> TensorRtLlmPlan:
-    """Derive the plan. Raises EngineError, ConfigError (all problems at once) and EngineMismatchError."""
-    options, shape = config.options, layout.shape
-    problems: list[str] = []
-    notes: list[str] = []
-    tensor_parallel, pipeline_parallel = _degrees(config, layout, hardware, problems)
-    max_seq_len = planned_length(config, shape, notes)
-    version = _version(hardware, notes)
-    if not members(LLM_OWNERS[backend], version):
-        raise EngineError(f"{reason}: TensorRT-LLM {version} has no such backend; set option.backend=auto")
-    inputs = PlanInputs(
-        backend=backend,
-        version=version,
-        dtype=shape.dtype if options.dtype is DType.AUTO else _DTYPES[options.dtype],
-        stored_quantization=layout.quantization,
-        max_sequences=planned_sequences(config),
-        max_batch_size=options.max_num_sequences or options.max_rolling_batch_size,
-        max_seq_len=max_seq_len,
-        max_num_tokens=_tokens_per_iteration(config, max_seq_len, notes),
-        tokens_per_block=_tokens_per_block(config, backend, version),
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-    )
-    common = {
-        **common_facts(config, layout),
-        "backend": backend,
-        "reason": reason,
-        "config": config,
-        "hardware": hardware,
-        "inputs": inputs,
-        "max_sequences": inputs.max_sequences,
-        "max_seq_len": max_seq_len,
-    }
-    is_engine = layout.kind.is_engine
-    builder = _collected(config, inputs, Phase.RUN if is_engine else Phase.BUILD | Phase.RUN)
-    if problems := problems + builder.problems:
-        raise ConfigError(problems)
-    notes += builder.notes
-    if backend is not Backend.TENSORRT:
-        longest_prompt = max_seq_len if options.enable_chunked_prefill else inputs.max_num_tokens
-        return CheckpointPlan(**common, notes=tuple(notes), max_input_len=min(options.max_input_len, longest_prompt))
-    plan = TensorRtEnginePlan(
-        **common,
-        notes=tuple(notes),
-        max_input_len=options.max_input_len,
-        asked=asked_options(config),
-        converter_alias=converter_alias(layout.path.resolve(), layout.config or {}, config),
-    )
-    if layout.engine_dir is None or not is_engine:
-        return plan
-    found = read_built_engine(layout.engine_dir)
-    notes += _check_engine(config, found, hardware, Manifest.read(layout.engine_dir), max_seq_len)
-    return replace(plan, notes=tuple(notes)).at(layout.engine_dir)
-
-
-def _collected(config: Config, inputs: PlanInputs, phases: Phase) -> ArgumentBuilder:
+def collected(config: Config, inputs: PlanInputs, phases: Phase) -> ArgumentBuilder:
+    """The arguments of LLM that options and inputs make."""
     builder = collect(config, inputs, phases)
     derive(builder)
     return builder
 
 
-def _check_engine(
+def check_engine(
     config: Config, engine: BuiltEngine, hardware: Hardware, manifest: Manifest | None, max_seq_len: int
 ) -> list[str]:
     """Compare what is planned: no length above the model's context is asked of an engine."""
@@ -312,75 +244,6 @@ def _check_engine(
         lower["max_seq_len"] = max_seq_len
     context = Origin.derived("the model's context")
     return check_built_engine(config.replace(context, **lower), engine, hardware, manifest)
-
-
-def _version(hardware: Hardware, notes: list[str]) -> str:
-    if hardware.tensorrt_llm is not None and release_of(hardware.tensorrt_llm) is not None:
-        return hardware.tensorrt_llm
-    notes.append(f"the version of TensorRT-LLM is unknown: it gets the arguments of {_SUPPOSED_VERSION}")
-    return _SUPPOSED_VERSION
-
-
-def _degrees(config: Config, layout: Layout, hardware: Hardware, problems: list[str]) -> tuple[int, int]:
-    """GPUs over which each layer is split, and groups of GPUs over which layers are spread."""
-    options = config.options
-    context = options.context_parallel_size
-    launched = os.environ.get(LAUNCHED) == "1"
-    nodes = max(options.num_nodes, options.cluster_size or 1)
-    here = len(hardware.gpus) * (nodes if launched else 1)
-    pipeline = _degree(config, "pipeline_parallel_degree", layout, layout.pipeline_parallel, problems)
-    tensor = _degree(config, "tensor_parallel_degree", layout, layout.tensor_parallel, problems)
-    if tensor == "max":
-        tensor = max(1, here // (pipeline * context))
-    needed = tensor * pipeline * context
-    unknown = launched and nodes == 1  # how many GPUs the other machines have
-    # Of an engine `check_built_engine` compares all of this.
-    if needed > here and not unknown and not layout.kind.is_engine:
-        asked = [
-            format_setting(config, name)
-            for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_size")
-            if config.is_set(name)
-        ]
-        problems.append(
-            f"{' and '.join(asked) or layout.path} need{'' if len(asked) > 1 else 's'} {needed} GPUs, and {here} can "
-            "be used here; with GPUs of several machines, start the server with trtllm-llmapi-launch"
-        )
-    return tensor, pipeline
-
-
-def _degree(config: Config, name: str, layout: Layout, degree: int | None, problems: list[str]) -> Any:
-    """The option's degree, or that of TensorRT-LLM's own files, which are split already."""
-    value = getattr(config.options, name)
-    if degree is None:
-        return value
-    if layout.kind.is_engine:
-        return degree
-    if config.is_set(name) and value not in ("max", degree):
-        problems.append(f"{format_setting(config, name)}: the checkpoint is converted for {degree}")
-    return degree
-
-
-def _tokens_per_block(config: Config, backend: Backend, version: str) -> int:
-    settable = backend is Backend.TENSORRT or has("KvCacheConfig", "tokens_per_block", version)
-    return config.options.tokens_per_block if settable else _TOKENS_PER_BLOCK
-
-
-def _tokens_per_iteration(config: Config, max_seq_len: int, notes: list[str]) -> int:
-    """`option.max_num_tokens`, or what the batch can use of TensorRT-LLM's own default, and one prompt at least."""
-    options = config.options
-    if options.max_num_tokens is not None:
-        return options.max_num_tokens
-    sequences = options.max_num_sequences or options.max_rolling_batch_size
-    tokens = max(min(_TOKENS_PER_ITERATION, sequences * max_seq_len), sequences * options.max_beam_width)
-    longest_prompt = min(options.max_input_len, max_seq_len)
-    if options.enable_chunked_prefill or longest_prompt <= tokens:
-        return tokens
-    if longest_prompt > _MANY_TOKENS_PER_ITERATION:
-        notes.append(
-            f"an iteration holds {longest_prompt} tokens, because prompts may be so long and are not split: that takes "
-            "memory from the KV cache; set option.enable_chunked_prefill=true to split them"
-        )
-    return longest_prompt
 
 
 def _least(value: int, bound: int | None) -> int:

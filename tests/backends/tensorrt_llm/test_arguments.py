@@ -9,18 +9,14 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.effects import Passed, has_effect
-from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.arguments import LLM_OWNERS
 from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
-from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
 from djl_trtllm.config import Backend
 from djl_trtllm.config.options.registry import OPTIONS, find
 from djl_trtllm.errors import EngineError
-from djl_trtllm.model import inspect
 from tests.backends.tensorrt_llm.cases import CASES
 from tests.backends.tensorrt_llm.plans import building, changed, engine_planned, flat, planned, problems, running
-from tests.engines.helpers import configured, gpu_machine
 
 DEFAULTS = {"LLM.gather_generation_logits"}
 """Of those that a case names and that are passed anyway."""
@@ -189,16 +185,3 @@ def test_an_argument_the_installed_version_lacks_is_named_with_the_versions_that
 def test_of_two_arguments_a_version_may_have_one(roomy: Path) -> None:
     assert building(roomy, "1.0.0", tokens_per_block=128)["PluginConfig.tokens_per_block"] == 128
     assert "KvCacheConfig.tokens_per_block" not in running(roomy, "1.0.0", tokens_per_block=128)
-
-
-def test_a_version_that_cannot_be_told_is_taken_for_the_stable_one(roomy: Path) -> None:
-    plan = plan_engine(configured(), inspect(roomy), gpu_machine("of unknown version"))
-    assert isinstance(plan, TensorRtLlmPlan)
-    assert plan.inputs.version == "1.2.1"
-    assert plan.notes == ("the version of TensorRT-LLM is unknown: it gets the arguments of 1.2.1",)
-
-
-def test_all_problems_are_told_at_once(roomy: Path) -> None:
-    assert (
-        len(problems(roomy, backend="pytorch", quantize="fp8", kv_cache_dtype="int8", tensor_parallel_degree=99)) == 3
-    )

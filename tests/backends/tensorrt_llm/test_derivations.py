@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +23,6 @@ ADAPTER_OPTIONS = {
 # -- limits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "tokens"),
-    [
-        ({}, 8192),
-        ({"max_rolling_batch_size": 2}, 2 * 1536),
-        ({"max_rolling_batch_size": 10_000}, 10_000),
-        ({"max_rolling_batch_size": 4000, "max_beam_width": 4}, 16_000),
-        ({"max_input_len": 8000, "max_rolling_batch_size": 1, "max_output_len": 100}, 8100),
-        ({"max_rolling_batch_size": 1, "max_seq_len": 600}, 600),
-        ({"max_num_tokens": 20_000}, 20_000),
-    ],
-)
-def test_an_iteration_holds_what_the_batch_can_use(roomy: Path, options: dict[str, object], tokens: int) -> None:
-    assert running(roomy, **options)["LLM.max_num_tokens"] == tokens
-    assert building(roomy, **options)["BuildConfig.max_num_tokens"] == tokens
-
-
-def test_an_iteration_holds_the_longest_prompt_unless_it_is_split(roomy: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(roomy, tmp_path / "m"))
-    config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 131072}
-    (path / "config.json").write_text(json.dumps(config))
-    plan = planned(path, max_input_len=100_000)
-    assert plan.inputs.max_num_tokens == 100_000
-    assert "an iteration holds 100000 tokens, because prompts may be so long and are not split" in plan.notes[0]
-    split = planned(path, max_input_len=100_000, enable_chunked_prefill="true")
-    assert (split.inputs.max_num_tokens, split.notes) == (8192, ())
-
-
 def test_a_prompt_that_no_iteration_holds_is_refused_at_admission(roomy: Path) -> None:
     options: dict[str, object] = {"backend": "pytorch", "max_num_tokens": 512}
     assert planned(roomy, **options).max_input_len == 512
@@ -68,38 +38,6 @@ def test_the_engine_is_made_for_max_num_sequences_and_runs_the_smaller_batch(roo
 
 
 # -- parallelism -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "gpus", "tensor"),
-    [
-        ({"tensor_parallel_degree": "max"}, 8, 8),
-        ({"tensor_parallel_degree": "max"}, 1, 1),
-        ({"tensor_parallel_degree": "max", "pipeline_parallel_degree": 2}, 8, 4),
-        ({"tensor_parallel_degree": "max", "pipeline_parallel_degree": 2, "context_parallel_size": 2}, 8, 2),
-    ],
-)
-def test_max_takes_every_gpu(roomy: Path, options: dict[str, object], gpus: int, tensor: int) -> None:
-    assert running(roomy, "1.2.1", gpus, **options)["LLM.tensor_parallel_size"] == tensor
-
-
-def test_gpus_of_other_machines_count_where_their_ranks_are_launched(
-    roomy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, object] = {"tensor_parallel_degree": "max", "num_nodes": 2}
-    assert running(roomy, "1.2.1", 4, **options)["LLM.tensor_parallel_size"] == 4
-    monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1")
-    assert running(roomy, "1.2.1", 4, **options)["LLM.tensor_parallel_size"] == 8
-    assert running(roomy, "1.2.1", 4, tensor_parallel_degree=16)["LLM.tensor_parallel_size"] == 16
-
-
-def test_more_gpus_than_there_are_is_an_error_before_anything_starts(roomy: Path) -> None:
-    (problem,) = problems(roomy, "1.2.1", 2, tensor_parallel_degree=2, pipeline_parallel_degree=2)
-    assert problem == (
-        "option.tensor_parallel_degree=2 (environment variable OPTION_TENSOR_PARALLEL_DEGREE) and "
-        "option.pipeline_parallel_degree=2 (environment variable OPTION_PIPELINE_PARALLEL_DEGREE) need 4 GPUs, and 2 "
-        "can be used here; with GPUs of several machines, start the server with trtllm-llmapi-launch"
-    )
 
 
 def test_autodeploy_is_told_the_degree_alone(roomy: Path) -> None:

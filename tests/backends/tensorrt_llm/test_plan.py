@@ -15,7 +15,7 @@ from djl_trtllm.engines.gpu import Gpu
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.preparation import prepare_engine
-from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError
+from djl_trtllm.errors import EngineMismatchError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CONTEXT, configured, gpu_machine, write_tensorrt_engine
 
@@ -107,18 +107,6 @@ def test_what_the_engine_was_not_compiled_for_fails_before_loading(
     with pytest.raises(EngineMismatchError) as caught:
         planned(engine, gpu_machine(gpus=2), **options)
     assert mismatch in str(caught.value)
-
-
-def test_an_engine_of_another_release_fails_before_loading(engine: Path) -> None:
-    with pytest.raises(EngineMismatchError, match=r"TensorRT-LLM 1\.2\.1 compiled it and 1\.2\.0 is installed"):
-        planned(engine, gpu_machine("1.2.0"))
-
-
-def test_an_engine_on_a_release_without_the_engine_backend_is_explained(engine: Path) -> None:
-    with pytest.raises(EngineError) as caught:
-        planned(engine, gpu_machine("1.3.0"))
-    assert "1.3.0rc21 removed the backend that compiles and runs TensorRT engines" in str(caught.value)
-    assert "Serve it with TensorRT-LLM 1.2.1, which compiled it" in str(caught.value)
 
 
 def test_a_length_above_the_models_context_is_not_asked_of_the_engine(tmp_path: Path) -> None:
@@ -266,20 +254,6 @@ def test_another_machine_has_engines_of_its_own(checkpoint: Path, change: dict[s
 def test_a_patch_of_the_driver_keeps_the_engines(checkpoint: Path) -> None:
     patched = dataclasses.replace(gpu_machine(), driver="580.120")
     assert planned(checkpoint, patched).cache_key == planned(checkpoint).cache_key
-
-
-def test_a_checkpoint_in_tensorrt_llms_format_keeps_its_ranks(checkpoint: Path, tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint"
-    path.mkdir()
-    (path / "config.json").write_text(
-        '{"architecture": "LlamaForCausalLM", "dtype": "float16", "mapping": {"world_size": 2, "tp_size": 2}}'
-    )
-    for rank in range(2):
-        shutil.copy(checkpoint / "model.safetensors", path / f"rank{rank}.safetensors")
-    plan = engine_plan(path, gpu_machine(gpus=2))
-    assert plan.building["tensor_parallel_size"] == 2
-    with pytest.raises(ConfigError, match=r"option\.tensor_parallel_degree=1 .*: the checkpoint is converted for 2"):
-        planned(path, gpu_machine(gpus=2), tensor_parallel_degree=1)
 
 
 # -- a checkpoint that is run as it is -----------------------------------------------------------------------------
