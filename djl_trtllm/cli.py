@@ -52,7 +52,7 @@ ModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[DIR | FILE.tar.gz | OWNER/NAME | s3://...]",
-        help="The model. Default: SageMaker's /opt/ml/model if it exists, else HF_MODEL_ID.",
+        help="The model. Default: SageMaker's /opt/ml/model if it exists, else HF_MODEL_ID or OPTION_MODEL_ID.",
     ),
 ]
 
@@ -71,7 +71,7 @@ def _find_model(model: str | None) -> str | None:
         return model
     if SAGEMAKER_MODEL_DIR.is_dir() and any(SAGEMAKER_MODEL_DIR.iterdir()):
         return str(SAGEMAKER_MODEL_DIR)
-    return os.environ.get("HF_MODEL_ID") or None
+    return os.environ.get("HF_MODEL_ID") or os.environ.get("OPTION_MODEL_ID") or None
 
 
 @app.command()
@@ -98,7 +98,7 @@ def serve(
             environ["SERVING_INFERENCE_HOST"] = host
         if model_store is not None:
             environ["SERVING_MODEL_STORE"] = str(model_store)
-        status = run(*plan_startup(_find_model(model), environ))
+        status = run(*plan_startup(model, environ, found=_find_model(None)))
     raise typer.Exit(status)
 
 

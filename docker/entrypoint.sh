@@ -60,6 +60,17 @@ serve_with_djl() {
     default SERVING_MAX_WORKERS 1
     default SERVING_RETRY_THRESHOLD 10
     default OPTION_ENGINE Python
+    # As engine MPI, DJL Serving would start a process for each GPU, and none without GPUs; TensorRT-LLM starts its own.
+    [ -z "${SERVING_LOAD_MODELS:-}" ] ||
+        SERVING_LOAD_MODELS=$(printf %s "$SERVING_LOAD_MODELS" | sed 's/:MPI\([]:=]\)/:Python\1/g')
+    # DJL Serving loads nothing from an empty folder, whatever OPTION_MODEL_ID says, unless the folder is named.
+    if [ -n "${OPTION_MODEL_ID:-}" ] && [ -z "${HF_MODEL_ID:-}" ]; then
+        place=$model_store
+        [ -d "$place" ] || place=$cache/model
+        mkdir -p "$place"
+        [ -n "$(ls -A "$place")" ] ||
+            default SERVING_LOAD_MODELS "$(printf %s "$OPTION_MODEL_ID" | tr -c '[:alnum:]_' _)::Python=$place"
+    fi
     # A model's own serving.properties overrides OPTION_*. `trtllm` or `enable` in it selects rolling batch.
     if [ -z "${OPTION_ENTRYPOINT:-}${DJL_ENTRY_POINT:-}" ]; then
         if cat "$model_store/serving.properties" "$model_store"/*/serving.properties 2>/dev/null |

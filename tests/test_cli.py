@@ -105,3 +105,13 @@ def test_hf_model_id_names_the_model_where_none_is_given(tmp_path: Path) -> None
     assert "no model at" in result.stderr
     (tmp_path / "serving.properties").write_text("option.max_input_len=77\n")
     assert options_of(HF_MODEL_ID=str(tmp_path))["max_input_len"]["value"] == 77
+
+
+@pytest.mark.parametrize("variable", ["HF_MODEL_ID", "OPTION_MODEL_ID"])
+def test_a_model_may_be_named_by_a_variable_alone(
+    monkeypatch: pytest.MonkeyPatch, tiny_stories: Path, variable: str
+) -> None:
+    monkeypatch.setenv(variable, str(tiny_stories))
+    assert cli._find_model(None) == str(tiny_stories)
+    result = runner.invoke(cli.app, ["config", "--json"])
+    assert "backend openvino" in "".join(json.loads(result.stdout)["summary"])

@@ -89,8 +89,10 @@ def open_remote(text: str, environ: Mapping[str, str], arguments: Sequence[str] 
     Its code runs only if `environ` or `arguments` set trust_remote_code; its own files cannot allow it. Raises
     ModelError and ConfigError.
     """
-    # HF_MODEL_ID names the model fetched here; it does not name another one inside its directory.
+    # The variable that names the model fetched here does not name another one inside its directory.
     local = {name: value for name, value in environ.items() if name != "HF_MODEL_ID"}
+    if local.get("OPTION_MODEL_ID") == text:
+        del local["OPTION_MODEL_ID"]
     config = load(None, local, arguments=arguments)
     source = open_source(fetch_model(text, config, config.options.revision), local, arguments)
     trusted = config.options.trust_remote_code

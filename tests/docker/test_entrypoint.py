@@ -305,3 +305,21 @@ def test_djl_and_a_file_that_asks_for_rolling_batch(image: Path, value: str) -> 
     _, environ = djl(image, f"engine=MPI\noption.rolling_batch = {value}\n")
     assert environ["OPTION_ENTRYPOINT"] == "djl_trtllm.handler"
     assert "OPTION_ASYNC_MODE" not in environ
+
+
+def test_djl_and_a_model_named_by_option_model_id_alone(image: Path) -> None:
+    """DJL Serving finds no model in an empty folder (ModelStore.java), and fills in one that is named."""
+    (image / "store").mkdir()
+    java = {"PATH": echoing(image, "java"), "DJL_SERVING_HOME": "/opt/djl", "OPTION_MODEL_ID": "acme/tiny-1.1B"}
+    for store, place in ((image / "store", image / "store"), (image / "nowhere", image / "cache" / "model")):
+        done = run(image, "serve", environ=variables(image, **java, SERVING_MODEL_STORE=str(store)))
+        assert exported(done.stdout)["SERVING_LOAD_MODELS"] == f"acme_tiny_1_1B::Python={place}", done
+        assert place.is_dir()
+    (image / "store" / "config.json").touch()
+    done = run(image, "serve", environ=variables(image, **java, SERVING_MODEL_STORE=str(image / "store")))
+    assert "SERVING_LOAD_MODELS" not in exported(done.stdout)
+
+
+def test_djl_and_load_models_with_engine_mpi(image: Path) -> None:
+    _, environ = djl(image, SERVING_LOAD_MODELS="a::MPI=/opt/ml/model,[b:1:MPI:*]=/MPI", OPTION_MODEL_ID="acme/tiny")
+    assert environ["SERVING_LOAD_MODELS"] == "a::Python=/opt/ml/model,[b:1:Python:*]=/MPI"

@@ -10,7 +10,7 @@ import pytest
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, LayoutError
 from djl_trtllm.server import startup
 from djl_trtllm.server.startup import plan_startup
-from djl_trtllm.service import Model
+from djl_trtllm.service import Model, open_source
 from tests.support.models import scripted_model
 
 
@@ -85,6 +85,55 @@ def test_a_model_may_come_with_a_store(model: Path, store: Path) -> None:
 def test_without_model_and_store_there_is_nothing_to_serve() -> None:
     with pytest.raises(DjlTrtllmError, match="no model given, and there is none in /opt/ml/model: name a model dir"):
         plan_startup(None, {})
+
+
+# -- a model by a variable, as in DJL Serving --------------------------------------------------------------------------
+
+
+def test_what_was_found_is_served_unless_something_is_named(tmp_path: Path, model: Path) -> None:
+    _, [startup], _ = plan_startup(None, {}, found=str(model))
+    assert startup.source == str(model)
+    other = scripted_model(tmp_path / "other")
+    _, [startup], _ = plan_startup(str(other), {"SERVING_LOAD_MODELS": f"a={model}"}, found=str(model))
+    assert startup.source == str(other)
+
+
+@pytest.mark.parametrize("entry", ["fable::MPI={}", "fable::Python={}", "fable={}", "[fable:1:MPI:*]=file://{}"])
+def test_a_model_at_the_address_of_load_models(model: Path, entry: str) -> None:
+    options, [startup], store = plan_startup(None, {"SERVING_LOAD_MODELS": entry.format(model)}, found="acme/other")
+    assert (startup.name, startup.source, options.predict_timeout, store) == ("fable", str(model), 77, None)
+    assert startup.prepare().name == "fable"
+
+
+@pytest.mark.parametrize("variable", ["OPTION_MODEL_ID", "HF_MODEL_ID"])
+@pytest.mark.parametrize("there", [True, False])
+def test_an_empty_folder_stands_for_the_model_that_a_variable_names(
+    tmp_path: Path, model: Path, variable: str, there: bool
+) -> None:
+    """`SERVING_LOAD_MODELS=name::MPI=/opt/ml/model` beside OPTION_MODEL_ID: DJL Serving fills an empty folder so."""
+    empty = tmp_path / "empty"
+    if there:
+        empty.mkdir()
+    environ = {"SERVING_LOAD_MODELS": f"fable::MPI={empty}", variable: str(model)}
+    _, [startup], _ = plan_startup(None, environ, found=str(model))
+    assert startup.name == startup.prepare().name == "fable"
+    assert startup.source == str(model)
+
+
+def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    monkeypatch.setattr(startup, "open_remote", lambda text, environ: open_source(model, environ))
+    environ = {"SERVING_LOAD_MODELS": f"fable::MPI={model / 'nowhere'}", "OPTION_MODEL_ID": "acme/tiny"}
+    _, [planned], _ = plan_startup(None, environ, found="acme/tiny")
+    assert (planned.name, planned.source) == ("fable", "acme/tiny")
+    assert open_source(model, {}).name == "scripted"
+
+
+def test_several_models_at_addresses(tmp_path: Path) -> None:
+    red, blue = scripted_model(tmp_path / "red"), scripted_model(tmp_path / "blue")
+    environ = {"SERVING_LOAD_MODELS": f"a::MPI={red}, b={blue}", "HF_MODEL_ID": "acme/elsewhere"}
+    _, planned, _ = plan_startup(None, environ, found="acme/elsewhere")
+    assert [(each.name, each.source) for each in planned] == [("a", str(red)), ("b", str(blue))]
+    assert [each.prepare().directory for each in planned] == [red, blue]
 
 
 # -- a store -----------------------------------------------------------------------------------------------------------

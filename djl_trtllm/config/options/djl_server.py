@@ -24,7 +24,8 @@ class DjlServerOptions(OptionGroup):
         "Models that are loaded when the server starts.",
         key="load_models",
         example="ALL",
-        effect="which models of model_store the server is started with: ALL, NONE or names; without it none",
+        effect="which models of model_store the server is started with: ALL, NONE or names; without it none. "
+        "SERVING_LOAD_MODELS=NAME::ENGINE=ADDRESS serves the model at ADDRESS as NAME, whatever ENGINE is",
         source=DJL,
         scope=Scope.SERVER,
     )
