@@ -59,7 +59,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How sequences are sampled. The dialect fills it in, and the engine process receives the same struct.
 
-    Greedy if and only if `do_sample` is False. `max_new_tokens` 0 means as many as fit (at most `max_output_len`).
+    Greedy if and only if `do_sample` is False. `max_new_tokens` 0 means that the client gives no number.
     `seed` None draws a new seed for each request; sequence i of a request uses `seed` + i.
     `best_of` None: `n` sequences, in the order of their index, as their tokens arrive. Otherwise `best_of` sequences
     are generated and ranked by cumulative log-probability; the best `n` are delivered at the end as 0 to n - 1. With a
@@ -105,6 +105,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     with each token, if the engine has it. `asks_logprobs`: the client asked for it, not only the answer's format.
     `needs_logprobs`: refuse the request if the engine does not have it. `truncate` keeps the last N prompt tokens.
     `bad` strings are not generated, `guide` constrains the output, `adapter` is the name of a LoRA adapter.
+    `default_new_tokens` are generated if `sampling.max_new_tokens` is 0, or fewer where a limit is lower; 0: as many as
+    the limits allow.
     """
 
     prompt: str | None = None
@@ -120,6 +122,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     bad: tuple[str, ...] = ()
     guide: Guide | None = None
     adapter: str | None = None
+    default_new_tokens: int = 0
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):

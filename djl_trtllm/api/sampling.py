@@ -93,7 +93,8 @@ def read_sampling(values: dict[str, Any], problems: Problems, *, ranked: bool = 
     """The sampling of a request from what `Table.read` found in it.
 
     A request without `do_sample` samples if it sets `temperature` (not 1), `top_k` (above 1) or `top_p` (below 1).
-    Temperature 0 is greedy. `ranked`: the response has the best sequence first.
+    Temperature 0 is greedy. `ranked`: the response has the best sequence first. A dialect puts its own number of new
+    tokens, for requests that give none, into `values` as `default_new_tokens`.
     """
     chosen = {name: value for name, value in values.items() if name in _SAMPLING_FIELDS}
     if "do_sample" not in chosen:
@@ -119,10 +120,11 @@ def read_sampling(values: dict[str, Any], problems: Problems, *, ranked: bool = 
         n = best_of = beams = chosen["n"] = chosen["beam_width"] = 1  # the encoder of a refused request stays small
     chosen["best_of"] = best_of if beams == 1 and (best_of > n or (ranked and n > 1)) else None
     sampling = Sampling(**chosen)
-    if 0 < sampling.max_new_tokens < sampling.min_new_tokens:
+    most = sampling.max_new_tokens or values.get("default_new_tokens", 0)
+    if 0 < most < sampling.min_new_tokens:
         problems.invalid.append(
             f"the least number of new tokens is {sampling.min_new_tokens}: expected at most 'max_new_tokens', "
-            f"which is {sampling.max_new_tokens}"
+            f"which is {most}"
         )
     return sampling
 
@@ -149,4 +151,5 @@ def generation_request(
         bad=values.get("bad", ()),
         guide=values.get("guide"),
         adapter=values.get("adapter"),
+        default_new_tokens=values.get("default_new_tokens", 0),
     )

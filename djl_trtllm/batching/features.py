@@ -18,7 +18,10 @@ from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.request import GenerationRequest, GuideKind, Sampling
 
 _DONE_ABOVE = frozenset(
-    {"prompt", "prompt_ids", "messages", "sampling", "stop", "truncate", "logprobs", "asks_logprobs", "n", "best_of"}
+    {
+        *("prompt", "prompt_ids", "messages", "truncate", "sampling", "n", "best_of", "default_new_tokens"),
+        *("stop", "logprobs", "asks_logprobs"),
+    }
 )
 """Fields that the server honours for every engine."""
 

@@ -15,8 +15,8 @@ class BatchLimits:
     """Lengths are in tokens, the rest in sequences.
 
     `max_batch_size` sequences run at once (option.max_rolling_batch_size), `max_queue_size` may wait
-    (job_queue_size). A prompt has at most `max_input_len` tokens, prompt and output together `max_seq_len`;
-    `max_output_len` bounds requests that do not say how much they want.
+    (job_queue_size). A prompt has at most `max_input_len` tokens, its output `max_output_len`, and both together
+    `max_seq_len`.
     """
 
     max_batch_size: int
@@ -37,7 +37,8 @@ class SequenceLimits:
     def fit(self, request: GenerationRequest, prompt_ids: list[int]) -> tuple[list[int], int]:
         """The prompt (truncated if asked) and the number of tokens to generate.
 
-        Raises InvalidRequestError for what can never run.
+        A number that the client gives is refused where it is over a limit; a default is lowered to it. Raises
+        InvalidRequestError for what can never run.
         """
         if request.truncate is not None:
             prompt_ids = prompt_ids[-request.truncate :]
@@ -49,13 +50,23 @@ class SequenceLimits:
                 f"the prompt has {length} tokens, max_input_len is {batch.max_input_len}: "
                 "shorten it, or raise option.max_input_len"
             )
+        if wanted > batch.max_output_len:
+            raise InvalidRequestError(
+                f"the request asks for {wanted} new tokens, max_output_len is {batch.max_output_len}: "
+                "ask for fewer, or raise option.max_output_len"
+            )
         room = self._max_seq_len - length
         if room < max(wanted, 1):
             raise PromptTooLongError(
                 f"the prompt has {length} tokens and max_new_tokens is {wanted or 'not set'}; together they may have "
                 f"{self._max_seq_len} (max_seq_len): {max(room, 0)} are left for the output"
             )
-        wanted = wanted or min(room, batch.max_output_len)
+        wanted = wanted or min(request.default_new_tokens or room, room, batch.max_output_len)
+        if request.sampling.min_new_tokens > wanted:
+            raise InvalidRequestError(
+                f"the request asks for at least {request.sampling.min_new_tokens} new tokens, and it gets {wanted} at "
+                f"most (max_output_len is {batch.max_output_len}, max_seq_len {self._max_seq_len}): ask for fewer"
+            )
         beams, available = request.sampling.beam_width, self._engine.kv_blocks
         blocks = self.blocks(length, wanted) * beams
         if available and blocks > available:

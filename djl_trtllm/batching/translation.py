@@ -54,7 +54,6 @@ class Translator:
         sampling = replace(
             request.sampling,
             max_new_tokens=max_new_tokens,
-            min_new_tokens=min(request.sampling.min_new_tokens, max_new_tokens),
             seed=seed,
         )
         end_ids = () if request.sampling.ignore_eos else self._tokenizer.end_ids

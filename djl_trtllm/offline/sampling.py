@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from djl_trtllm.api.lmi.parameters import CHAT_FIELDS
 from djl_trtllm.api.parameters import Problems, Table
 from djl_trtllm.errors import InvalidRequestError
@@ -23,6 +25,7 @@ _ROWS = (
 _TABLE = Table([replace(CHAT_FIELDS.rows[_LMI_NAMES.get(name, name)], names=(name,)) for name in _ROWS])
 _CHOICE = ("temperature", "top_p", "top_k")
 _MOST_SEQUENCES = 1024
+_DEFAULT_MAX_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +50,9 @@ class SamplingParams:
     """How a prompt is continued. The names, the defaults and the rule for greedy decoding are TensorRT-LLM's.
 
     Greedy if and only if none of `temperature` (0 to 2), `top_p` and `top_k` is set, or `temperature` is 0, `top_p` 0
-    or `top_k` 1. `max_tokens` None: as many as fit. `seed` None draws one for every prompt; a prompt's i-th sequence is
-    sampled with `seed` + i. `best_of` (by default `n`) sequences are generated and `n` returned; if `best_of` is
+    or `top_k` 1. `max_tokens` None: as many as fit; its default is lowered to the model's limits, another number above
+    them fails. `seed` None draws one for every prompt; a prompt's i-th sequence is sampled with `seed` + i.
+    `best_of` (by default `n`) sequences are generated and `n` returned; if `best_of` is
     larger, the best by log-probability, the best first. `logprobs` 0 or 1 returns the log-probability of each token.
     A `stop` string ends the text and is not part of it.
 
@@ -58,7 +62,7 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None
     use_beam_search: bool = False
-    max_tokens: int | None = 32
+    max_tokens: int | None = _DEFAULT_MAX_TOKENS
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -99,8 +103,10 @@ class SamplingParams:
                 f"'logprobs' is {self.logprobs}: only the chosen token's log-probability is available, expected 0 or 1"
             )
         problems.raise_any()
+        default = self.max_tokens == _DEFAULT_MAX_TOKENS
         return GenerationRequest(
-            sampling=sampling,
+            sampling=msgspec.structs.replace(sampling, max_new_tokens=0) if default else sampling,
+            default_new_tokens=_DEFAULT_MAX_TOKENS if default else 0,
             stop=values.get("stop", ()),
             stop_token_ids=values.get("stop_token_ids", ()),
             logprobs=self.logprobs is not None,

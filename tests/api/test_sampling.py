@@ -53,7 +53,7 @@ def test_more_sequences_than_one_request_may_have_are_refused_by_name() -> None:
 
 def test_a_request_has_every_value_that_was_read() -> None:
     given = {"stop": ["a"], "stop_token_ids": [3], "truncate": 5, "bad_words": ["b"], "adapters": "french"}
-    values = TABLE.read(given, Problems(), "field")
+    values = TABLE.read(given, Problems(), "field") | {"default_new_tokens": 30}
     assert generation_request(values, Sampling(n=2), False, prompt="x") == GenerationRequest(
         prompt="x",
         sampling=Sampling(n=2),
@@ -62,6 +62,7 @@ def test_a_request_has_every_value_that_was_read() -> None:
         truncate=5,
         bad=("b",),
         adapter="french",
+        default_new_tokens=30,
     )
 
 

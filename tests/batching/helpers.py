@@ -66,7 +66,7 @@ class Bench:
         max_batch_size: int = 4,
         max_queue_size: int = 4,
         max_input_len: int = 50,
-        max_output_len: int = 20,
+        max_output_len: int = 40,
         max_seq_len: int = 60,
         kv_blocks: int = 0,
         block_size: int = 10,

@@ -68,7 +68,10 @@ CASES: dict[str, tuple[list[GenerationRequest], str]] = {
         "option.gather_generation_logits=true",
     ),
 }
-DONE_ABOVE = {"n": 2, "best_of": 2, "stop": ("x",), "truncate": 4, "logprobs": True, "asks_logprobs": True}
+DONE_ABOVE = {
+    **{"n": 2, "best_of": 2, "stop": ("x",), "truncate": 4, "logprobs": True, "asks_logprobs": True},
+    "default_new_tokens": 30,
+}
 """Fields that need nothing of an engine."""
 
 NAMED_BY_A_FEATURE = {"prompt", "prompt_ids", "messages", "sampling", "guide", "adapter", "needs_logprobs"}

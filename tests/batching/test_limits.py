@@ -16,12 +16,12 @@ def limits(max_seq_len: int = 100, kv_blocks: int = 0, block_size: int = 10) -> 
     return SequenceLimits(BATCH, Limits(4, kv_blocks, block_size, max_seq_len))
 
 
-def asking(max_new_tokens: int, truncate: int | None = None) -> GenerationRequest:
-    sampling = Sampling(max_new_tokens=max_new_tokens)
-    return GenerationRequest(prompt_ids=[5], sampling=sampling, truncate=truncate)
+def asking(max_new_tokens: int, truncate: int | None = None, least: int = 0, default: int = 0) -> GenerationRequest:
+    sampling = Sampling(max_new_tokens=max_new_tokens, min_new_tokens=least)
+    return GenerationRequest(prompt_ids=[5], sampling=sampling, truncate=truncate, default_new_tokens=default)
 
 
-@pytest.mark.parametrize(("prompt", "tokens"), [(1, 1), (50, 10), (40, 20), (30, 30)])
+@pytest.mark.parametrize(("prompt", "tokens"), [(1, 1), (50, 10), (40, 20), (30, 20)])
 def test_what_fits_is_kept_as_it_is(prompt: int, tokens: int) -> None:
     ids = list(range(prompt))
     assert limits().fit(asking(tokens), ids) == (ids, tokens)
@@ -45,6 +45,31 @@ def test_a_prompt_that_is_too_long_is_refused_with_the_numbers(prompt: int, toke
     assert str(caught.value) == message
 
 
+def test_more_tokens_than_the_limit_are_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        limits().fit(asking(21), [5])
+    assert not isinstance(caught.value, PromptTooLongError)
+    assert str(caught.value) == (
+        "the request asks for 21 new tokens, max_output_len is 20: ask for fewer, or raise option.max_output_len"
+    )
+
+
+def test_a_default_that_no_client_asked_for_is_lowered_to_every_limit() -> None:
+    assert [limits().fit(asking(0, default=30), [5] * prompt)[1] for prompt in (3, 40, 45)] == [20, 20, 15]
+    assert limits().fit(asking(0, default=7), [5])[1] == 7
+    assert limits().fit(asking(9, default=7), [5])[1] == 9
+
+
+def test_no_more_tokens_are_demanded_than_can_be_generated() -> None:
+    assert limits().fit(asking(0, least=15), [5] * 45)[1] == 15
+    with pytest.raises(InvalidRequestError) as caught:
+        limits().fit(asking(0, least=16), [5] * 45)
+    assert str(caught.value) == (
+        "the request asks for at least 16 new tokens, and it gets 15 at most (max_output_len is 20, max_seq_len 60): "
+        "ask for fewer"
+    )
+
+
 @pytest.mark.parametrize(("engine", "left"), [(30, 0), (29, 0)])
 def test_a_prompt_that_leaves_no_room_for_a_token_is_refused(engine: int, left: int) -> None:
     with pytest.raises(PromptTooLongError) as caught:
@@ -59,10 +84,10 @@ def test_room_for_one_token_is_enough_where_no_length_is_asked_for() -> None:
 
 @pytest.mark.parametrize(("engine", "together"), [(40, 40), (60, 60), (61, 60)])
 def test_the_smaller_of_both_longest_sequences_counts(engine: int, together: int) -> None:
-    at_most = limits(max_seq_len=engine)
-    assert at_most.fit(asking(together - 10), [5] * 10)[1] == together - 10
+    at_most, prompt = limits(max_seq_len=engine), [5] * (together - 10)
+    assert at_most.fit(asking(10), prompt)[1] == 10
     with pytest.raises(PromptTooLongError, match=f"together they may have {together} "):
-        at_most.fit(asking(together - 9), [5] * 10)
+        at_most.fit(asking(11), prompt)
 
 
 def test_no_length_means_what_fits_up_to_max_output_len() -> None:

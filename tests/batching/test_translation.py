@@ -78,11 +78,6 @@ def test_end_ids_are_stop_ids_unless_they_are_ignored(lower_case: Tokenizer) -> 
     assert message(lower_case, asking(stop_token_ids=(4,), ignore_eos=True)).stop_token_ids == [4]
 
 
-def test_no_more_tokens_are_demanded_than_are_allowed(lower_case: Tokenizer) -> None:
-    demanded = [message(lower_case, asking(min_new_tokens=least)).sampling.min_new_tokens for least in (8, 9, 10)]
-    assert demanded == [8, 9, 9]
-
-
 @pytest.mark.parametrize(
     ("fields", "asked"),
     [({}, False), ({"logprobs": True}, True), ({"best_of": 2}, True), ({"logprobs": True, "best_of": 2}, True)],

@@ -32,6 +32,7 @@ def tight(model: Path, scratch: Path) -> Iterator[Server]:
         scratch,
         OPTION_MAX_TOKENS_IN_PAGED_KV_CACHE=str(POOL_TOKENS),
         OPTION_ENABLE_KV_CACHE_REUSE="true",
+        OPTION_MAX_SEQ_LEN="1400",
     ) as started:
         yield started
 
@@ -78,8 +79,8 @@ def test_every_request_that_is_not_cancelled_ends_with_its_sequential_answer(
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers(tight: Server) -> None:
-    answer = tight.post("wolf " * 1000, max_new_tokens=1500)
+    answer = tight.post("wolf " * 1000, max_new_tokens=500)
     assert answer.status_code == 424
     error = answer.json()["error"]
-    assert re.search("the prompt has 10.. tokens and max_new_tokens is 1500", error)
-    assert re.search(r"1536 \(max_seq_len\): 5.. are left", error)
+    assert re.search("the prompt has 10.. tokens and max_new_tokens is 500", error)
+    assert re.search(r"1400 \(max_seq_len\): 3.. are left", error)

@@ -319,7 +319,7 @@ def test_an_engine_that_cannot_be_loaded_is_told_with_the_loaders_words(
         (b'{"inputs": "a", "parameters": {"max_new_token": 5}}', ["max_new_token", "did you mean 'max_new_tokens'"]),
         (b'{"inputs": "a", "parameters": {"temperature": "hot"}}', ["'temperature' is \"hot\"", "expected a number"]),
         (b'{"inputs": "a", "parameters": {"top_p": 7}}', ["'top_p' is 7", "at most 1"]),
-        (b'{"inputs": "a", "parameters": {"max_new_tokens": 100000}}', ["max_seq_len", "100000"]),
+        (b'{"inputs": "a", "parameters": {"max_new_tokens": 100000}}', ["max_output_len is ", "100000"]),
         (b'{"inputs": "a", "parameters": {"bad_sequences": ["b"]}}', ["bad_sequences", "not supported"]),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from djl_trtllm.errors import InvalidRequestError
@@ -29,8 +30,10 @@ def test_a_lines_own_parameters_win_under_every_name() -> None:
 
 
 def test_defaults_are_those_of_the_lmi_schema() -> None:
-    assert sampling_of({"prompt": "a"}).max_new_tokens == 30
-    assert sampling_of({"messages": [{"role": "user", "content": "a"}]}).max_new_tokens == 0
+    bodies = [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}]
+    entries = read_entries(b"\n".join(map(msgspec.json.encode, bodies)), "", {}, json_lines=True)
+    assert [entry.request.sampling.max_new_tokens for entry in entries] == [0, 0]
+    assert [entry.request.default_new_tokens for entry in entries] == [30, 0]
     assert not sampling_of({"prompt": "a"}, seed=3).do_sample
     assert sampling_of({"prompt": "a"}, top_p=0.5).do_sample
 

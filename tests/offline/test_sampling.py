@@ -8,7 +8,7 @@ import pytest
 
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.offline import GuidedDecodingParams, SamplingParams
-from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
+from djl_trtllm.request import GenerationRequest, Guide, GuideKind
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_every_field_of_a_request_can_be_set() -> None:
 
 
 def test_defaults_are_those_of_tensorrt_llm() -> None:
-    assert SamplingParams().template() == GenerationRequest(sampling=Sampling(max_new_tokens=32))
+    assert SamplingParams().template() == GenerationRequest(default_new_tokens=32)
     assert SamplingParams(max_tokens=None).template() == GenerationRequest()
 
 

@@ -40,7 +40,7 @@ def test_the_longest_sequence_is_answered_and_a_longer_one_refused(server: Serve
     assert answer.json()["details"]["generated_tokens"] == room
     refused = ask(server, prompt_of(tokenizer, 512), max_new_tokens=room + 1)
     assert refused.status_code == 424
-    assert "1536 (max_seq_len)" in refused.json()["error"]
+    assert "1025 new tokens, max_output_len is 1024" in refused.json()["error"]
 
 
 def test_more_sequences_than_the_engine_was_compiled_for_are_refused(

@@ -5,8 +5,8 @@ Where DJL's documents leave it open, or DJL differs by version:
 - Sampling: `do_sample` decides if it is given. Otherwise a request samples if it sets `temperature` (not 0, not 1),
   `top_k` (above 1) or `top_p` (below 1), as in LMI from 0.32 on; a seed alone does not. Chat samples unless its
   temperature is 0. A temperature of 0 is greedy, even if `do_sample` is true.
-- `max_new_tokens` is 30 if `inputs` does not set it, as documented. Chat without `max_tokens` gets as much as fits
-  (`max_new_tokens` 0 in the request): a chat needs whole answers.
+- Without `max_new_tokens`, `inputs` gets 30 tokens, as documented, and Bedrock's `prompt` 512. Chat without
+  `max_tokens` gets as much as fits: a chat needs whole answers.
 - `best_of` sequences (by default `n`) are generated and `n` returned. `best_of` alone returns one sequence, or with
   `tgi_compat` all, as TGI does.
 - Every parameter has its effect or is refused by name, unless its value changes nothing. Types are JSON's, strictly.
@@ -41,10 +41,8 @@ _logger = logging.getLogger(__name__)
 
 PREFIX = "Input Parsing failed. Ensure that the request payload is valid. "
 ACCEPTED = "application/json or text/plain"
-AS_MUCH_AS_FITS = 0
-"""`Sampling.max_new_tokens`: up to the model's limit. Not a value that a client can send."""
-
 _DEFAULT_NEW_TOKENS = 30
+_BEDROCK_NEW_TOKENS = 512
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What boto3 and others send if the caller sets no type."""
@@ -166,7 +164,7 @@ def _parse_inputs(payload: dict[str, Any], options: Options, problems: Problems)
     fields = INPUTS_FIELDS.read(payload, problems, "field")
     stream: bool = fields.pop("stream", False)
     values = fields | INPUTS_PARAMETERS.read(parameters, problems, "parameter")
-    values.setdefault("max_new_tokens", _DEFAULT_NEW_TOKENS)
+    values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
     if options.tgi_compat and "n" not in values and "best_of" in values:
         values["n"] = values["best_of"]
     sampling = read_sampling(values, problems, ranked=True)
@@ -194,7 +192,6 @@ def _parse_inputs(payload: dict[str, Any], options: Options, problems: Problems)
 def _parse_chat(payload: dict[str, Any], options: Options, problems: Problems) -> Call:
     messages = read_messages(payload["messages"], problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
-    values.setdefault("max_new_tokens", AS_MUCH_AS_FITS)
     values.setdefault("do_sample", True)
     sampling = read_sampling(values, problems)
     stream: bool = values.get("stream", False)
@@ -229,7 +226,7 @@ def _parse_bedrock(
 ) -> Call:
     prompt = _read_prompt(payload, "prompt", problems)
     values = BEDROCK_FIELDS.read(payload, problems, "field")
-    values = {"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 512, "do_sample": True} | values
+    values = {"temperature": 0.5, "top_p": 0.9, "do_sample": True, "default_new_tokens": _BEDROCK_NEW_TOKENS} | values
     stream = properties.get("x-amzn-sagemaker-forwarded-api") == "InvokeEndpointWithResponseStream"
     encoder = choose_encoder("3p_stream" if stream else "3p", Presentation(return_full_text=True))
     sampling = read_sampling(values, problems)

@@ -18,7 +18,8 @@ class LimitOptions(OptionGroup):
     )
     max_output_len: int = option(
         512,
-        "Most tokens one request may generate. Widened when `option.max_num_tokens` is set.",
+        "Most tokens one sequence may generate. A request for more is refused with an error that holds both numbers; "
+        "defaults, such as LMI's 30 tokens, are lowered to it. Widened when `option.max_num_tokens` is set.",
         unit="tokens",
         at_least=1,
         source=f"{LMI}, {FINDING}",

@@ -47,7 +47,7 @@ def test_the_documents_request() -> None:
     )
     assert call.requests[0].prompt == "tell me a story of the little red riding hood"
     assert call.requests[0].sampling.do_sample
-    assert call.requests[0].sampling.max_new_tokens == 30
+    assert (call.requests[0].sampling.max_new_tokens, call.requests[0].default_new_tokens) == (0, 30)
     assert call.encoder.content_type == "application/jsonlines"
 
 

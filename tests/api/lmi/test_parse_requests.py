@@ -48,7 +48,7 @@ OTHERS: dict[str, Any] = {
     "guide": Guide(GuideKind.REGEX, "c+"),
     "adapter": "french",
 }
-GREEDY = Sampling(max_new_tokens=30)
+SHORT = 30
 
 
 def inputs(stream: bool = False, defaults: Options = Options(), **parameters: Any) -> Call:  # noqa: B008
@@ -75,12 +75,12 @@ def refusal(call: Any, *arguments: Any, **parameters: Any) -> str:
 
 def test_a_request_that_asks_for_nothing_is_greedy_and_short() -> None:
     call = lmi.parse_payload({"inputs": "The wolf"})
-    assert call.requests == (GenerationRequest(prompt="The wolf", sampling=GREEDY),)
+    assert call.requests == (GenerationRequest(prompt="The wolf", default_new_tokens=SHORT),)
     assert not call.encoder.stream
 
 
 def test_every_parameter_reaches_the_request() -> None:
-    expected = GenerationRequest(prompt="The wolf", sampling=SAMPLING, **OTHERS)
+    expected = GenerationRequest(prompt="The wolf", sampling=SAMPLING, default_new_tokens=SHORT, **OTHERS)
     assert inputs(**GIVEN).requests[0] == expected
 
 
@@ -88,7 +88,8 @@ def test_beams_reach_the_request() -> None:
     beams: dict[str, Any] = {"length_penalty": 0.5, "early_stopping": True, "beam_search_diversity_rate": 0.25}
     assert inputs(num_beams=3, temperature=0.5, n=2, **beams).requests[0] == GenerationRequest(
         prompt="The wolf",
-        sampling=Sampling(max_new_tokens=30, beam_width=3, n=2, temperature=0.5, **beams),
+        default_new_tokens=SHORT,
+        sampling=Sampling(beam_width=3, n=2, temperature=0.5, **beams),
         logprobs=True,
     )
 
@@ -140,9 +141,9 @@ def test_two_choices_of_a_token_are_sampling() -> None:
 def test_the_least_number_of_tokens_may_be_the_most() -> None:
     assert inputs(max_new_tokens=2, min_new_tokens=2).requests[0].sampling.min_new_tokens == 2
     for most, least in ((1, 2), (30, 31)):
-        assert refusal(inputs, max_new_tokens=most, min_new_tokens=least) == (
-            f"the least number of new tokens is {least}: expected at most 'max_new_tokens', which is {most}"
-        )
+        message = f"the least number of new tokens is {least}: expected at most 'max_new_tokens', which is {most}"
+        assert refusal(inputs, max_new_tokens=most, min_new_tokens=least) == message
+    assert refusal(inputs, min_new_tokens=31) == message
     assert chat(min_new_tokens=10**6).requests[0].sampling.min_new_tokens == 10**6
 
 
@@ -213,8 +214,7 @@ def test_several_sequences_are_no_stream() -> None:
 
 
 def test_a_chat_that_asks_for_nothing_samples_as_long_as_fits() -> None:
-    sampling = Sampling(max_new_tokens=lmi.AS_MUCH_AS_FITS, do_sample=True)
-    assert chat().requests[0] == GenerationRequest(messages=MESSAGES, sampling=sampling)
+    assert chat().requests[0] == GenerationRequest(messages=MESSAGES, sampling=Sampling(do_sample=True))
 
 
 def test_every_parameter_reaches_the_chat() -> None:
@@ -264,8 +264,8 @@ def test_several_choices_of_a_chat_have_a_place_in_every_form() -> None:
 
 
 def test_a_bedrock_request_is_sampled_unless_its_temperature_is_zero() -> None:
-    sampling = Sampling(max_new_tokens=512, temperature=0.5, top_p=0.9, do_sample=True)
-    assert bedrock().requests[0] == GenerationRequest(prompt="The wolf", sampling=sampling)
+    sampling = Sampling(temperature=0.5, top_p=0.9, do_sample=True)
+    assert bedrock().requests[0] == GenerationRequest(prompt="The wolf", sampling=sampling, default_new_tokens=512)
     given = Sampling(max_new_tokens=7, temperature=1.0, top_p=1.0, do_sample=True)
     assert bedrock(max_gen_len=7, temperature=1, top_p=1).requests[0].sampling == given
     assert not bedrock(temperature=0).requests[0].sampling.do_sample
@@ -285,7 +285,7 @@ def test_a_bedrock_stream_is_asked_for_by_the_invocation() -> None:
 def test_the_adapter_header_names_the_adapter_unless_the_body_does() -> None:
     header = {"x-amzn-sagemaker-adapter-identifier": "french"}
     assert lmi.parse(b'{"inputs": "a"}', None, Options(), header).requests[0] == GenerationRequest(
-        prompt="a", sampling=GREEDY, adapter="french"
+        prompt="a", default_new_tokens=SHORT, adapter="french"
     )
     assert lmi.parse(b'{"inputs": "a", "adapters": "dutch"}', None, Options(), header).requests[0].adapter == "dutch"
     for name in ("", "french"):
