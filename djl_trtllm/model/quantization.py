@@ -23,13 +23,29 @@ def stored_quantization(directory: Path, config: Mapping[str, Any]) -> str | Non
     is quantised. Raises LayoutError for a damaged hf_quant_config.json.
     """
     own = _part(_part(config, "pretrained_config") or config, "quantization")
-    modelopt = _part(read_object(directory / MODELOPT_FILE, LayoutError) or {}, "quantization")
-    hugging_face = _part(config, "quantization_config") or _part(_part(config, "text_config"), "quantization_config")
+    modelopt = _of_modelopt(directory)
+    hugging_face = _of_hugging_face(config)
     for part in (own, modelopt, hugging_face, _part(hugging_face, "quantization")):
         algorithm = part.get("quant_algo")
         if isinstance(algorithm, str) and algorithm:
             return None if algorithm == "NO_QUANT" else algorithm
     return _of_method(hugging_face)
+
+
+def hugging_face_quantization(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`quantization_config` of a Hugging Face config.json; empty if there is none, or ModelOpt's file counts.
+
+    Raises LayoutError for a damaged hf_quant_config.json.
+    """
+    return {} if _of_modelopt(directory) else _of_hugging_face(config)
+
+
+def _of_modelopt(directory: Path) -> Mapping[str, Any]:
+    return _part(read_object(directory / MODELOPT_FILE, LayoutError) or {}, "quantization")
+
+
+def _of_hugging_face(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _part(config, "quantization_config") or _part(_part(config, "text_config"), "quantization_config")
 
 
 def _of_method(config: Mapping[str, Any]) -> str | None:

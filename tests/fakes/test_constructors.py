@@ -198,3 +198,31 @@ def test_an_error_of_the_worker_at_start_is_the_cause(
     seen = observe(call("construct", which="torch", model=tiny_stories), script={"load_error": load_error})
     assert seen.startswith("RuntimeError: Executor worker returned error <- RuntimeError: ")
     assert message in seen
+
+
+@pytest.mark.parametrize(
+    ("stored", "version", "engine", "torch"),
+    [
+        ({"quant_method": "awq"}, "1.2.1", "Unsupported quantization_config", "Unsupported quantization_config"),
+        ({"quant_method": "gptq"}, "1.3.0rc20", "Unsupported quantization_config", "Unsupported quantization_config"),
+        ({"quant_method": "fp8"}, "1.2.1", "Unsupported quantization_config", "Unsupported quantization_config"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "1.2.1", "constructed", "constructed"),
+        ({"quant_method": "mxfp4"}, "1.2.1", "has no attribute 'moe_config'", "constructed"),
+    ],
+)
+def test_few_formats_of_hugging_face_are_loaded(
+    observe: Observer,
+    tiny_stories: Path,
+    tmp_path: Path,
+    stored: dict[str, object],
+    version: str,
+    engine: str,
+    torch: str,
+) -> None:
+    """`llmapi/llm_utils.py`, `_update_from_hf_quant_config`."""
+    model = Path(shutil.copytree(tiny_stories, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text()) | {"quantization_config": stored}
+    (model / "config.json").write_text(json.dumps(config))
+    seen = observe(*(call("construct", which=which, model=model) for which in ("engine", "torch")), version=version)
+    assert engine in seen[0]
+    assert torch in seen[1]

@@ -16,6 +16,7 @@ from djl_trtllm.backends.tensorrt_llm.plan import (
     collected,
 )
 from djl_trtllm.backends.tensorrt_llm.plan_inputs import plan_inputs
+from djl_trtllm.backends.tensorrt_llm.stored_formats import check_stored_format
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest
@@ -34,6 +35,7 @@ def plan_tensorrt_llm(
     inputs = plan_inputs(config, layout, hardware, backend, problems, notes)
     if not members(LLM_OWNERS[backend], inputs.version):
         raise EngineError(f"{reason}: TensorRT-LLM {inputs.version} has no such backend; set option.backend=auto")
+    check_stored_format(layout, backend, inputs.version, notes)
     common = {
         **common_facts(config, layout),
         "backend": backend,

@@ -14,6 +14,7 @@ from .base_llm import BaseLLM
 from .build import CALIBRATED, build, pretrained_config
 from .logger import logger
 from .settings import device_count
+from .stored_formats import algorithm_of
 
 
 class _TrtLLM(BaseLLM):
@@ -111,13 +112,7 @@ class _TrtLLM(BaseLLM):
                 quantization[key] = value
             return True
         if config.get("quantization_config") is not None:
-            method = config["quantization_config"].get("quant_method")
-            if method == "fp8" and config["quantization_config"].get("weight_block_size"):
-                quantization["quant_algo"] = "FP8_BLOCK_SCALES"
-            elif method == "mxfp4":
-                quantization["quant_algo"] = "W4A16_MXFP4"
-            else:
-                raise NotImplementedError(f"Unsupported quantization_config: {config['quantization_config']}.")
+            quantization["quant_algo"] = algorithm_of(config["quantization_config"], self.args)
             return True
         return False
 

@@ -10,6 +10,7 @@ from .arguments import AutoDeployLlmArgs, TorchLlmArgs, TrtLlmArgs
 from .base_llm import BaseLLM
 from .errors import RequestError
 from .settings import SINCE_1_3
+from .stored_formats import algorithm_of
 
 
 class LLM(BaseLLM):
@@ -43,6 +44,9 @@ class LLM(BaseLLM):
         config = engine_files.read_config(model)
         if "model_type" not in config:
             raise ValueError(f"Unrecognized model in {model}. Should have a `model_type` key in its config.json.")
+        stored = config.get("quantization_config")
+        if stored is not None and not (model / "hf_quant_config.json").exists():
+            algorithm_of(stored, self.args)
         self._start(config, None, self.args.gather_generation_logits)
 
     def _check_arguments(self, prompt_length: int, params: Any) -> None:
