@@ -14,15 +14,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from djl_trtllm.errors import DeploymentError
-from djl_trtllm.model.remote import aws, s3
+from djl_trtllm.model.remote import aws, aws_names, s3
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.upload import upload_file
 
 _VARIANT = "AllTraffic"
 _POLL_SECONDS = 10.0
 _REPORT_EVERY_SECONDS = 60.0
-_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _DONE = ("InService", "Failed", "OutOfService", "RollingBack", "UpdateRollbackFailed")
+
+
+GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"
+"""The AMI with driver 580 for CUDA 13 (botocore's model of SageMaker, 1.44.5), which the TensorRT-LLM images need."""
+
+# Instances with a GPU for CUDA 13, which has dropped those of p2 and p3; r and trn have none of NVIDIA's.
+_CUDA_INSTANCE = re.compile(r"ml\.(g[4-9]|gr[4-9]|p[4-9]).*")
+
+
+def default_ami(instance_type: str) -> str | None:
+    """The AMI that the images need on an instance; None: SageMaker's own, on machines without a GPU for them."""
+    return GPU_AMI if _CUDA_INSTANCE.fullmatch(instance_type) else None
 
 
 class AwsCall(NamedTuple):
@@ -39,7 +50,7 @@ class Deployment:
     `image` is a container image in ECR, `role` the ARN of its IAM role. `model_data` is the address of a model.tar.gz,
     or of a prefix whose files SageMaker copies unchanged. `startup_seconds` bounds the time until /ping answers,
     compiling included. `ami_version` is SageMaker's `InferenceAmiVersion`: it decides the driver version of the
-    machine, and on the default, too old for CUDA 13, the container does not start.
+    machine, and on SageMaker's own default, too old for CUDA 13, the container does not start (see `default_ami`).
     """
 
     name: str
@@ -52,17 +63,33 @@ class Deployment:
     startup_seconds: int = 3600
     ami_version: str | None = None
 
+    def check(self) -> None:
+        """Raise DeploymentError with everything that AWS would refuse of these names."""
+        found = [
+            aws_names.ENDPOINT.problem("the endpoint", self.name),
+            aws_names.IMAGE.problem("the image", self.image),
+            aws_names.ROLE.problem("the role", self.role),
+            aws_names.bucket_problem(self.model_data.bucket),
+            aws_names.instance_problem(self.instance_type),
+            None if self.ami_version is None else aws_names.ami_problem(self.ami_version),
+            *aws_names.environment_problems(self.environment),
+        ]
+        if problems := [problem for problem in found if problem is not None]:
+            raise DeploymentError("; ".join(problems))
+
     def calls(self) -> list[AwsCall]:
-        """The calls that create the endpoint, in order. Raises DeploymentError if SageMaker forbids the name."""
-        if not _NAME.fullmatch(self.name):
-            raise DeploymentError(
-                f"{self.name!r} cannot be the name of an endpoint: expected up to 63 letters, digits and hyphens"
-            )
+        """The calls that create the endpoint, in order. Raises DeploymentError, see `check`."""
+        self.check()
         container: dict[str, Any] = {"Image": self.image, "Environment": dict(self.environment)}
         if self.model_data.key.endswith(".tar.gz"):
             container["ModelDataUrl"] = str(self.model_data)
         else:
-            source = {"S3Uri": f"{self.model_data}/", "S3DataType": "S3Prefix", "CompressionType": "None"}
+            prefix = self.model_data.below("")
+            source = {
+                "S3Uri": f"s3://{self.model_data.bucket}/{prefix}",
+                "S3DataType": "S3Prefix",
+                "CompressionType": "None",
+            }
             container["ModelDataSource"] = {"S3DataSource": source}
         variant = {
             "VariantName": _VARIANT,
@@ -104,11 +131,39 @@ def deploy(deployment: Deployment, progress: Callable[[str], None], *, wait_seco
         _wait(client, deployment.name, progress, wait_seconds)
 
 
+def require_unused(name: str) -> None:
+    """Raise DeploymentError if the account has a model, configuration or endpoint of this name already.
+
+    Also if there is no account to ask. An account that may not ask is refused later, by what it asks for.
+    """
+    client = _client()
+    used = []
+    for what, method, argument in (
+        ("endpoint", "describe_endpoint", "EndpointName"),
+        ("endpoint configuration", "describe_endpoint_config", "EndpointConfigName"),
+        ("model", "describe_model", "ModelName"),
+    ):
+        try:
+            if _described(client, method, **{argument: name}) is not None:
+                used.append(what)
+        except DeploymentError as error:
+            if "AccessDenied" not in str(error):
+                raise
+    if used:
+        raise DeploymentError(
+            f"{name} is already the name of {' and of '.join(f'an {u}' if u[0] == 'e' else f'a {u}' for u in used)} in "
+            f"this account and region: choose another one with --name, or remove it with `djl-trtllm deploy --delete "
+            f"{name}`"
+        )
+
+
 def delete(name: str, progress: Callable[[str], None]) -> None:
     """Remove an endpoint, its configuration and its models; parts that are already gone are skipped.
 
     Raises DeploymentError if nothing of that name exists.
     """
+    if problem := aws_names.ENDPOINT.problem("the endpoint", name):
+        raise DeploymentError(problem)
     client = _client()
     config = _described(client, "describe_endpoint", EndpointName=name)
     config_name = config["EndpointConfigName"] if config else name
@@ -132,12 +187,17 @@ def _send(client: Any, call: AwsCall, name: str) -> None:
         getattr(client, call.method)(**call.arguments)
 
 
+def key_of(name: str) -> str:
+    """Where the archive of an endpoint is in its bucket."""
+    return f"djl-trtllm/{name}/model.tar.gz"
+
+
 def upload_model(archive: Path, bucket: str | None, name: str, progress: Callable[[str], None]) -> S3Address:
     """Upload a model.tar.gz to the bucket, by default SageMaker's own (created if it does not exist).
 
     Raises DeploymentError and DownloadError.
     """
-    address = S3Address(bucket or default_bucket(), f"djl-trtllm/{name}/model.tar.gz")
+    address = S3Address(bucket or default_bucket(), key_of(name))
     if bucket is None:
         _ensure_bucket(address.bucket, progress)
     upload_file(archive, address, progress)

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm import deployment
-from djl_trtllm.deployment import Deployment, default_bucket, delete, deploy, upload_model
+from djl_trtllm.deployment import (
+    GPU_AMI,
+    Deployment,
+    default_ami,
+    default_bucket,
+    delete,
+    deploy,
+    require_unused,
+    upload_model,
+)
 from djl_trtllm.errors import DeploymentError
 from djl_trtllm.model.remote.s3 import S3Address
 from tests.support.moto_server import client, moto_server
@@ -78,7 +87,8 @@ def test_deleting_what_is_not_there_is_an_error(aws: str) -> None:
 
 
 def test_what_was_made_before_a_refusal_is_removed_again(aws: str) -> None:
-    broken = Deployment("story", IMAGE, ROLE, STORY.model_data, "not-an-instance")
+    # moto does not know this one.
+    broken = Deployment("story", IMAGE, ROLE, STORY.model_data, "ml.p6-b300.48xlarge")
     with pytest.raises(DeploymentError, match="create_endpoint_config story: AWS refused"):
         deploy(broken, lambda line: None)
     assert client(aws, "sagemaker").list_models()["Models"] == []
@@ -96,10 +106,57 @@ def test_a_prefix_is_copied_as_it_is_and_an_archive_is_opened() -> None:
     assert "ModelDataUrl" in STORY.calls()[0].arguments["PrimaryContainer"]
 
 
+def test_a_whole_bucket_is_a_prefix_too() -> None:
+    whole = replace(STORY, model_data=S3Address.parse("s3://models"))
+    source = whole.calls()[0].arguments["PrimaryContainer"]["ModelDataSource"]
+    assert source["S3DataSource"]["S3Uri"] == "s3://models/"
+
+
 @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 64, "under_score"])
 def test_a_name_sagemaker_does_not_take_is_told_before_any_call(name: str) -> None:
-    with pytest.raises(DeploymentError, match="cannot be the name"):
+    with pytest.raises(DeploymentError, match=r"the endpoint .*: expected up to 63 letters"):
         Deployment(name, IMAGE, ROLE, STORY.model_data, "ml.g5.xlarge").calls()
+    with pytest.raises(DeploymentError, match=r"the endpoint .*: expected up to 63 letters"):
+        delete(name, lambda line: None)
+
+
+def test_everything_that_aws_would_refuse_is_told_at_once() -> None:
+    wrong = Deployment(
+        "my_story", "", "admin", S3Address("My_Bucket", "k"), "g5.2xlarge", 1, {"A-B": "c"}, ami_version="gpu-4"
+    )
+    with pytest.raises(DeploymentError) as caught:
+        wrong.check()
+    told = str(caught.value).split("; ")
+    names = ("endpoint 'my_story'", "image ''", "role 'admin'", "bucket 'My_Bucket'", "type 'g5.2xlarge'")
+    assert [name in line for name, line in zip((*names, "version 'gpu-4'", "variable 'A-B'"), told, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("instance", "ami"),
+    [
+        ("ml.g5.2xlarge", GPU_AMI),
+        ("ml.g4dn.xlarge", GPU_AMI),
+        ("ml.g6e.12xlarge", GPU_AMI),
+        ("ml.p5en.48xlarge", GPU_AMI),
+        ("ml.p6-b200.48xlarge", GPU_AMI),
+        ("ml.p3.2xlarge", None),
+        ("ml.c7i.4xlarge", None),
+        ("ml.inf2.xlarge", None),
+    ],
+)
+def test_instances_with_a_gpu_for_cuda_13_get_the_ami_with_its_driver(instance: str, ami: str | None) -> None:
+    assert default_ami(instance) == ami
+    replace(STORY, instance_type=instance, ami_version=ami).check()
+
+
+def test_a_name_in_use_is_told_with_what_has_it(aws: str) -> None:
+    require_unused("story")
+    deploy(STORY, lambda line: None)
+    client(aws, "sagemaker").delete_endpoint(EndpointName="story")
+    with pytest.raises(
+        DeploymentError, match=r"already the name of an endpoint configuration and of a model in .*--del"
+    ):
+        require_unused("story")
 
 
 def test_an_archive_goes_to_sagemakers_own_bucket_by_default(aws: str, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,15 @@ import typer
 
 from djl_trtllm import deployment
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
+from djl_trtllm.config import load
 from djl_trtllm.errors import DeploymentError, ModelError
 from djl_trtllm.model import is_archive
 from djl_trtllm.model.package import package
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 
 _WAIT_SECONDS = 3 * 3600.0
+_BUCKET_OF_SAGEMAKER = "sagemaker-region-account"
+"""Stands for SageMaker's own bucket until the account is known."""
 
 
 def deploy(
@@ -32,7 +36,11 @@ def deploy(
     instance_type: Annotated[str, typer.Option(help="SageMaker instance.")] = "ml.g5.2xlarge",
     instance_count: Annotated[int, typer.Option(min=1, help="Number of instances.")] = 1,
     ami_version: Annotated[
-        str | None, typer.Option(help="SageMaker's InferenceAmiVersion, which sets the driver (docs/deploying.md).")
+        str | None,
+        typer.Option(
+            help="SageMaker's InferenceAmiVersion, which sets the driver; none: SageMaker's own. Default: on GPUs "
+            f"{deployment.GPU_AMI}, which the image needs."
+        ),
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="Environment of the container.")
@@ -56,26 +64,49 @@ def deploy(
         if model is None or image is None or role is None:
             raise DeploymentError(f"missing: {', '.join(missing)} (see `djl-trtllm deploy --help`)")
         chosen = name or _name(model)
-        variables = dict(_variable(text) for text in env or ())
-        if is_s3(model):
-            data = S3Address.parse(model)
-        elif dry_run:
-            data = S3Address(bucket or "BUCKET", f"djl-trtllm/{chosen}/model.tar.gz")
-        else:
-            data = _upload(Path(model), bucket, chosen, progress)
+        address = None if is_s3(model) else S3Address(bucket or _BUCKET_OF_SAGEMAKER, deployment.key_of(chosen))
         plan = deployment.Deployment(
-            chosen, image, role, data, instance_type, instance_count, variables, ami_version=ami_version
+            chosen,
+            image,
+            role,
+            address or S3Address.parse(model),
+            instance_type,
+            instance_count,
+            dict(_variable(text) for text in env or ()),
+            ami_version=_ami(ami_version, instance_type),
         )
+        plan.check()
+        if address is not None:
+            _check_model(Path(model), plan.environment, progress)
         if dry_run:
             for call in plan.calls():
                 print(json.dumps({"call": call.method, **call.arguments}, indent=2))
             return
+        deployment.require_unused(chosen)
+        if address is not None:
+            plan = replace(plan, model_data=_upload(Path(model), bucket, chosen, progress))
         deployment.deploy(plan, progress, wait_seconds=_WAIT_SECONDS if wait else None)
 
 
+def _ami(asked: str | None, instance_type: str) -> str | None:
+    if asked is None:
+        return deployment.default_ami(instance_type)
+    return None if asked == "none" else asked
+
+
+def _check_model(path: Path, environment: Mapping[str, str], progress: Callable[[str], None]) -> None:
+    """Report now what packing or serving would refuse later. Raises ModelError and ConfigError."""
+    if path.is_dir():
+        for warning in load(path, environment).warnings:
+            progress(f"warning: {warning}")
+    elif not is_archive(path):
+        raise ModelError(f"{path} is neither a model directory nor a model.tar.gz nor an s3:// address")
+
+
 def _name(model: str) -> str:
-    stem = model.rstrip("/").rpartition("/")[2].removesuffix(".tar.gz")
-    return re.sub(r"[^a-zA-Z0-9]+", "-", stem).strip("-")[:63] or "model"
+    name = model.rstrip("/").rpartition("/")[2] if is_s3(model) else Path(model).resolve().name
+    stem = name.removesuffix(".tar.gz")
+    return re.sub(r"[^a-zA-Z0-9]+", "-", stem).strip("-")[:63].rstrip("-") or "model"
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -92,6 +123,4 @@ def _upload(path: Path, bucket: str | None, name: str, progress: Callable[[str],
             progress(f"packing {path}")
             package(path, archive)
             return deployment.upload_model(archive, bucket, name, progress)
-    if not is_archive(path):
-        raise ModelError(f"{path} is neither a model directory nor a model.tar.gz nor an s3:// address")
     return deployment.upload_model(path, bucket, name, progress)

@@ -11,9 +11,9 @@ from starlette.datastructures import Headers as RequestHeaders
 from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.api import Dialect, Reply
+from djl_trtllm.api.endpoint_errors import endpoint_error
 from djl_trtllm.api.headers import properties, request_id
 from djl_trtllm.api.registry import DEFAULT
-from djl_trtllm.api.sagemaker import endpoint_error
 from djl_trtllm.config import Options
 from djl_trtllm.server.metrics import ServerCounts
 

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from djl_trtllm.api.base import Reply
-from djl_trtllm.api.sagemaker import endpoint_error
+from djl_trtllm.api.endpoint_errors import endpoint_error
 from djl_trtllm.errors import InvalidRequestError, MethodNotAllowedError, UnknownModelError
 
 REFUSED = InvalidRequestError("no")
