@@ -6,11 +6,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from djl_trtllm.offline import LLM, GuidedDecodingParams, SamplingParams
+    from djl_trtllm.offline import (
+        LLM,
+        BatchingType,
+        BuildConfig,
+        CalibConfig,
+        CapacitySchedulerPolicy,
+        ContextChunkingPolicy,
+        CudaGraphConfig,
+        DynamicBatchConfig,
+        ExtendedRuntimePerfKnobConfig,
+        GuidedDecodingParams,
+        KvCacheConfig,
+        LoraConfig,
+        MoeConfig,
+        PeftCacheConfig,
+        PluginConfig,
+        QuantAlgo,
+        QuantConfig,
+        SamplingParams,
+        SchedulerConfig,
+        TorchCompileConfig,
+    )
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "GuidedDecodingParams", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BatchingType",
+    "BuildConfig",
+    "CalibConfig",
+    "CapacitySchedulerPolicy",
+    "ContextChunkingPolicy",
+    "CudaGraphConfig",
+    "DynamicBatchConfig",
+    "ExtendedRuntimePerfKnobConfig",
+    "GuidedDecodingParams",
+    "KvCacheConfig",
+    "LoraConfig",
+    "MoeConfig",
+    "PeftCacheConfig",
+    "PluginConfig",
+    "QuantAlgo",
+    "QuantConfig",
+    "SamplingParams",
+    "SchedulerConfig",
+    "TorchCompileConfig",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

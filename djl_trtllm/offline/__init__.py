@@ -10,8 +10,51 @@ The names are those of TensorRT-LLM's LLM API; what runs is what `djl-trtllm ser
 configuration, engine process and rolling batch. `djl-trtllm generate` is the same for files.
 """
 
+from djl_trtllm.config.options.choices import BatchingType
+from djl_trtllm.config.options.choices import ChunkingPolicy as ContextChunkingPolicy
+from djl_trtllm.config.options.choices import QuantAlgorithm as QuantAlgo
+from djl_trtllm.config.options.choices import SchedulerPolicy as CapacitySchedulerPolicy
+from djl_trtllm.offline.configurations import (
+    BuildConfig,
+    CalibConfig,
+    CudaGraphConfig,
+    DynamicBatchConfig,
+    ExtendedRuntimePerfKnobConfig,
+    KvCacheConfig,
+    LoraConfig,
+    MoeConfig,
+    PeftCacheConfig,
+    PluginConfig,
+    QuantConfig,
+    SchedulerConfig,
+    TorchCompileConfig,
+)
 from djl_trtllm.offline.llm import LLM
 from djl_trtllm.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from djl_trtllm.offline.sampling import GuidedDecodingParams, SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "GuidedDecodingParams", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BatchingType",
+    "BuildConfig",
+    "CalibConfig",
+    "CapacitySchedulerPolicy",
+    "CompletionOutput",
+    "ContextChunkingPolicy",
+    "CudaGraphConfig",
+    "DynamicBatchConfig",
+    "ExtendedRuntimePerfKnobConfig",
+    "GuidedDecodingParams",
+    "KvCacheConfig",
+    "Logprob",
+    "LoraConfig",
+    "MoeConfig",
+    "PeftCacheConfig",
+    "PluginConfig",
+    "QuantAlgo",
+    "QuantConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "SchedulerConfig",
+    "TorchCompileConfig",
+]

@@ -31,7 +31,8 @@ class LLM:
 
     `model` is what `djl-trtllm serve` takes: a directory, an archive, a model of the hub or in S3. Keyword
     arguments are options of docs/options.md without `option.`, in any of their spellings (`tensor_parallel_size`
-    for `tensor_parallel_degree`), and win over the model's serving.properties and the environment.
+    for `tensor_parallel_degree`), or TensorRT-LLM's configuration objects (`kv_cache_config=KvCacheConfig(...)`). They
+    win over the model's serving.properties and the environment.
 
     The engine runs in a process of its own, which ends with `close`, with the `with` block, when the object is
     collected and when this process ends, however that comes. Methods may be called from any thread.

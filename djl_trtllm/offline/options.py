@@ -15,6 +15,7 @@ from djl_trtllm.config.options.registry import find, suggest
 from djl_trtllm.config.options.values import as_text
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model.remote.fetch import is_remote
+from djl_trtllm.offline.configurations import flattened
 from djl_trtllm.service import Model, open_remote, open_source, prepare
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def open_offline_model(model: str | Path, options: Mapping[str, Any]) -> Model:
     of them: it is a bound on what a client waits, and in a batch requests wait for each other.
     Raises ConfigError, also for what is no option, and DjlTrtllmError.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in flattened(options).items() if value is not None}
     if problems := [_unknown(name) for name in given if _find(name) is None]:
         raise ConfigError(problems)
     arguments = [f"{name}={as_text(value)}" for name, value in given.items()]
@@ -54,8 +55,8 @@ def _find(name: str) -> object:
 def _unknown(name: str) -> str:
     if name.endswith("_config"):
         return (
-            f"{name} is not an option: the fields of TensorRT-LLM's configuration objects are options of their own, "
-            "such as kv_cache_free_gpu_mem_fraction=0.9 or batch_scheduler_policy='max_utilization' (docs/offline.md)"
+            f"{name} is not one of TensorRT-LLM's configuration objects that have options here; docs/offline.md lists "
+            "them"
         )
     near = suggest(f"option.{name}") or suggest(name)
     advice = f"did you mean {near.removeprefix('option.')}?" if near else "docs/options.md has the options there are"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from djl_trtllm import KvCacheConfig
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.offline.options import open_offline_model
 from tests.offline.helpers import Make, stories
@@ -33,6 +34,8 @@ def test_keyword_options_win_over_the_models_file_in_any_spelling(make: Make) ->
         ({"max_tokens": 65536}, "max_tokens_in_paged_kv_cache", 65536),
         ({"max_attention_window": [4096, 8192]}, "max_attention_window", (4096, 8192)),
         ({"retry_threshold": 5}, "retry_threshold", 5),
+        ({"kv_cache_config": KvCacheConfig(free_gpu_memory_fraction=0.5)}, "kv_cache_free_gpu_mem_fraction", 0.5),
+        ({"kv_cache_config": {"max_tokens": 4096, "dtype": None}}, "max_tokens_in_paged_kv_cache", 4096),
     ],
 )
 def test_the_documents_options_have_their_names(
@@ -66,10 +69,10 @@ def test_a_fetched_model_does_not_allow_its_own_code_to_run(
 
 def test_what_is_no_option_is_an_error_with_a_suggestion(make: Make) -> None:
     with pytest.raises(ConfigError) as refused:
-        make(max_input_length=5, kv_cache_config={"max_tokens": 5}, zzz=1)
+        make(max_input_length=5, speculative_config={"max_draft_len": 5}, zzz=1)
     length, nested, unknown = refused.value.problems
     assert "did you mean max_input_len?" in length
-    assert "kv_cache_free_gpu_mem_fraction=0.9" in nested
+    assert "speculative_config is not one of TensorRT-LLM's configuration objects" in nested
     assert "docs/options.md" in unknown
 
 
