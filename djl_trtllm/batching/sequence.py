@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 from tokenizers import Tokenizer
@@ -30,6 +31,7 @@ class OutputSequence:
         "_matcher",
         "_ready",
         "_special_ids",
+        "_stop_ids",
         "_text_end",
         "closed",
         "cumulative_logprob",
@@ -47,6 +49,7 @@ class OutputSequence:
         special_ids: frozenset[int],
         prompt_ids: Sequence[int],
         stop: Sequence[str],
+        stop_ids: Mapping[int, FinishReason] = MappingProxyType({}),
         seed: int | None,
         logprobs: bool,
     ) -> None:
@@ -60,6 +63,8 @@ class OutputSequence:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids)
         self._matcher = StopMatcher(stop) if stop else None
         self._special_ids = special_ids
+        self._stop_ids = stop_ids
+        """Ids that end the sequence here, each with its reason: those that the engine does not stop at."""
         self._ready: list[Token] = []
         self._held: deque[tuple[int, Token]] = deque()
         """Tokens that wait for a possible stop string to resolve, with the offset where each one's text begins."""
@@ -67,7 +72,7 @@ class OutputSequence:
         self._logprobs = logprobs
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None) -> bool:
-        """Append tokens. False if a stop string ended the sequence; later tokens are discarded."""
+        """Append tokens. False if a stop string or stop id ended the sequence; later tokens are discarded."""
         for position, token_id in enumerate(token_ids):
             self.generated_tokens += 1
             logprob = None
@@ -81,6 +86,9 @@ class OutputSequence:
             if self._matcher is None and not self._detokenizer.pending and not self._held:
                 self._ready.append(token)
             elif self._hold(token):
+                return False
+            if token_id in self._stop_ids:
+                self.finish(self._stop_ids[token_id])
                 return False
         return True
 

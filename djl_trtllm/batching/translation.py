@@ -10,14 +10,17 @@ from msgspec.structs import replace
 from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, GenerationRequest
+from djl_trtllm.request import Adapter, FinishReason, GenerationRequest
 
 _MAX_CACHED_STOPS = 1024
 
 
 class Translator:
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    """`engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`)."""
+
+    def __init__(self, tokenizer: Tokenizer, engine_stops: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._engine_stops = engine_stops
         # Some models end with a token that their tokenizer does not list as special.
         self._special_ids = tokenizer.special_ids | tokenizer.end_ids
         self._is_exact_in_tokens = functools.lru_cache(_MAX_CACHED_STOPS)(self._survives_tokenising)
@@ -28,6 +31,7 @@ class Translator:
         seed = None
         if sampling.do_sample:
             seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        stop_ids = {} if self._is_stopped_by_engine(request) else self._reasons(request)
         return [
             OutputSequence(
                 index=index,
@@ -35,6 +39,7 @@ class Translator:
                 special_ids=self._special_ids,
                 prompt_ids=prompt_ids,
                 stop=request.stop,
+                stop_ids=stop_ids,
                 seed=None if seed is None else (seed + index) % 2**64,
                 logprobs=_wants_logprobs(request),
             )
@@ -56,18 +61,34 @@ class Translator:
             max_new_tokens=max_new_tokens,
             seed=seed,
         )
-        end_ids = () if request.sampling.ignore_eos else self._tokenizer.end_ids
+        stops = self._is_stopped_by_engine(request)
         return Submit(
             request_id,
             prompt_ids,
             sampling,
-            [*end_ids, *request.stop_token_ids],
-            [text for text in request.stop if self._is_exact_in_tokens(text)],
+            self._stop_ids(request) if stops else [],
+            [text for text in request.stop if self._is_exact_in_tokens(text)] if stops else [],
             list(request.bad),
             request.guide,
             adapter,
             _wants_logprobs(request),
         )
+
+    def _is_stopped_by_engine(self, request: GenerationRequest) -> bool:
+        # A beam that is cut later would not be the best one.
+        return self._engine_stops or request.sampling.beam_width > 1
+
+    def _stop_ids(self, request: GenerationRequest) -> list[int]:
+        end_ids = () if request.sampling.ignore_eos else self._tokenizer.end_ids
+        return [*end_ids, *request.stop_token_ids]
+
+    def _reasons(self, request: GenerationRequest) -> dict[int, FinishReason]:
+        """Stop ids, with the reason that ending at one of them has."""
+        end_ids = self._tokenizer.end_ids
+        return {
+            stop_id: FinishReason.END_TOKEN if stop_id in end_ids else FinishReason.STOP
+            for stop_id in self._stop_ids(request)
+        }
 
     def _survives_tokenising(self, text: str) -> bool:
         """Whether a stop string survives tokenising and decoding.

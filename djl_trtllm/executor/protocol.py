@@ -90,7 +90,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
     `max_sequences`: running at once. `kv_blocks` and `block_size` (tokens): the paged KV cache; `kv_blocks` is 0
     where the executor admits requests itself. `max_seq_len`: prompt plus output of one sequence, in tokens.
-    `lookahead`: how many sequences beyond `max_sequences` the executor queues itself.
+    `lookahead`: how many sequences beyond `max_sequences` the executor queues itself. `stops`: whether it is given stop
+    ids and stop strings; where not, the server ends sequences at them (beams excepted) and cancels.
     """
 
     max_sequences: int
@@ -98,6 +99,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     block_size: int
     max_seq_len: int
     lookahead: int = 0
+    stops: bool = True
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -12,13 +12,20 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, Token
 
 
-def sequence(tokenizer: Tokenizer, *stop: str, logprobs: bool = False, seed: int | None = None) -> OutputSequence:
+def sequence(
+    tokenizer: Tokenizer,
+    *stop: str,
+    logprobs: bool = False,
+    seed: int | None = None,
+    stop_ids: dict[int, FinishReason] | None = None,
+) -> OutputSequence:
     return OutputSequence(
         index=0,
         tokenizer=tokenizer.raw,
         special_ids=tokenizer.special_ids | tokenizer.end_ids,
         prompt_ids=[5, 6],
         stop=stop,
+        stop_ids=stop_ids or {},
         seed=seed,
         logprobs=logprobs,
     )
@@ -183,3 +190,26 @@ def test_any_tokens_in_any_portions_join_to_the_text_before_the_stop(
     else:
         assert whole.startswith(text + one.finished.stop_sequence)
         assert not any(stop in text for stop in stops)
+
+
+@pytest.mark.parametrize("stop", [(), ("wolf",)])
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.END_TOKEN])
+def test_a_stop_id_that_the_engine_does_not_know_ends_the_sequence_and_is_its_last(
+    tokenizer: Tokenizer, stop: tuple[str, ...], reason: FinishReason
+) -> None:
+    one = sequence(tokenizer, *stop, stop_ids={40: reason}, logprobs=True)
+    assert one.take([5, 6], [-1.0, -1.0])
+    assert not one.take([7, 40, 8], [-1.0, -1.0, -1.0])
+    update = one.drain()
+    assert [token.id for token in update.tokens] == [5, 6, 7, 40]
+    assert update.finished is not None
+    finished = update.finished
+    assert (finished.reason, finished.generated_tokens, finished.cumulative_logprob) == (reason, 4, -4.0)
+
+
+def test_a_stop_string_that_ends_with_a_stop_id_comes_first(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("wolf", False)
+    one = sequence(tokenizer, "wolf", stop_ids={ids[-1]: FinishReason.END_TOKEN})
+    assert not one.take(ids, None)
+    assert one.finished is not None
+    assert (one.finished.reason, one.finished.stop_sequence) == (FinishReason.STOP, "wolf")

@@ -164,3 +164,37 @@ def test_sequences_know_their_stop_strings_and_the_prompt(tokenizer: Tokenizer) 
     sequences = Translator(tokenizer).sequences(asking(n=2, stop=("ran",)), prompt)
     assert text_of(sequences[0], *new[:1]) == " wolf"
     assert not sequences[1].take(new, None)
+
+
+# -- an engine that is given no stops --------------------------------------------------------------------------------
+
+
+def test_an_engine_that_does_not_stop_is_given_neither_stop_strings_nor_stop_ids(lower_case: Tokenizer) -> None:
+    translator = Translator(lower_case, engine_stops=False)
+    told = translator.message(1, asking(stop=("wolf",), stop_token_ids=(4,)), [3], 9, None, None)
+    assert (told.stop_token_ids, told.stop) == ([], [])
+
+
+def test_its_sequences_know_their_stop_ids_and_what_each_means(lower_case: Tokenizer) -> None:
+    translator = Translator(lower_case, engine_stops=False)
+    (one,) = translator.sequences(asking(stop_token_ids=(4,)), [3])
+    assert not one.take([5, 4], None)
+    assert one.finished is not None and one.finished.reason is FinishReason.STOP
+    (one,) = translator.sequences(asking(stop_token_ids=(4,)), [3])
+    assert not one.take([5, END], None)
+    assert one.finished is not None and one.finished.reason is FinishReason.END_TOKEN
+    (one,) = translator.sequences(asking(stop_token_ids=(4,), ignore_eos=True), [3])
+    assert one.take([5, END], None)
+
+
+def test_beams_are_ended_by_every_engine(lower_case: Tokenizer) -> None:
+    translator = Translator(lower_case, engine_stops=False)
+    request = asking(stop=("wolf",), stop_token_ids=(5,), beam_width=2)
+    told = translator.message(1, request, [3], 9, None, None)
+    assert (told.stop_token_ids, told.stop) == ([END, 5], ["wolf"])
+    assert all(sequence.take([3, 5], None) for sequence in translator.sequences(request, [3]))
+
+
+def test_an_engine_that_stops_is_left_to_it(lower_case: Tokenizer) -> None:
+    (one,) = Translator(lower_case).sequences(asking(stop_token_ids=(4,)), [3])
+    assert one.take([5, 4, 6], None)

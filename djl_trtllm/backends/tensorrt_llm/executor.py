@@ -66,6 +66,7 @@ class TensorRtLlmExecutor:
         lora: bool = False,
         max_beam_width: int = 1,
         max_lora_rank: int = 64,
+        stop_in_engine: bool = True,
     ) -> None:
         os.environ.update(environment or {})
         version: str = import_module("tensorrt_llm").__version__
@@ -93,6 +94,7 @@ class TensorRtLlmExecutor:
             block_size=tokens_per_block,
             max_seq_len=max_seq_len,
             lookahead=lookahead,
+            stops=stop_in_engine,
         )
         self.features = honoured_fields(version, backend, arguments, max_beam_width)
         self.features |= {Feature.LOGPROBS} if logprobs else set()

@@ -66,6 +66,7 @@ _BOTH: Effects = {
     "kv_cache_free_gpu_mem_fraction": derived("0.95 when not set", KvCacheConfig="free_gpu_memory_fraction"),
     "num_nodes": derived(_ALL_MACHINES, LLM="tensor_parallel_size"),
     "cluster_size": derived(_ALL_MACHINES, LLM="tensor_parallel_size"),
+    "stop_in_engine": Derived("stop strings and stop ids go to the engine, or the server alone looks for them"),
     **without("the engine runs on the GPU", "inference_num_threads"),
 }
 

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from djl_trtllm.backends.tensorrt_llm.arguments import (
     ArgumentBuilder,
     Arguments,
@@ -27,6 +29,8 @@ from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_version
 from djl_trtllm.engines.plan import EnginePlan
 
 _MOST_LOOKAHEAD = 16
+# Stop words lose host memory in 0.20 and 0.21 (TensorRT-LLM #5509); which release candidate ended that is not known.
+_STOPS_KEEP_MEMORY = Version("1.0.0")
 # Without it TensorRT-LLM 1.3 sends usage statistics to NVIDIA.
 _ENVIRONMENT = {"TRTLLM_NO_USAGE_STATS": "1"}
 
@@ -61,8 +65,14 @@ class TensorRtLlmPlan(EnginePlan):
             "guided": self.running.get("guided_decoding_backend") is not None,
             "lora": self.config.options.enable_lora,
             "max_lora_rank": self.config.options.max_lora_rank,
+            "stop_in_engine": self._stop_in_engine,
             **options,
         }
+
+    @property
+    def _stop_in_engine(self) -> bool:
+        chosen = self.config.options.stop_in_engine
+        return Version(self.inputs.version) >= _STOPS_KEEP_MEMORY if chosen is None else chosen
 
     @property
     def gpus(self) -> int:

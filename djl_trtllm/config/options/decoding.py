@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djl_trtllm.config.options.choices import GuidedDecoding, SamplerType
-from djl_trtllm.config.options.documents import DJL, TRTLLM
+from djl_trtllm.config.options.documents import DJL, OURS, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
 from djl_trtllm.config.options.option import option
 
@@ -20,5 +20,14 @@ class DecodingOptions(OptionGroup):
         example="xgrammar",
         default_note="xgrammar; none on AutoDeploy, and on the PyTorch backend of TensorRT-LLM 1.0",
         source=DJL,
+    )
+    stop_in_engine: bool | None = option(
+        None,
+        "Whether the engine ends a sequence at a stop string or a stop token id. If not, the server finds both and "
+        "cancels the sequence in the engine, which costs an iteration or two. TensorRT-LLM 0.20 and 0.21 lose host "
+        "memory with each request that has one (TensorRT-LLM #5509). Beam search is always ended by the engine.",
+        example="false",
+        default_note="true; false on TensorRT-LLM before 1.0",
+        source=OURS,
     )
     sampler_type: SamplerType = option(SamplerType.AUTO, "Implementation of sampling.", source=TRTLLM)

@@ -33,6 +33,11 @@ def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: Mak
     assert engine.llm.arguments == arguments
 
 
+def test_whether_the_engine_is_given_stops_is_one_of_its_limits(make: MakeEngine) -> None:
+    assert make().executor.limits.stops is True
+    assert make(stop_in_engine=False).executor.limits.stops is False
+
+
 @pytest.mark.parametrize(
     ("options", "features"),
     [

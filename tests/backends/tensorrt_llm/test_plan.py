@@ -83,6 +83,7 @@ def test_a_compiled_engines_limits_are_the_plans(engine: Path) -> None:
         "lora": False,
         "max_beam_width": 2,
         "max_lora_rank": 64,
+        "stop_in_engine": True,
     }
 
 
@@ -283,12 +284,31 @@ def test_a_checkpoint_is_run_as_it_is(checkpoint: Path) -> None:
         "lora": False,
         "max_beam_width": 1,
         "max_lora_rank": 64,
+        "stop_in_engine": True,
     }
 
 
 def test_statistics_that_are_switched_off_are_not_asked_for(checkpoint: Path) -> None:
     plan = planned(checkpoint, backend="pytorch", enable_iter_perf_stats="false")
     assert plan.executor_options()["iteration_stats"] is False
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "expected"),
+    [
+        ("0.21.0", {}, False),
+        ("1.0.0", {}, True),
+        ("1.2.1", {}, True),
+        ("1.2.1", {"stop_in_engine": "false"}, False),
+        ("0.21.0", {"stop_in_engine": "true"}, True),
+    ],
+)
+def test_stops_go_to_engines_that_do_not_lose_memory_with_them(
+    checkpoint: Path, version: str, options: dict[str, object], expected: bool
+) -> None:
+    plan = planned(checkpoint, backend="pytorch", **options)
+    plan = dataclasses.replace(plan, inputs=dataclasses.replace(plan.inputs, version=version))
+    assert plan.executor_options()["stop_in_engine"] is expected
 
 
 # -- what is told --------------------------------------------------------------------------------------------------
