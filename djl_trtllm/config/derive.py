@@ -61,6 +61,18 @@ def raise_limits_for_max_num_tokens(draft: Draft) -> None:
         draft.derive(name, floor, rule)
 
 
+def run_as_many_sequences_as_the_engine_holds(draft: Draft) -> None:
+    """`option.max_batch_size` (TensorRT-LLM's name) is the batch, in the engine and in the server.
+
+    LMI's `option.max_num_sequences` is the engine's only.
+    """
+    sequences = draft.values.get("max_num_sequences")
+    setting = draft.chosen.get("max_num_sequences")
+    if sequences is not None and setting is not None and setting.key == "option.max_batch_size":
+        if not draft.is_set("max_rolling_batch_size"):
+            draft.derive("max_rolling_batch_size", sequences, setting.formatted)
+
+
 def split_inference_address(draft: Draft) -> None:
     """`inference_address` sets host and port, unless they are set."""
     address = draft.values.get("inference_address")
@@ -97,6 +109,7 @@ def place_engine_cache(draft: Draft) -> None:
 
 DERIVATIONS: tuple[Callable[[Draft], None], ...] = (
     raise_limits_for_max_num_tokens,
+    run_as_many_sequences_as_the_engine_holds,
     split_inference_address,
     place_engine_cache,
 )

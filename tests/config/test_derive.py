@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,17 @@ def test_widening_is_the_documents_formula(
     assert options.max_input_len == max(min(4096, tokens), own_input or 0)
     assert options.max_output_len == max(min(4096, tokens), own_output or 0)
     assert options.max_rolling_batch_size == max(256, own_batch or 0)
+
+
+@pytest.mark.parametrize("tokens", ["", "option.max_num_tokens=5000\n"])
+def test_max_batch_size_is_the_batch_in_engine_and_server(tokens: str) -> None:
+    config = from_text(f"{tokens}option.max_batch_size=64")
+    assert (config.options.max_num_sequences, config.options.max_rolling_batch_size) == (64, 64)
+    cause = f"option.max_batch_size=64 (serving.properties:{2 if tokens else 1})"
+    assert str(config.origin("max_rolling_batch_size")) == f"derived from {cause}"
+    assert from_text("", {"OPTION_MAX_BATCH_SIZE": "64"}).options.max_rolling_batch_size == 64
+    assert from_text("option.max_batch_size=64\noption.max_rolling_batch_size=16").options.max_rolling_batch_size == 16
+    assert from_text("option.max_num_sequences=64").options.max_rolling_batch_size == 32
 
 
 def test_widening_says_from_what_and_warns_of_a_value_it_raises() -> None:

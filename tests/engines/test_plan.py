@@ -29,6 +29,10 @@ def plan(checkpoint: Path) -> ScriptedPlan:
         ({"max_rolling_batch_size": 7}, 7),
         ({"max_rolling_batch_size": 7, "max_num_sequences": 5}, 5),
         ({"max_rolling_batch_size": 5, "max_num_sequences": 7}, 5),
+        ({"max_batch_size": 64}, 64),
+        ({"max_batch_size": 8}, 8),
+        ({"max_batch_size": 64, "max_rolling_batch_size": 16}, 16),
+        ({"max_batch_size": 64, "max_num_tokens": 4096}, 64),
     ],
 )
 def test_as_many_sequences_run_as_both_limits_allow(options: dict[str, int], sequences: int) -> None:

@@ -68,8 +68,9 @@ def plan_kv_cache(
     """Blocks from the options that ask for a size, else from what the batch needs and the machine has.
 
     `option.max_tokens_in_paged_kv_cache` and `option.kv_cache_free_gpu_mem_fraction` (here of free host memory): the
-    smaller of the two. Without either: what `max_sequences` sequences of `max_seq_len` tokens need, at most a
-    quarter of `available_memory` (bytes), at least one whole sequence. Raises ConfigError.
+    smaller of the two, and of a fraction no more than the batch can use. Without either: what `max_sequences`
+    sequences of `max_seq_len` tokens need, at most a quarter of `available_memory` (bytes), at least one whole
+    sequence. Raises ConfigError.
     """
     precision = _PRECISIONS[config.options.kv_cache_dtype]
     size = block_bytes(shape, precision)
@@ -78,10 +79,17 @@ def plan_kv_cache(
         candidates.append((tokens // BLOCK_TOKENS, "max_tokens_in_paged_kv_cache"))
     if (fraction := config.options.kv_cache_free_gpu_mem_fraction) is not None and size is not None:
         candidates.append((int(available_memory * fraction) // size, "kv_cache_free_gpu_mem_fraction"))
+    whole_batch = blocks_of_sequence(max_seq_len) * max_sequences
     if candidates:
         blocks, decisive = min(candidates)
         _check_asked(config, blocks, size, decisive, available_memory)
-        return KvCachePlan(blocks, size, precision, format_setting(config, decisive))
+        reason = format_setting(config, decisive)
+        # The blocks of finished prompts are of use as long as there are some.
+        reused = config.options.enable_kv_cache_reuse
+        if decisive == "kv_cache_free_gpu_mem_fraction" and blocks > whole_batch and not reused:
+            reason = f"{max_sequences} sequences of {max_seq_len} tokens use no more, of {blocks} blocks that {reason} allows"
+            blocks = whole_batch
+        return KvCachePlan(blocks, size, precision, reason)
     if size is None:
         raise ConfigError(
             [
@@ -90,10 +98,9 @@ def plan_kv_cache(
             ]
         )
     one = blocks_of_sequence(max_seq_len)
-    wanted = blocks_of_sequence(max_seq_len) * max_sequences
     share = int(available_memory * _DEFAULT_MEMORY_SHARE) // size
-    if wanted <= share:
-        return KvCachePlan(wanted, size, precision, f"{max_sequences} sequences of {max_seq_len} tokens")
+    if whole_batch <= share:
+        return KvCachePlan(whole_batch, size, precision, f"{max_sequences} sequences of {max_seq_len} tokens")
     if one <= share:
         return KvCachePlan(share, size, precision, f"a quarter of {format_bytes(available_memory)} available memory")
     if one * size > available_memory:

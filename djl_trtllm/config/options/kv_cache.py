@@ -11,8 +11,9 @@ from djl_trtllm.config.options.option import option
 class KvCacheOptions(OptionGroup):
     """Size, reuse, windows and offloading of the KV cache."""
 
+    # TensorRT-LLM's kernels want a power of two (cpp/tensorrt_llm/kernels/kvCacheUtils.h).
     tokens_per_block: int = option(
-        64, "Size of one block of the paged KV cache.", unit="tokens", at_least=1, source=LMI
+        64, "Size of one block of the paged KV cache.", unit="tokens", at_least=1, power_of_two=True, source=LMI
     )
     kv_cache_free_gpu_mem_fraction: float | None = option(
         None,

@@ -47,15 +47,16 @@ class LimitOptions(OptionGroup):
     )
     max_rolling_batch_size: int = option(
         32,
-        "Sequences that are generated at the same time; further requests wait in the queue. Widened when "
-        "`option.max_num_tokens` is set.",
+        "Sequences that are generated at the same time; further requests wait in the queue. A request with `n`, "
+        "`best_of` or beams takes as many places as it has sequences. Widened when `option.max_num_tokens` is set.",
         unit="sequences",
         at_least=1,
         source=f"{LMI}, {FINDING}",
     )
     max_num_sequences: int | None = option(
         None,
-        "Sequences the engine itself is made for, where that is to differ from `option.max_rolling_batch_size`.",
+        "Sequences the engine itself is made for, where that is to differ from `option.max_rolling_batch_size`. As "
+        "`option.max_batch_size` it also sets `option.max_rolling_batch_size`, unless that is set.",
         unit="sequences",
         at_least=1,
         example="32",

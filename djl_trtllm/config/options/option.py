@@ -30,7 +30,7 @@ class Option:
     """Documentation and limits of one option, which a field of `Options` carries (see `option`).
 
     `key` is what users write (`option.max_num_tokens`, or a bare server key) and `aliases` are further spellings.
-    `at_least`, `above`, `at_most`, `below` bound a number. `value_aliases` maps other spellings to values.
+    `at_least`, `above`, `at_most`, `below` and `power_of_two` bound a number. `value_aliases` maps other spellings to values.
     `effect` says what the value does whatever the backend; where that is "", the backends' option maps say it.
     `legacy` says what happens instead, of an option that is accepted and has no effect; `warn` whether setting it is a
     warning.
@@ -45,6 +45,7 @@ class Option:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
+    power_of_two: bool = False
     value_aliases: Mapping[str, str] = field(default_factory=dict)
     effect: str = ""
     legacy: str = ""
@@ -70,7 +71,8 @@ class Option:
             ("at most", self.at_most),
             ("less than", self.below),
         )
-        return " and ".join(f"{text} {bound:g}" for text, bound in bounds if bound is not None)
+        texts = ["a power of two"] if self.power_of_two else []
+        return " and ".join([*texts, *(f"{text} {bound:g}" for text, bound in bounds if bound is not None)])
 
     def allows(self, number: float) -> bool:
         return (
@@ -78,6 +80,7 @@ class Option:
             and (self.above is None or number > self.above)
             and (self.at_most is None or number <= self.at_most)
             and (self.below is None or number < self.below)
+            and (not self.power_of_two or int(number).bit_count() == 1)
         )
 
 

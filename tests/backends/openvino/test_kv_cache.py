@@ -13,6 +13,7 @@ from tests.engines.helpers import configured
 SHAPE = ModelShape(num_layers=2, num_kv_heads=2, head_dim=16)
 BLOCK = 2 * 2 * 2 * 16 * 2 * 32
 ROOMY = 10**9
+_FRACTION = "option.kv_cache_free_gpu_mem_fraction=0.5 (environment variable OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION)"
 
 
 def planned(config: Config, *, memory: int = ROOMY, sequences: int = 4, length: int = 256) -> KvCachePlan:
@@ -82,10 +83,26 @@ def test_a_number_of_tokens_is_kept_to() -> None:
 
 
 def test_a_fraction_is_of_available_memory() -> None:
-    assert planned(configured(kv_cache_free_gpu_mem_fraction=0.5), memory=100 * BLOCK).blocks == 50
+    plan = planned(configured(kv_cache_free_gpu_mem_fraction=0.5), memory=72 * BLOCK)
+    assert (plan.blocks, plan.reason) == (36, _FRACTION)
 
 
-@pytest.mark.parametrize(("tokens", "blocks"), [(640, 20), (6400, 50)])
+def test_a_fraction_is_cut_to_what_the_batch_can_use() -> None:
+    plan = planned(configured(kv_cache_free_gpu_mem_fraction=0.5), memory=74 * BLOCK)
+    assert plan.blocks == 4 * 9
+    assert plan.reason == f"4 sequences of 256 tokens use no more, of 37 blocks that {_FRACTION} allows"
+
+
+def test_a_cache_that_keeps_finished_prompts_can_use_all_of_a_fraction() -> None:
+    config = configured(kv_cache_free_gpu_mem_fraction=0.5, enable_kv_cache_reuse="true")
+    assert planned(config, memory=100 * BLOCK).blocks == 50
+
+
+def test_a_number_of_tokens_is_not_cut() -> None:
+    assert planned(configured(max_tokens_in_paged_kv_cache=3200)).blocks == 100
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(640, 20), (6400, 36)])
 def test_of_tokens_and_fraction_the_smaller_counts(tokens: int, blocks: int) -> None:
     config = configured(kv_cache_free_gpu_mem_fraction=0.5, max_tokens_in_paged_kv_cache=tokens)
     assert planned(config, memory=100 * BLOCK).blocks == blocks

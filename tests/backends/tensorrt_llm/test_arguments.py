@@ -157,6 +157,12 @@ def test_an_effect_that_is_arguments_only_says_the_truth() -> None:
     assert untrue == []
 
 
+def test_max_batch_size_is_the_batch_of_engine_and_server(roomy: Path) -> None:
+    assert building(roomy, max_batch_size=64)["BuildConfig.max_batch_size"] == 64
+    assert running(roomy, max_batch_size=64)["LLM.max_batch_size"] == 64
+    assert running(roomy, backend="pytorch", max_batch_size=64)["LLM.max_batch_size"] == 64
+
+
 # -- versions --------------------------------------------------------------------------------------------------------
 
 

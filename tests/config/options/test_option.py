@@ -10,6 +10,8 @@ def test_bounds_include_or_exclude_their_number() -> None:
     open_ = Option("k", "d", above=1, below=3)
     assert [number for number in (1, 1.1, 2.9, 3) if open_.allows(number)] == [1.1, 2.9]
     assert Option("k", "d").allows(-1e9)
+    powers = Option("k", "d", power_of_two=True)
+    assert [number for number in (1, 2, 3, 48, 64, 65) if powers.allows(number)] == [1, 2, 64]
     assert [number for number in (-1, 0, 5) if Option("k", "d", at_least=0).allows(number)] == [0, 5]
     assert [number for number in (-1, 0, 5) if Option("k", "d", at_most=0).allows(number)] == [-1, 0]
 
@@ -18,6 +20,7 @@ def test_bounds_are_told_in_words() -> None:
     assert Option("k", "d", at_least=1, at_most=65535).range_text == "at least 1 and at most 65535"
     assert Option("k", "d", above=0, below=1).range_text == "greater than 0 and less than 1"
     assert Option("k", "d", at_least=0.5).range_text == "at least 0.5"
+    assert Option("k", "d", at_least=1, power_of_two=True).range_text == "a power of two and at least 1"
     assert Option("k", "d").range_text == ""
 
 
