@@ -68,9 +68,10 @@ def run_as_many_sequences_as_the_engine_holds(draft: Draft) -> None:
     """
     sequences = draft.values.get("max_num_sequences")
     setting = draft.chosen.get("max_num_sequences")
-    if sequences is not None and setting is not None and setting.key == "option.max_batch_size":
-        if not draft.is_set("max_rolling_batch_size"):
-            draft.derive("max_rolling_batch_size", sequences, setting.formatted)
+    if sequences is None or setting is None or draft.is_set("max_rolling_batch_size"):
+        return
+    if setting.key == "option.max_batch_size":
+        draft.derive("max_rolling_batch_size", sequences, setting.formatted)
 
 
 def split_inference_address(draft: Draft) -> None:

@@ -87,7 +87,8 @@ def plan_kv_cache(
         # The blocks of finished prompts are of use as long as there are some.
         reused = config.options.enable_kv_cache_reuse
         if decisive == "kv_cache_free_gpu_mem_fraction" and blocks > whole_batch and not reused:
-            reason = f"{max_sequences} sequences of {max_seq_len} tokens use no more, of {blocks} blocks that {reason} allows"
+            batch = f"{max_sequences} sequences of {max_seq_len} tokens"
+            reason = f"{batch} use no more, of {blocks} blocks that {reason} allows"
             blocks = whole_batch
         return KvCachePlan(blocks, size, precision, reason)
     if size is None:

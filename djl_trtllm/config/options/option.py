@@ -30,7 +30,8 @@ class Option:
     """Documentation and limits of one option, which a field of `Options` carries (see `option`).
 
     `key` is what users write (`option.max_num_tokens`, or a bare server key) and `aliases` are further spellings.
-    `at_least`, `above`, `at_most`, `below` and `power_of_two` bound a number. `value_aliases` maps other spellings to values.
+    `at_least`, `above`, `at_most`, `below` and `power_of_two` bound a number. `value_aliases` maps other spellings to
+    values.
     `effect` says what the value does whatever the backend; where that is "", the backends' option maps say it.
     `legacy` says what happens instead, of an option that is accepted and has no effect; `warn` whether setting it is a
     warning.
