@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from djl_trtllm.backends.compilation import compile_checkpoint
@@ -20,17 +20,23 @@ _NEO_OUTPUT = "/opt/ml/model/compiled"
 _NEO_ERRORS = "/opt/ml/compilation/errors/errors.json"
 
 
-def compile_model(model: str, out: str, environ: Mapping[str, str], progress: Callable[[str], None]) -> str:
+def compile_model(
+    model: str,
+    out: str,
+    environ: Mapping[str, str],
+    progress: Callable[[str], None],
+    arguments: Sequence[str] = (),
+) -> str:
     """Compile a checkpoint (a directory, a hub id or an S3 address) into a directory, S3 or the hub.
 
-    Uses a serving.properties beside a local checkpoint, and what its `option.model_id` names. Returns the engine's
-    location. Raises DjlTrtllmError.
+    Uses a serving.properties beside a local checkpoint, and what its `option.model_id` names. `arguments` are KEY=VALUE
+    pairs that override all other sources. Returns the engine's location. Raises DjlTrtllmError.
     """
     if is_remote(model):
-        config = load(None, environ)
+        config = load(None, environ, arguments=arguments)
         checkpoint = fetch_model(model, config, config.options.revision)
     else:
-        source = open_source(Path(model), environ)
+        source = open_source(Path(model), environ, arguments)
         config, checkpoint = source.config, model_files(source)
     if not is_remote_destination(out):
         return str(compile_checkpoint(config, checkpoint, Path(out), progress).path)
