@@ -38,7 +38,7 @@ def test_the_images_have_it_where_existing_commands_call_it() -> None:
 
 def test_its_arguments_override_the_file(tmp_path: Path) -> None:
     file = properties(tmp_path / "in", "option.model_id=/no/such/model\noption.tensor_parallel_degree=x\n")
-    arguments = ["--properties_dir", file, "--trt_llm_model_repo", tmp_path / "out"]
+    arguments = ["--properties_dir", str(file), "--trt_llm_model_repo", str(tmp_path / "out")]
     done = run(*arguments)
     assert done.returncode == 1 and "option.tensor_parallel_degree=x" in done.stderr
     degrees = ["--tensor_parallel_degree", "1", "--pipeline_parallel_degree", "1"]
