@@ -107,11 +107,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `bad` strings are not generated, `guide` constrains the output, `adapter` is the name of a LoRA adapter.
     `default_new_tokens` are generated if `sampling.max_new_tokens` is 0, or fewer where a limit is lower; 0: as many as
     the limits allow.
+    `template` has the keywords of the chat template beside the messages (`tools`, `add_generation_prompt`, ...).
     """
 
     prompt: str | None = None
     prompt_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
+    template: dict[str, Any] | None = None
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

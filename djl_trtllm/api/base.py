@@ -13,20 +13,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 
 from djl_trtllm.config import Options
-from djl_trtllm.errors import RequestError
+from djl_trtllm.errors import InvalidRequestError, RequestError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import GenerationRequest, OutputChunk, Token
 
 Row = TypeVar("Row")
 
 
-class RawRequest(NamedTuple):
+@dataclass(frozen=True)
+class RawRequest:
     """A request as it arrived.
 
     `properties` are its headers by lower-case name and SageMaker's custom attributes (`api.headers`). `path` is the
@@ -37,12 +39,21 @@ class RawRequest(NamedTuple):
     body: bytes
     properties: Mapping[str, str]
     path: str = ""
-    parameters: Mapping[str, str] = MappingProxyType({})
-    query: Mapping[str, str] = MappingProxyType({})
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def content_type(self) -> str | None:
         return self.properties.get("content-type")
+
+    @cached_property
+    def json(self) -> Any:
+        """The body as JSON, whatever its content type. Raises InvalidRequestError."""
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            shown = self.body[:80].decode(errors="replace")
+            raise InvalidRequestError(f"the body is not valid JSON: {error}. Received {shown!r}") from None
 
 
 class Prompt(NamedTuple):

@@ -24,15 +24,19 @@ class CollectedSequence:
 
 
 class SequenceCollector:
-    """Collects the chunks of a response. The rolling batch numbers the sequences, the best first if it ranks them."""
+    """Collects the chunks of a response. The rolling batch numbers the sequences, the best first if it ranks them.
 
-    def __init__(self, count: int) -> None:
-        self.sequences = [CollectedSequence() for _ in range(count)]
-        self._running = count
+    `count` sequences of each of `generations`, one generation's after the other.
+    """
+
+    def __init__(self, count: int, generations: int = 1) -> None:
+        self.sequences = [CollectedSequence() for _ in range(count * generations)]
+        self._count = count
+        self._running = len(self.sequences)
 
     def add(self, chunk: OutputChunk) -> bool:
         """Add a chunk. Returns True if it ended the last running sequence."""
-        sequence = self.sequences[chunk.index]
+        sequence = self.sequences[chunk.generation * self._count + chunk.index]
         sequence.tokens += chunk.tokens
         if chunk.finished is None:
             return False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from djl_trtllm.api.base import Dialect
 from djl_trtllm.api.lmi.dialect import LMI
+from djl_trtllm.api.openai.dialect import OPENAI
 
 DIALECTS: list[Dialect] = [
     LMI,
+    OPENAI,
 ]
 """The server mounts the paths of all of them."""
 

@@ -136,11 +136,13 @@ def generation_request(
     *,
     prompt: str | None = None,
     messages: list[dict[str, Any]] | None = None,
+    template: dict[str, Any] | None = None,
 ) -> GenerationRequest:
     """The request of these values. `logprobs`: the response has a place for log-probabilities."""
     return GenerationRequest(
         prompt=prompt,
         messages=messages,
+        template=template,
         sampling=sampling,
         stop=values.get("stop", ()),
         stop_token_ids=values.get("stop_token_ids", ()),

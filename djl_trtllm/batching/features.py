@@ -19,7 +19,7 @@ from djl_trtllm.request import GenerationRequest, GuideKind, Sampling
 
 _DONE_ABOVE = frozenset(
     {
-        *("prompt", "prompt_ids", "messages", "truncate", "sampling", "n", "best_of", "default_new_tokens"),
+        *("prompt", "prompt_ids", "messages", "template", "truncate", "sampling", "n", "best_of", "default_new_tokens"),
         *("stop", "logprobs", "asks_logprobs"),
     }
 )

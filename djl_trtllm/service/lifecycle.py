@@ -232,7 +232,7 @@ class ModelService:
         if request.prompt_ids is not None:
             return tokenizer.decode(request.prompt_ids), request.prompt_ids
         if request.messages is not None:
-            text, special = tokenizer.render_chat(request.messages), False
+            text, special = tokenizer.render_chat(request.messages, **request.template or {}), False
         else:
             assert request.prompt is not None
             text, special = request.prompt, True

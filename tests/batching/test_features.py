@@ -71,6 +71,7 @@ CASES: dict[str, tuple[list[GenerationRequest], str]] = {
 DONE_ABOVE = {
     **{"n": 2, "best_of": 2, "stop": ("x",), "truncate": 4, "logprobs": True, "asks_logprobs": True},
     "default_new_tokens": 30,
+    "template": {"tools": []},
 }
 """Fields that need nothing of an engine."""
 

@@ -1,0 +1,99 @@
+"""The tables of OpenAI's parameters, with the sampling parameters that vLLM and LMI add to them.
+
+Source: OpenAI's API reference of 2026 (`create chat completion`, `create completion`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from djl_trtllm.api.parameters import BOOLEAN, IGNORED, OBJECT, TEXT, Kind, Parameter, Table, integer, number
+from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING
+
+_NO_MEANING = tuple(
+    Parameter((name,), target=IGNORED)
+    for name in (
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    )
+)
+"""Fields for OpenAI's own service. They change nothing about the answer of a model that has no such settings."""
+
+_COMMON = (
+    Parameter(("model",), target=IGNORED),
+    Parameter(("temperature",), number(0, 2), "temperature"),
+    Parameter(("stream",), BOOLEAN, "stream"),
+    Parameter(("stream_options",), OBJECT, "stream_options"),
+)
+
+
+def _read_modalities(value: Any) -> None:
+    if value != ["text"]:
+        raise ValueError("")
+
+
+CHAT_FIELDS = Table(
+    SAMPLING,
+    ADAPTER,
+    NOT_HONOURED,
+    _COMMON,
+    _NO_MEANING,
+    (
+        Parameter(("messages",), target=IGNORED),
+        Parameter(("max_completion_tokens", "max_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("logprobs",), BOOLEAN, "logprobs"),
+        Parameter(("top_logprobs",), neutral=(0,), advice="only the chosen token's is available"),
+        Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
+        Parameter(("chat_template_kwargs",), OBJECT, "chat_template_kwargs"),
+        Parameter(("continue_final_message",), neutral=(False,)),
+        Parameter(("modalities",), Kind('["text"]', _read_modalities), "modalities"),
+        Parameter(("audio",), advice="this server generates text"),
+        Parameter(("web_search_options",), advice="this server does not search"),
+        Parameter(("tools",), neutral=([],)),
+        Parameter(("tool_choice",), neutral=("none", "auto")),
+        Parameter(("functions",), neutral=([],), advice="use 'tools'"),
+        Parameter(("function_call",), neutral=("none", "auto"), advice="use 'tool_choice'"),
+    ),
+    elsewhere={"prompt": "to /v1/completions", "inputs": "to /invocations, here it is 'messages'"},
+)
+"""The body of `/v1/chat/completions`."""
+
+COMPLETION_FIELDS = Table(
+    SAMPLING,
+    ADAPTER,
+    NOT_HONOURED,
+    _COMMON,
+    _NO_MEANING,
+    (
+        Parameter(("prompt",), target=IGNORED),
+        Parameter(("max_tokens", "max_completion_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("logprobs",), integer(0, 5), "logprobs"),
+        Parameter(("echo",), BOOLEAN, "echo"),
+        Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
+        Parameter(("add_special_tokens",), neutral=(True,)),
+    ),
+    elsewhere={"messages": "to /v1/chat/completions", "inputs": "to /invocations, here it is 'prompt'"},
+)
+"""The body of `/v1/completions`."""
+
+TOKENIZE_FIELDS = Table(
+    (
+        Parameter(("model",), target=IGNORED),
+        Parameter(("prompt",), TEXT, "prompt"),
+        Parameter(("messages",), target=IGNORED),
+        Parameter(("add_special_tokens",), BOOLEAN, "add_special_tokens"),
+        Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
+        Parameter(("return_token_strs",), BOOLEAN, "return_token_strs"),
+        Parameter(("chat_template_kwargs",), OBJECT, "chat_template_kwargs"),
+    )
+)
+"""The body of `/tokenize`."""

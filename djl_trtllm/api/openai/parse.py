@@ -1,0 +1,152 @@
+"""Parses the requests of `/v1/chat/completions` and `/v1/completions`.
+
+Where OpenAI's reference leaves it open: a request samples unless its temperature is 0, because OpenAI's default
+temperature is 1. Chat without `max_completion_tokens` gets as much as fits, completions 16 tokens. `model` is empty or
+the name of a served model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from djl_trtllm.api.base import Call, ModelContext, RawRequest
+from djl_trtllm.api.messages import read_messages
+from djl_trtllm.api.openai.chat import ChatEncoder, ChatStreamEncoder
+from djl_trtllm.api.openai.completions import CompletionEncoder, CompletionStreamEncoder
+from djl_trtllm.api.openai.parameters import CHAT_FIELDS, COMPLETION_FIELDS
+from djl_trtllm.api.openai.response import Response
+from djl_trtllm.api.parameters import Problems, show
+from djl_trtllm.api.sampling import generation_request, read_sampling
+from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.request import GenerationRequest, Sampling
+
+_COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` for completions."""
+_MOST_PROMPTS = 64
+"""Of one completion request."""
+_MOST_SEQUENCES = 128
+"""Of all prompts of one completion request."""
+
+
+def read_object(request: RawRequest) -> dict[str, Any]:
+    """The body, a JSON object. Raises InvalidRequestError."""
+    payload = request.json
+    if type(payload) is not dict:
+        raise InvalidRequestError(f"the body is {show(payload)}: expected a JSON object")
+    return payload
+
+
+def read_model_name(request: RawRequest) -> str | None:
+    """The model that the body names; None for "" and for none."""
+    name = read_object(request).get("model")
+    if name is not None and type(name) is not str:
+        raise InvalidRequestError(f"'model' is {show(name)}: expected a string")
+    return name or None
+
+
+def parse_chat(request: RawRequest, model: ModelContext) -> Call:
+    """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
+    payload, problems = read_object(request), Problems()
+    messages = read_messages(payload.get("messages"), problems)
+    values = CHAT_FIELDS.read(payload, problems, "field")
+    sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
+    problems.raise_any()
+    generation = generation_request(values, sampling, response.logprobs, messages=messages, template=_template(values))
+    encoder = ChatStreamEncoder(response) if response.stream else ChatEncoder(response)
+    return Call((generation,), encoder)
+
+
+def parse_completion(request: RawRequest, model: ModelContext) -> Call:
+    """Read the body of `/v1/completions`. Raises InvalidRequestError."""
+    payload, problems = read_object(request), Problems()
+    prompts = _read_prompts(payload.get("prompt"), model, problems)
+    values = COMPLETION_FIELDS.read(payload, problems, "field")
+    values["default_new_tokens"] = _COMPLETION_TOKENS
+    several = values.pop("logprobs", None)
+    values["logprobs"] = several is not None
+    if several is not None and several > 1:
+        problems.unsupported.append(
+            f"'logprobs' is {several}, and values above 1 are not supported: only the chosen token's is available"
+        )
+    echo = values.get("echo", False)
+    if echo and values["logprobs"]:
+        problems.unsupported.append("'echo' with 'logprobs': the prompt's log-probabilities are not available")
+    sampling, response = _read(values, model, problems, "cmpl", generations=len(prompts))
+    if len(prompts) * sampling.sequences > _MOST_SEQUENCES:
+        problems.invalid.append(
+            f"{len(prompts)} prompts with {sampling.sequences} sequences each: expected at most {_MOST_SEQUENCES}"
+        )
+    problems.raise_any()
+    response.echo = echo
+    requests = tuple(
+        _with_prompt(generation_request(values, sampling, response.logprobs), prompt) for prompt in prompts
+    )
+    return Call(requests, CompletionStreamEncoder(response) if response.stream else CompletionEncoder(response))
+
+
+def read_template(values: dict[str, Any]) -> dict[str, Any]:
+    """The chat template's keywords among the values of a request."""
+    template: dict[str, Any] = dict(values.get("chat_template_kwargs", {}))
+    template.pop("chat_template", None)
+    if "add_generation_prompt" in values:
+        template["add_generation_prompt"] = values["add_generation_prompt"]
+    return template
+
+
+def _template(values: dict[str, Any]) -> dict[str, Any] | None:
+    return read_template(values) or None
+
+
+def _read(
+    values: dict[str, Any], model: ModelContext, problems: Problems, prefix: str, *, generations: int
+) -> tuple[Sampling, Response]:
+    values.setdefault("do_sample", True)
+    sampling = read_sampling(values, problems)
+    stream: bool = values.get("stream", False)
+    if stream and sampling.sequences > sampling.n:
+        problems.invalid.append(
+            f"'best_of' or 'beam_width' is {sampling.sequences}, 'n' {sampling.n} and 'stream' true: which sequences "
+            "are the best is known only at the end, expected 'best_of' to be 'n' and no beams in a stream"
+        )
+    options = values.get("stream_options", {})
+    if options and not stream:
+        problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")
+    response = Response(
+        prefix,
+        model.name,
+        n=sampling.n,
+        generations=generations,
+        stream=stream,
+        logprobs=values.get("logprobs", False),
+        include_usage=options.get("include_usage") is True,
+    )
+    return sampling, response
+
+
+def _read_prompts(prompt: Any, model: ModelContext, problems: Problems) -> list[str | list[int]]:
+    """One prompt or several, each as text or as token ids."""
+    expected = f"expected a text, a list of token ids, or a list of up to {_MOST_PROMPTS} of either"
+    prompts = [prompt] if type(prompt) is str or _is_ids(prompt) else prompt
+    if type(prompts) is not list or not 0 < len(prompts) <= _MOST_PROMPTS:
+        problems.invalid.append(f"'prompt' is {show(prompt)}: {expected}")
+        return [""]
+    for item in prompts:
+        if not (type(item) is str or _is_ids(item)) or not item:
+            problems.invalid.append(f"'prompt' has {show(item)}: {expected}, none of them empty")
+            return [""]
+        if type(item) is list and not all(0 <= id_ < model.tokenizer.vocab_size for id_ in item):
+            problems.invalid.append(
+                f"'prompt' has token ids outside the vocabulary: expected 0 to {model.tokenizer.vocab_size - 1}"
+            )
+            return [""]
+    return prompts
+
+
+def _is_ids(value: Any) -> bool:
+    return type(value) is list and bool(value) and all(type(item) is int for item in value)
+
+
+def _with_prompt(request: GenerationRequest, prompt: str | list[int]) -> GenerationRequest:
+    return replace(request, prompt=prompt) if isinstance(prompt, str) else replace(request, prompt_ids=prompt)

@@ -1,0 +1,46 @@
+"""`/tokenize` and `/detokenize`, in vLLM's format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from djl_trtllm.api.base import ModelContext, RawRequest, Reply
+from djl_trtllm.api.messages import read_messages
+from djl_trtllm.api.openai.parameters import TOKENIZE_FIELDS
+from djl_trtllm.api.openai.parse import read_object, read_template
+from djl_trtllm.api.parameters import Problems, show
+from djl_trtllm.errors import InvalidRequestError
+
+_MOST_IDS = 2**20
+
+
+def tokenize(request: RawRequest, model: ModelContext) -> Reply:
+    """Token ids of a `prompt`, or of `messages` in the model's chat template. Raises InvalidRequestError."""
+    payload, problems = read_object(request), Problems()
+    values = TOKENIZE_FIELDS.read(payload, problems, "field")
+    if ("messages" in payload) == ("prompt" in payload):
+        problems.invalid.append("expected either 'prompt' or 'messages'")
+    messages = read_messages(payload["messages"], problems) if "messages" in payload else None
+    problems.raise_any()
+    tokenizer = model.tokenizer
+    if messages is None:
+        text, special = values.get("prompt", ""), values.get("add_special_tokens", True)
+    else:
+        text = tokenizer.render_chat(messages, **read_template(values))
+        special = values.get("add_special_tokens", False)
+    ids = tokenizer.encode(text, special)
+    reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.options.max_seq_len, "tokens": ids}
+    if values.get("return_token_strs"):
+        reply["token_strs"] = [tokenizer.raw.id_to_token(id_) for id_ in ids]
+    return Reply.json(reply)
+
+
+def detokenize(request: RawRequest, model: ModelContext) -> Reply:
+    """The text of `tokens`. Raises InvalidRequestError."""
+    payload = read_object(request)
+    ids, size = payload.get("tokens"), model.tokenizer.vocab_size
+    if unknown := sorted(payload.keys() - {"tokens", "model"}):
+        raise InvalidRequestError(f"unknown field {show(unknown[0])}: expected 'tokens'")
+    if type(ids) is not list or len(ids) > _MOST_IDS or not all(type(id_) is int and 0 <= id_ < size for id_ in ids):
+        raise InvalidRequestError(f"'tokens' is {show(ids)}: expected a list of token ids from 0 to {size - 1}")
+    return Reply.json({"prompt": model.tokenizer.decode(ids, False)})

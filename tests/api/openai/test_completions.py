@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import json
+
+from djl_trtllm.request import OutputChunk
+from tests.api.openai.encoders import make, text_of
+from tests.api.scripts import EOS, PROMPT, TEXT, answer, parse_lines, several
+
+
+def test_a_completion_of_several_prompts_numbers_their_sequences_in_order() -> None:
+    chunks = [OutputChunk(chunk.index, chunk.tokens, chunk.finished, 1) for chunk in several(2)] + several(2)
+    whole = json.loads(answer(make("completion", n=2, generations=2), chunks))
+    assert [choice["text"] for choice in whole["choices"]] == ["00 01", "10 11"] * 2
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    assert whole["usage"]["completion_tokens"] == 8
+    body = answer(make("completion_stream", n=2, generations=2), chunks)
+    assert [text_of(body, index) for index in range(4)] == ["00 01", "10 11"] * 2
+    assert body.count(b"[DONE]") == 1
+
+
+def test_echo_puts_the_prompt_first() -> None:
+    whole = json.loads(answer(make("completion", echo=True), EOS))
+    assert whole["choices"][0]["text"] == PROMPT.text + TEXT
+    assert text_of(answer(make("completion_stream", echo=True), EOS)) == PROMPT.text + TEXT
+
+
+def test_offsets_of_a_streams_tokens_go_on() -> None:
+    body = answer(make("completion_stream", logprobs=True), EOS)
+    shown = [event["choices"][0]["logprobs"] for event in parse_lines(body) if event["choices"][0]["logprobs"]]
+    offsets = [offset for each in shown for offset in each["text_offset"]]
+    texts = [text for each in shown for text in each["tokens"]]
+    assert offsets == [len("".join(texts[:position])) for position in range(len(texts))]

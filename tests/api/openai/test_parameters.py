@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from djl_trtllm.api.openai.parameters import CHAT_FIELDS, COMPLETION_FIELDS
+from djl_trtllm.api.parameters import Problems, Table
+
+NO_MEANING: dict[str, Any] = {
+    "user": "u",
+    "store": True,
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+    "parallel_tool_calls": False,
+    "reasoning_effort": "low",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "prediction": {"type": "content", "content": "x"},
+    "verbosity": "low",
+}
+
+
+@pytest.mark.parametrize("table", [CHAT_FIELDS, COMPLETION_FIELDS])
+def test_fields_for_openais_own_service_are_accepted(table: Table) -> None:
+    problems = Problems()
+    assert table.read(NO_MEANING, problems, "field") == {}
+    assert problems == Problems()
