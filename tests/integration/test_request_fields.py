@@ -111,7 +111,7 @@ DONE_BY_THE_SERVER: dict[str, dict[str, Any]] = {
     "truncate": {"truncate": 2},
     "stop": {"stop_sequences": ["little"]},
 }
-NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling"}
+NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling", "default_new_tokens"}
 PART_OF_LOGPROBS = {"asks_logprobs", "needs_logprobs"}
 
 
