@@ -91,8 +91,8 @@ class ResponseEncoder(Protocol):
 
         `chunk.generation` is the position in `Call.requests`, `chunk.index` the sequence of that generation. A chunk
         that ends with an error is encoded as its tokens and then `error`. If nothing was sent yet, the caller sends
-        `Dialect.encode_error` instead, so that the client gets a status. Raises RequestError only if a model
-        directory's own formatter failed.
+        `Dialect.encode_error` instead, so that the client gets a status. Raises RequestError if the response cannot
+        go on: a model directory's own formatter failed, or the format cannot express the error of the chunk.
         """
 
     def error(self, error: RequestError) -> bytes:

@@ -158,10 +158,10 @@ class PlainTextEncoder(PresentingEncoder):
         self.stream = presentation.stream and presentation.n == 1
 
     def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.finished is not None and chunk.finished.error is not None:
+            raise chunk.finished.error
         if self.stream:
             text = "".join([token.text for token in chunk.tokens])
-        elif chunk.finished is not None and chunk.finished.error is not None:
-            return b""
         elif self._output.add(chunk):
             text = self._output.sequences[0].text
         else:

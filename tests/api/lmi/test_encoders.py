@@ -189,12 +189,15 @@ def test_an_error_before_anything_was_generated_is_framed() -> None:
 
 
 def test_whole_answers_and_plain_text_cannot_tell_an_error() -> None:
-    for name in ("json", "none"):
-        encoder = make(name)
-        assert b"".join([encoder.encode(update) for update in FAILED]) == b""
+    encoder = make("json")
+    assert b"".join([encoder.encode(update) for update in FAILED]) == b""
+    assert encoder.error(FAILURE) == b""
+    for stream in (False, True):
+        encoder = make("none", stream=stream)
+        assert encoder.encode(FAILED[0]).decode() == (TOKENS[0].text if stream else "")
+        with pytest.raises(GenerationError, match="died"):
+            encoder.encode(FAILED[1])
         assert encoder.error(FAILURE) == b""
-    encoder = make("none", stream=True)
-    assert [encoder.encode(update).decode() for update in FAILED] == [TOKENS[0].text, TOKENS[1].text]
 
 
 def test_plain_text_has_the_prompt_before_it_once_where_that_is_asked_for() -> None:

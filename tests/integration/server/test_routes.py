@@ -8,6 +8,7 @@ from typing import Any
 
 import boto3
 import botocore.config
+import httpx
 import pytest
 
 from djl_trtllm.model import Tokenizer
@@ -153,6 +154,19 @@ def test_an_error_of_one_request_is_its_own(server: Server) -> None:
     last = json.loads(streamed.text.splitlines()[-1])
     assert last["token"]["error_msg"] == "scripted error"
     assert last["details"]["finish_reason"] == "error"
+
+
+def test_a_format_without_errors_ends_in_the_middle(server: Server) -> None:
+    statuses = []
+    for _ in range(50):
+        try:
+            statuses.append(server.generate(77, stream=True, output_formatter="none").status_code)
+        except httpx.RemoteProtocolError:
+            break
+    else:
+        pytest.fail("a stream that failed was ended as if it were whole")
+    # A busy server may have the error before it has sent anything, and answers with its status then.
+    assert set(statuses) <= {424}
 
 
 def test_metrics_count_requests_tokens_and_ends(server: Server) -> None:
