@@ -16,9 +16,12 @@ It lists every name of TensorRT-LLM that this package passes or reads: what it i
 since and until which version it is there, and how that is known. The same table decides what is passed to which
 version, and is what the fake TensorRT-LLM of the tests is made from.
 
-TensorRT-LLM 1.2.1 itself was not seen: what stands here for it is what versions before and after it have in common, or
-what is inferred between them. A first or last version that is *inferred* is a guess between two versions that were
-read. To compare the table with a real one, in a container that has TensorRT-LLM or on an unpacked wheel:
+Of TensorRT-LLM 1.2.1 the JSON schema of its engine backend's arguments was seen, which somebody made inside NVIDIA's
+container (public repository henrycgbaker/LLenergyMeasure). The table agrees with it but for differences that have a
+reason each (`python -m tools.tensorrt_llm.schema`). All else that stands here for 1.2.1 is what versions before and
+after it have in common, or what is inferred between them. A first or last version that is *inferred* is a guess between
+two versions that were read. To compare the table with a real one, in a container that has TensorRT-LLM or on an
+unpacked wheel:
 
     python -m tools.tensorrt_llm.check
     python -m tools.tensorrt_llm.check --tree DIR

@@ -32,6 +32,7 @@ _NOT_AUTODEPLOYS = (
     "moe_cluster_parallel_size",
     "enable_attention_dp",
     "gpus_per_node",
+    "pp_partition",
 )
 
 
@@ -62,6 +63,12 @@ def _parallelism(builder: ArgumentBuilder) -> None:
     if inputs.backend is Backend.AUTODEPLOY:
         _world_size(builder)
         return
+    partition = builder.options.pp_partition
+    if partition is not None and inputs.backend is Backend.PYTORCH and len(partition) != inputs.pipeline_parallel:
+        builder.problems.append(
+            f"{builder.format_setting('pp_partition')}: {len(partition)} numbers of layers for "
+            f"{inputs.pipeline_parallel} groups; give one for each group of option.pipeline_parallel_degree"
+        )
     for target, degree, option in (
         (Target("LLM", "tensor_parallel_size"), inputs.tensor_parallel, "tensor_parallel_degree"),
         (Target("LLM", "pipeline_parallel_size"), inputs.pipeline_parallel, "pipeline_parallel_degree"),

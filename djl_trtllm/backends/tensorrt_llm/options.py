@@ -188,6 +188,7 @@ ENGINE: Effects = {
     "gpt_model_version": derived(_MODEL_VERSION, LLM="model"),
     "enforce_eager": derived("false when true", ExtendedRuntimePerfKnobConfig="cuda_graph_mode"),
     **without("a compiled engine always gathers them", "enable_iter_perf_stats"),
+    **without("whether a compiled engine follows it is not known", "pp_partition"),
 }
 """On an engine that TensorRT-LLM compiles (`option.backend=tensorrt`)."""
 
@@ -216,6 +217,7 @@ PYTORCH: Effects = {
         "checkpoint_format",
         "disable_flashinfer_sampling",
         "max_stats_len",
+        "pp_partition",
         max_rolling_batch_size="max_batch_size",
     ),
     **fields("KvCacheConfig", "tokens_per_block", "mamba_ssm_cache_dtype", enable_kv_cache_reuse="enable_block_reuse"),

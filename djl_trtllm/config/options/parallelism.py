@@ -40,6 +40,16 @@ class ParallelismOptions(OptionGroup):
         at_least=1,
         source=DJL,
     )
+    pp_partition: tuple[int, ...] | None = option(
+        None,
+        "Layers of each group of `option.pipeline_parallel_degree`, in order: as many numbers as groups. For groups on "
+        "GPUs of different size, or models whose first or last layers are larger.",
+        unit="layers",
+        at_least=1,
+        example="20,20,20,20",
+        default_note="as equal as possible",
+        source=TRTLLM,
+    )
     context_parallel_size: int = option(
         1, "GPUs over which one sequence is split.", unit="GPUs", at_least=1, source=DJL
     )

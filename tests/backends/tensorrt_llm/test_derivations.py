@@ -40,6 +40,16 @@ def test_the_engine_is_made_for_max_num_sequences_and_runs_the_smaller_batch(roo
 # -- parallelism -----------------------------------------------------------------------------------------------------
 
 
+def test_layers_are_given_for_each_group_of_the_pipeline(roomy: Path) -> None:
+    options: dict[str, object] = {"backend": "pytorch", "pipeline_parallel_degree": 2}
+    assert running(roomy, **options, pp_partition="1,3")["LLM.pp_partition"] == [1, 3]
+    (problem,) = problems(roomy, **options, pp_partition="4")
+    assert problem == (
+        "option.pp_partition=4 (environment variable OPTION_PP_PARTITION): 1 numbers of layers for 2 groups; give one "
+        "for each group of option.pipeline_parallel_degree"
+    )
+
+
 def test_autodeploy_is_told_the_degree_alone(roomy: Path) -> None:
     (problem,) = problems(roomy, backend="autodeploy", pipeline_parallel_degree=2)
     assert problem == (
