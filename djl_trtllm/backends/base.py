@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from djl_trtllm.backends.as_built import Built
 from djl_trtllm.backends.effects import Effects
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware
@@ -59,6 +60,13 @@ class EngineBackend(ABC):
 
     def usual(self, hardware: Hardware) -> Backend | None:
         """What `auto` selects for a Hugging Face checkpoint on this machine; None: not this engine."""
+        return None
+
+    def built(self, config: Config, layout: Layout) -> Built | None:
+        """What one of its own compiled engines was compiled for; None for other files, or where nothing says it.
+
+        Raises EngineMismatchError for an engine whose description is damaged.
+        """
         return None
 
     @abstractmethod

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import javaproperties
+import msgspec
 
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.config import Config
@@ -65,6 +66,7 @@ def _replace(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> En
             f"{out} holds another engine ({'; '.join(differences)}): remove it or choose another directory"
         )
     if _is_current(plan, manifest, out):
+        manifest = _with_limits(plan, manifest, out)
         progress(f"{out} is up to date")
         return EngineDir(path=out, backend=plan.backend.value, manifest=manifest, tokenizer_dir=out)
     # Built beside it and swapped when done, so that a failure leaves the old engine.
@@ -91,6 +93,17 @@ def _is_current(plan: EnginePlan, manifest: Manifest, out: Path) -> bool:
     except EngineMismatchError:
         return False
     return not manifest.verify(out)
+
+
+def _with_limits(plan: EnginePlan, manifest: Manifest, out: Path) -> Manifest:
+    """The manifest with the plan's limits: where they are no part of the engine they change without compiling."""
+    if manifest.limits == plan.built_limits:
+        return manifest
+    if manifest.limits:
+        (out / PROPERTIES_FILE).unlink(missing_ok=True)
+    manifest = msgspec.structs.replace(manifest, limits=plan.built_limits)
+    manifest.write(out)
+    return manifest
 
 
 def _write_properties(config: Config, plan: EnginePlan, out: Path) -> None:

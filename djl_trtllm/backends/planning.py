@@ -1,13 +1,26 @@
-"""Selects the backend of a model and derives its plan."""
+"""Selects the backend of a model and derives its plan, for an engine with its own limits."""
 
 from __future__ import annotations
 
-from djl_trtllm.backends.registry import backend_named, this_machine
+from djl_trtllm.backends.as_built import apply
+from djl_trtllm.backends.registry import backend_named, backends, this_machine
 from djl_trtllm.backends.select import choose_backend
 from djl_trtllm.config import Config
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.model import Layout
+
+
+def served_as_built(config: Config, layout: Layout) -> Config:
+    """The configuration with the limits of a compiled engine as defaults; unchanged for a checkpoint.
+
+    Raises EngineMismatchError for an engine whose description is damaged.
+    """
+    if not layout.kind.is_engine:
+        return config
+    found = (backend.built(config, layout) for backend in backends())
+    built = next((built for built in found if built is not None), None)
+    return config if built is None else apply(config, built)
 
 
 def plan_engine(

@@ -55,6 +55,9 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
     HF_MODEL_ID replaces the model that a file names, and its revision (DJL Serving would load both models).
     A `config.pbtxt` or `config.yaml` is written for another server, so everything that is for this one overrides it.
 
+    The limits of a compiled engine are below all layers but the presets (`backends.as_built`): the engine is looked at
+    when the rest is resolved.
+
     Permissions (`option.trust_remote_code`) are options of a model that every other layer overrides: the files of a
     model come last.
     """

@@ -93,6 +93,7 @@ def _accept(plan: EnginePlan, directory: Path, log_path: Path) -> None:
         options=plan.build_options,
         versions=plan.versions,
         platform=plan.platform,
+        limits=plan.built_limits,
     ).write(directory)
 
 

@@ -34,7 +34,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     `checkpoint` is the `checkpoint_identity()` of the compiled checkpoint, `options` are the options that affect the
     engine, `versions` the packages that made it. `platform` is the target: for OpenVINO the machine's architecture
     (`x86_64`), for TensorRT the GPU's (`sm_90`). `created` is UTC in ISO 8601, `files` every other file of the
-    directory by its relative path.
+    directory by its relative path. `limits` are the batch size and lengths that it was compiled for, by option, where
+    the engine's own files do not have them.
     """
 
     format: int
@@ -45,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     created: str
     files: dict[str, FileEntry]
+    limits: dict[str, int] = {}
 
     @classmethod
     def of(
@@ -56,6 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         options: Mapping[str, OptionValue],
         versions: Mapping[str, str],
         platform: str,
+        limits: Mapping[str, int] | None = None,
     ) -> Manifest:
         """Describe a newly compiled directory; reads and hashes every file. Raises OSError."""
         files = {
@@ -72,6 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             platform=platform,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             files=files,
+            limits=dict(limits or {}),
         )
 
     @classmethod

@@ -65,6 +65,11 @@ class EnginePlan(ABC):
         return {}
 
     @property
+    def built_limits(self) -> dict[str, int]:
+        """Limits by option for the manifest of a compiled engine; empty if the engine's own files have them."""
+        return {}
+
+    @property
     def gpus(self) -> int:
         return 0
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.config.compat.truss import TRITON_FOLDER
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import weights
 from djl_trtllm.model.json_file import read_object
@@ -46,7 +47,7 @@ _EXPECTED = """expected one of
   - a compiled OpenVINO engine: openvino_model.xml and openvino_model.bin
   - a compiled TensorRT-LLM engine: config.json with `build_config`, and rank0.engine, rank1.engine, …
   - a TensorRT-LLM checkpoint: config.json with `architecture` and `dtype`, and rank0.safetensors, …
-  - an LMI model repository: tensorrt_llm/config.pbtxt and tensorrt_llm/1/ with a compiled TensorRT-LLM engine"""
+  - an LMI model repository: tensorrt_llm/config.pbtxt and tensorrt_llm/1/ with a compiled engine"""
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,20 @@ class Layout:
         """Sizes of the model. Reads the headers of a checkpoint's weight files."""
         size = None if self.kind.is_engine else weights.parameter_bytes(self.weight_files)
         shape = ModelShape.from_config(self.config or {}, parameter_bytes=size)
+        if (built := self._built_length) is not None:
+            # A rotary factor makes the context longer than the number in the checkpoint.
+            shape = replace(shape, max_position_embeddings=max(built, shape.max_position_embeddings or 0))
         if self.model_config is None:
             return shape
         # The engine's own config.json has the sizes to use, and no model_type.
         return replace(shape, model_type=ModelShape.from_config(self.model_config).model_type)
+
+    @property
+    def _built_length(self) -> int | None:
+        """Tokens of the longest sequence that a TensorRT-LLM engine was compiled for."""
+        build = (self.config or {}).get("build_config")
+        length = build.get("max_seq_len") if isinstance(build, dict) else None
+        return length if isinstance(length, int) else None
 
     @property
     def quantization(self) -> str | None:
@@ -129,14 +140,17 @@ def inspect(path: Path) -> Layout:
     raise LayoutError(_unknown(path, names, config))
 
 
-def _openvino_engine(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
+def _openvino_engine(
+    path: Path, names: list[str], config: dict[str, Any] | None, above: tuple[Path, ...] = ()
+) -> Layout | None:
     if _OPENVINO_MODEL not in names:
         return None
     model, data = path / _OPENVINO_MODEL, path / "openvino_model.bin"
     if not data.is_file():
         raise LayoutError(f"{path} has {_OPENVINO_MODEL} without openvino_model.bin; copy both files of the engine")
     weights.check_whole((model, data))
-    return Layout(ModelKind.OPENVINO_ENGINE, path, config, (model, data), _tokenizer_dir(path, *_model_above(path)))
+    above = above or tuple(_model_above(path))
+    return Layout(ModelKind.OPENVINO_ENGINE, path, config, (model, data), _tokenizer_dir(path, *above))
 
 
 def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
@@ -156,8 +170,8 @@ def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None
 
 
 def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
-    # The repository's own directory, or the one above it (the path that DJL Serving expects).
-    for model in (path, path / _REPOSITORY_MODEL):
+    # The model's own directory, the repository above it (the path that DJL Serving expects), or a Truss around that.
+    for model in (path, path / _REPOSITORY_MODEL, path / TRITON_FOLDER / _REPOSITORY_MODEL):
         if (model / "config.pbtxt").is_file() and (model / "1").is_dir():
             break
     else:
@@ -166,6 +180,8 @@ def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None)
     found = sorted(entry.name for entry in engine.iterdir())
     engines = _ranked(engine, found, _RANK_ENGINE)
     engine_config = read_object(engine / "config.json", LayoutError)
+    if (openvino := _openvino_engine(engine, found, engine_config, (model, path))) is not None:
+        return openvino
     if not engines or not _is_built(engine_config):
         _refuse_old_engine(engine)
         raise LayoutError(

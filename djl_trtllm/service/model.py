@@ -10,8 +10,9 @@ from pathlib import Path
 
 from djl_trtllm.api.custom.formatters import FILE_NAME as CUSTOM_FILE
 from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
+from djl_trtllm.backends.as_built import describe_limits
 from djl_trtllm.backends.options import without_effect
-from djl_trtllm.backends.planning import plan_engine
+from djl_trtllm.backends.planning import plan_engine, served_as_built
 from djl_trtllm.backends.tensorrt_llm.quantization import method_of
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config, Options, Origin, load, names_configuration
@@ -126,7 +127,8 @@ def remote_name(text: str) -> str:
 def plan(source: ModelSource) -> tuple[Config, Layout, EnginePlan]:
     """Inspect the model's files and plan its engine for this machine. Raises DjlTrtllmError.
 
-    Returns the source's configuration, checked against the kind of model and its files.
+    Returns the source's configuration, checked against the kind of model and its files; an engine's own limits are its
+    defaults.
     """
     layout = inspect(model_files(source))
     if (tokenizer_dir := _tokenizer_dir(source)) is not None:
@@ -134,6 +136,7 @@ def plan(source: ModelSource) -> tuple[Config, Layout, EnginePlan]:
     config = check_model(
         source.config, layout.shape.model_type, layout.kind.is_engine, compiled_as=_compiled_as(layout)
     )
+    config = served_as_built(config, layout)
     return config, layout, plan_engine(config, layout)
 
 
@@ -142,6 +145,7 @@ def prepare(source: ModelSource) -> Model:
     config, layout, engine_plan = plan(source)
     options = config.options
     logger.info("%s", engine_plan.describe())
+    logger.info("%s", describe_limits(config))
     for line in (*without_effect(config, engine_plan.backend), *config.notes):
         logger.info("%s", line)
     for line in (*config.warnings, *engine_plan.notes):

@@ -15,7 +15,7 @@ from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, EngineError
-from tests.engines.helpers import CPU_ONLY, built, configured, write_engine_files
+from tests.engines.helpers import CONTEXT, CPU_ONLY, built, configured, write_engine_files
 
 
 @pytest.fixture
@@ -175,6 +175,40 @@ def test_the_same_engine_is_kept(model: Path, tmp_path: Path, compiler: list[str
     engine = compile_checkpoint(configured(), model, out, told.append)
     assert told == [f"{out} is up to date"]
     assert engine == EngineDir(out, "openvino", Manifest.read(out), out)
+    assert (out / "serving.properties").read_text() == "option.max_rolling_batch_size=4"
+
+
+def test_other_limits_need_no_compiling_where_the_engine_has_none_itself(
+    model: Path, tmp_path: Path, compiler: list[str]
+) -> None:
+    out = tmp_path / "out"
+    compile_checkpoint(configured(max_rolling_batch_size=8, max_seq_len=128), model, out)
+    manifest = Manifest.read(out)
+    assert manifest is not None
+    assert manifest.limits == {
+        "max_rolling_batch_size": 8,
+        "max_input_len": 127,
+        "max_output_len": 127,
+        "max_seq_len": 128,
+    }
+    compiler[0] = "fail"
+    engine = compile_checkpoint(configured(max_rolling_batch_size=4), model, out)
+    assert engine.manifest == Manifest.read(out) and engine.manifest is not None
+    assert (engine.manifest.limits["max_rolling_batch_size"], engine.manifest.limits["max_seq_len"]) == (4, CONTEXT)
+    assert load(out, {}).options.max_rolling_batch_size == 4
+
+
+def test_an_engine_of_an_earlier_version_gets_limits_and_keeps_what_the_user_wrote(
+    model: Path, tmp_path: Path, compiler: list[str]
+) -> None:
+    out = tmp_path / "out"
+    engine = compile_checkpoint(configured(max_num_tokens=64), model, out)
+    assert engine.manifest is not None and engine.manifest.limits["max_num_tokens"] == 64
+    msgspec.structs.replace(engine.manifest, limits={}).write(out)
+    (out / "serving.properties").write_text("option.max_rolling_batch_size=4")
+    compiler[0] = "fail"
+    engine = compile_checkpoint(configured(), model, out)
+    assert engine.manifest is not None and engine.manifest.limits["max_rolling_batch_size"] == 32
     assert (out / "serving.properties").read_text() == "option.max_rolling_batch_size=4"
 
 

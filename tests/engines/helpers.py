@@ -138,6 +138,7 @@ def built(plan: EnginePlan, out: Path) -> EngineDir:
             options=plan.build_options,
             versions=plan.versions,
             platform=plan.platform,
+            limits=plan.built_limits,
         ).write(partial)
     return EngineDir(out, plan.backend.value, Manifest.read(out), out)
 

@@ -31,6 +31,7 @@ def described(directory: Path) -> Manifest:
         options=options,
         versions=VERSIONS,
         platform="x86_64",
+        limits={"max_seq_len": 512},
     )
     manifest.write(directory)
     return manifest
@@ -42,7 +43,7 @@ def test_what_was_written_is_read_back(directory: Path) -> None:
     assert set(manifest.files) == {"openvino_model.xml", "openvino_model.bin"}
     assert (manifest.versions, manifest.platform) == (VERSIONS, "x86_64")
     assert (manifest.backend, manifest.checkpoint, manifest.format) == ("openvino", "sha256:abc", 1)
-    assert manifest.options == {"dtype": "fp16", "quantize": "int8"}
+    assert manifest.options == {"dtype": "fp16", "quantize": "int8"} and manifest.limits == {"max_seq_len": 512}
     assert sorted(path.name for path in directory.iterdir()) == sorted([*manifest.files, "manifest.json"])
 
 

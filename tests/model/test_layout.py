@@ -239,6 +239,32 @@ def test_the_sizes_are_the_engines_and_the_type_is_that_of_the_model_one_level_u
     assert inspect(tmp_path).shape.model_type is None
 
 
+@pytest.mark.parametrize("name", ["", "tensorrt_llm__", "packages__inflight_batcher_llm__tensorrt_llm__"])
+def test_a_repository_with_an_openvino_engine(tmp_path: Path, name: str) -> None:
+    files: dict[str, Any] = {f"{name}config.pbtxt": "x", f"{name}1__openvino_model.bin": b"x"}
+    path = write(tmp_path, **files, **{f"{name}1__openvino_model.xml": "x", f"{name}1__config.json": HF})
+    engine = tmp_path / name.replace("__", "/") / "1"
+    layout = inspect(path)
+    assert (layout.kind, layout.path, layout.engine_dir) == (ModelKind.OPENVINO_ENGINE, engine, engine)
+    assert layout.config == HF and layout.tokenizer_dir is None
+    (engine.parent / "tokenizer.json").touch()
+    assert inspect(path).tokenizer_dir == engine.parent
+    (engine / "tokenizer.json").touch()
+    assert inspect(path).tokenizer_dir == engine
+
+
+@pytest.mark.parametrize(("built", "context"), [(64, 128), (256, 256), (None, 128)])
+def test_the_context_of_an_engine_is_at_least_what_it_was_compiled_for(
+    tmp_path: Path, built: int | None, context: int
+) -> None:
+    config = {
+        "pretrained_config": {"max_position_embeddings": 128, "mapping": {"world_size": 1}},
+        "build_config": {"max_seq_len": built},
+    }
+    layout = inspect(write(tmp_path, **{"config.json": config, "rank0.engine": b"x"}))
+    assert layout.shape.max_position_embeddings == context
+
+
 @pytest.mark.parametrize("kept", ["model.cache", "config.json", "rank0.engine"])
 def test_an_lmi_repository_without_its_engine(tmp_path: Path, kept: str) -> None:
     lmi_repository(tmp_path)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from djl_trtllm.backends.as_built import Built
 from djl_trtllm.backends.base import EngineBackend, Offer
 from djl_trtllm.backends.effects import Effects
+from djl_trtllm.backends.openvino.engine_limits import built_limits
 from djl_trtllm.backends.openvino.options import EFFECTS
 from djl_trtllm.backends.openvino.plan import OpenVinoPlan, plan_openvino
 from djl_trtllm.config import Backend, Config
@@ -38,6 +40,9 @@ class OpenVinoBackend(EngineBackend):
 
     def usual(self, hardware: Hardware) -> Backend:
         return Backend.OPENVINO
+
+    def built(self, config: Config, layout: Layout) -> Built | None:
+        return built_limits(config, layout.path) if layout.kind is ModelKind.OPENVINO_ENGINE else None
 
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool

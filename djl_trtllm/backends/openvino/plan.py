@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ class OpenVinoPlan(EnginePlan):
     """How one model is compiled and run by OpenVINO.
 
     `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are what its weights become. `kv_cache` is None in
-    a plan for compiling only. A step takes at most `max_num_batched_tokens` tokens.
+    a plan for compiling only. A step takes at most `max_num_batched_tokens` tokens. `limits` are the options that an
+    engine is served with if it is copied without its serving.properties.
     """
 
     dtype: str
@@ -51,6 +53,7 @@ class OpenVinoPlan(EnginePlan):
     kv_cache: KvCachePlan | None
     enable_prefix_caching: bool
     num_threads: int | None
+    limits: Mapping[str, int]
 
     executor = "djl_trtllm.backends.openvino.executor:OpenVinoExecutor"
     compiler = COMPILER
@@ -67,6 +70,10 @@ class OpenVinoPlan(EnginePlan):
     def served_with(self) -> dict[str, OptionValue]:
         served: dict[str, OptionValue] = {"dtype": self.dtype}
         return served if self.quantize == "none" else served | {"quantize": self.quantize}
+
+    @property
+    def built_limits(self) -> dict[str, int]:
+        return dict(self.limits)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -180,8 +187,20 @@ def plan_openvino(
         kv_cache=kv_cache,
         enable_prefix_caching=options.enable_kv_cache_reuse,
         num_threads=options.inference_num_threads,
+        limits=_limits(config, max_sequences, max_seq_len),
         notes=tuple(notes),
     )
+
+
+def _limits(config: Config, max_sequences: int, max_seq_len: int) -> dict[str, int]:
+    options = config.options
+    limits = {
+        "max_rolling_batch_size": max_sequences,
+        "max_input_len": min(options.max_input_len, max_seq_len - 1),
+        "max_output_len": min(options.max_output_len, max_seq_len - 1),
+        "max_seq_len": max_seq_len,
+    }
+    return limits if options.max_num_tokens is None else limits | {"max_num_tokens": options.max_num_tokens}
 
 
 def _dtype(config: Config, layout: Layout, shape: ModelShape) -> str:

@@ -7,8 +7,11 @@ from types import MappingProxyType
 
 from packaging.version import Version
 
+from djl_trtllm.backends.as_built import Built
 from djl_trtllm.backends.base import EngineBackend, Offer
 from djl_trtllm.backends.effects import Effects
+from djl_trtllm.backends.tensorrt_llm.built_engine import read_built_engine
+from djl_trtllm.backends.tensorrt_llm.engine_limits import built_limits
 from djl_trtllm.backends.tensorrt_llm.installation import with_installation
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
@@ -18,7 +21,8 @@ from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind
 
-_OWN_FILES = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY, ModelKind.TENSORRT_CHECKPOINT)
+_ENGINES = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY)
+_OWN_FILES = (*_ENGINES, ModelKind.TENSORRT_CHECKPOINT)
 _OLDEST = Version("1.0.0rc0")
 _REMOVED = "1.3.0rc21 removed the backend that compiles and runs TensorRT engines"
 
@@ -76,6 +80,11 @@ class TensorRtLlmBackend(EngineBackend):
         if hardware.tensorrt_llm is None or not hardware.gpus:
             return None
         return Backend.TENSORRT if hardware.has_engine_backend else Backend.PYTORCH
+
+    def built(self, config: Config, layout: Layout) -> Built | None:
+        if layout.kind not in _ENGINES or layout.engine_dir is None:
+            return None
+        return built_limits(config, read_built_engine(layout.engine_dir))
 
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool

@@ -60,6 +60,7 @@ class BuiltEngine:
     max_num_tokens: int | None = None
     max_seq_len: int | None = None
     max_input_len: int | None = None
+    max_output_len: int | None = None
     max_beam_width: int | None = None
     kv_cache_type: str | None = None
     tokens_per_block: int | None = None
@@ -71,17 +72,20 @@ class BuiltEngine:
     max_lora_rank: int | None = None
     built_with: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    def longest_prompt(self, *, chunked_prefill: bool) -> int | None:
-        """Tokens of the longest prompt the engine takes.
+    @property
+    def packed(self) -> bool:
+        """Whether the prompts of a batch follow each other without padding."""
+        return self.remove_input_padding is not False and self.context_fmha is not False
+
+    def longest_prompt(self, *, chunked_prefill: bool, max_num_tokens: int | None = None) -> int | None:
+        """Tokens of the longest prompt the engine takes, where an iteration has at most `max_num_tokens`.
 
         `max_input_len` applies only if prompts are padded (TensorRT-LLM, batch_manager/trtGptModel.h).
         """
-        bounds = [] if self.max_seq_len is None else [self.max_seq_len - 1]
+        bounds = [None if self.max_seq_len is None else self.max_seq_len - 1]
         if not chunked_prefill:
-            packed = self.remove_input_padding is not False and self.context_fmha is not False
-            bound = self.max_num_tokens if packed else self.max_input_len
-            bounds += [] if bound is None else [bound]
-        return min(bounds, default=None)
+            bounds += [self.max_num_tokens, max_num_tokens] if self.packed else [self.max_input_len]
+        return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def read_built_engine(directory: Path) -> BuiltEngine:
@@ -120,8 +124,9 @@ def read_built_engine(directory: Path) -> BuiltEngine:
         moe_ep_size=_size(mapping, "moe_ep_size"),
         max_batch_size=_size(build, "max_batch_size"),
         max_num_tokens=_size(build, "max_num_tokens"),
-        max_seq_len=_size(build, "max_seq_len"),
+        max_seq_len=_longest(build),
         max_input_len=_size(build, "max_input_len"),
+        max_output_len=_size(build, "max_output_len"),
         max_beam_width=_size(build, "max_beam_width"),
         kv_cache_type=_text(build, "kv_cache_type"),
         tokens_per_block=_size(plugins, "tokens_per_block"),
@@ -353,6 +358,13 @@ def _algorithm(config: Mapping[str, Any], name: str) -> str | None:
 def _size(config: Mapping[str, Any], name: str) -> int | None:
     value = config.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _longest(build: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest sequence; before TensorRT-LLM 0.11 it is that of the longest prompt and output."""
+    prompt, output = _size(build, "max_input_len"), _size(build, "max_output_len")
+    total = None if prompt is None or output is None else prompt + output
+    return _size(build, "max_seq_len") or total
 
 
 def _flag(config: Mapping[str, Any], name: str) -> bool | None:

@@ -98,5 +98,5 @@ class Reading:
 
 def presets(server: str, values: dict[str, str]) -> Source:
     """The defaults of `server`, by key, for its own files."""
-    origin = Origin.derived(f"the presets of {server}")
+    origin = Origin.preset(server)
     return Source(Layer.PRESET, tuple(Setting(key, value, origin, key, alone=True) for key, value in values.items()))

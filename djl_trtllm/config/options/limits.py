@@ -11,7 +11,7 @@ class LimitOptions(OptionGroup):
     max_input_len: int = option(
         1024,
         "Longest prompt of a request. A longer one is refused with an error that holds both numbers. Widened when "
-        "`option.max_num_tokens` is set.",
+        "`option.max_num_tokens` is set. A compiled engine's default is what it was compiled for.",
         unit="tokens",
         at_least=1,
         source=f"{LMI}, {FINDING}",
@@ -19,14 +19,15 @@ class LimitOptions(OptionGroup):
     max_output_len: int = option(
         512,
         "Most tokens one sequence may generate. A request for more is refused with an error that holds both numbers; "
-        "defaults, such as LMI's 30 tokens, are lowered to it. Widened when `option.max_num_tokens` is set.",
+        "defaults, such as LMI's 30 tokens, are lowered to it. Widened when `option.max_num_tokens` is set. A compiled "
+        "engine's default is what it was compiled for.",
         unit="tokens",
         at_least=1,
         source=f"{LMI}, {FINDING}",
     )
     max_seq_len: int | None = option(
         None,
-        "Longest sequence, prompt and output together.",
+        "Longest sequence, prompt and output together. A compiled engine's default is what it was compiled for.",
         aliases=("option.max_model_len", "option.max_decoder_seq_len"),
         unit="tokens",
         at_least=2,
@@ -48,7 +49,8 @@ class LimitOptions(OptionGroup):
     max_rolling_batch_size: int = option(
         32,
         "Sequences that are generated at the same time; further requests wait in the queue. A request with `n`, "
-        "`best_of` or beams takes as many places as it has sequences. Widened when `option.max_num_tokens` is set.",
+        "`best_of` or beams takes as many places as it has sequences. Widened when `option.max_num_tokens` is set. A "
+        "compiled engine's default is what it was compiled for.",
         unit="sequences",
         at_least=1,
         source=f"{LMI}, {FINDING}",

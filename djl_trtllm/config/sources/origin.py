@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+_PRESETS = "the presets of "
+
 
 class OriginKind(str, enum.Enum):
     """Where a value can come from; OVERRIDE is a program or a command line."""
@@ -46,6 +48,11 @@ class Origin:
         return cls(OriginKind.DERIVED, rule)
 
     @classmethod
+    def preset(cls, server: str) -> Origin:
+        """A default of another server, for its own files."""
+        return cls.derived(f"{_PRESETS}{server}")
+
+    @classmethod
     def override(cls, by: str) -> Origin:
         """Given by a caller, for example `Origin.override("command line --port")`."""
         return cls(OriginKind.OVERRIDE, by)
@@ -54,6 +61,10 @@ class Origin:
     def is_user(self) -> bool:
         """Whether a person set the value, as opposed to a default or a rule."""
         return self.kind in (OriginKind.FILE, OriginKind.ENVIRONMENT, OriginKind.OVERRIDE)
+
+    @property
+    def is_preset(self) -> bool:
+        return self.kind is OriginKind.DERIVED and self.where.startswith(_PRESETS)
 
     def __str__(self) -> str:
         if self.kind is OriginKind.FILE:

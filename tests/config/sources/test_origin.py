@@ -37,3 +37,11 @@ def test_programs_read_a_word_and_a_line() -> None:
     assert (Origin.file("f", 3).where, Origin.file("f", 3).line) == ("f", 3)
     assert (Origin.environment("A").where, Origin.environment("A").line) == ("A", None)
     assert [kind.value for kind in OriginKind] == ["file", "environment", "default", "derived", "override"]
+
+
+def test_a_preset_is_no_persons_and_is_known_as_one() -> None:
+    preset = Origin.preset("Truss")
+    assert str(preset) == "derived from the presets of Truss"
+    assert preset.is_preset and not preset.is_user
+    assert not Origin.derived("option.max_num_tokens=4096").is_preset
+    assert not Origin.override("the presets of mine").is_preset

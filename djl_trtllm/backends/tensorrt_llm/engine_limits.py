@@ -1,0 +1,67 @@
+"""The limits that a TensorRT-LLM engine was compiled with, as options of this server."""
+
+from __future__ import annotations
+
+from djl_trtllm.backends.as_built import Built
+from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine
+from djl_trtllm.config import Config
+
+_LONGEST_PROMPT = "longest prompt"
+
+
+def built_limits(config: Config, engine: BuiltEngine) -> Built:
+    """The limits in an engine's config.json.
+
+    As in TensorRT-LLM's own runtime, a smaller value of the user counts and a larger one is lowered to the engine's
+    (`TrtLlmArgs.validate_build_config_with_runtime_params` in llmapi/llm_args.py of about 1.2). Only a beam width or a
+    rank of adapters above the engine's is an error (`check_built_engine`): the C++ runtime refuses to load the engine
+    with it (batch_manager/trtGptModel.h: "Runtime configured max beam width must not exceed engine max beam width").
+    """
+    options = config.options
+    asked = {
+        name: value
+        for name in ("max_seq_len", "max_num_tokens")
+        if config.is_set(name) and (value := getattr(options, name))
+    }
+    chunked = _chunked(config, engine)
+    longest = _least(engine.max_seq_len, asked.get("max_seq_len"))
+    longest_prompt = engine.longest_prompt(chunked_prefill=chunked, max_num_tokens=asked.get("max_num_tokens"))
+    longest_output = None if longest is None else longest - 1
+    defaults = {
+        "max_rolling_batch_size": engine.max_batch_size,
+        # One that the presets of another server set: the batch is the engine's.
+        "max_num_sequences": None if options.max_num_sequences is None else engine.max_batch_size,
+        "max_input_len": _least(longest_prompt, longest_output),
+        "max_output_len": _least(engine.max_output_len, longest_output),
+        "max_seq_len": engine.max_seq_len,
+        "max_num_tokens": engine.max_num_tokens,
+        "max_beam_width": engine.max_beam_width,
+        "max_lora_rank": engine.max_lora_rank if engine.lora else None,
+        "enable_chunked_prefill": chunked or None,
+    }
+    bounds = {
+        "max_rolling_batch_size": ("max_batch_size", engine.max_batch_size),
+        "max_num_sequences": ("max_batch_size", engine.max_batch_size),
+        "max_num_tokens": ("max_num_tokens", engine.max_num_tokens),
+        "max_seq_len": ("max_seq_len", engine.max_seq_len),
+        "max_input_len": (_LONGEST_PROMPT, longest_prompt),
+        "max_output_len": ("longest output", longest_output),
+    }
+    return Built(
+        f"build_config in {engine.directory / 'config.json'}",
+        {name: value for name, value in defaults.items() if value is not None},
+        {name: (engines_name, bound) for name, (engines_name, bound) in bounds.items() if bound is not None},
+    )
+
+
+def _chunked(config: Config, engine: BuiltEngine) -> bool:
+    """Whether prompts are split: where the engine was compiled for prompts longer than one of its iterations."""
+    if config.is_set("enable_chunked_prefill"):
+        return config.options.enable_chunked_prefill
+    if not engine.use_paged_context_fmha or not engine.packed:
+        return False
+    return (engine.max_input_len or 0) > (engine.max_num_tokens or engine.max_input_len or 0)
+
+
+def _least(*values: int | None) -> int | None:
+    return min((value for value in values if value is not None), default=None)
