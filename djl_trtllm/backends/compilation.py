@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import javaproperties
@@ -21,6 +22,7 @@ from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.staging import sweep
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model import inspect
+from djl_trtllm.model.vocabulary import load_fitting_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +32,28 @@ _CARRIED = ("trust_remote_code", "model_name")
 
 
 def compile_checkpoint(
-    config: Config, checkpoint: Path, out: Path, progress: Callable[[str], None] = log.info
+    config: Config,
+    checkpoint: Path,
+    out: Path,
+    progress: Callable[[str], None] = log.info,
+    *,
+    tokenizer_dir: Path | None = None,
 ) -> EngineDir:
     """Compile a local checkpoint into the directory `out`, with a `serving.properties` that serves it.
 
     `out` may not exist, be empty, or hold an engine of the same checkpoint: that one is kept when it is whole and was
     compiled by the same versions with the same options, and replaced (its serving.properties too) otherwise. The log
-    of a failure stays in `OUT.log`.
+    of a failure stays in `OUT.log`. `tokenizer_dir` is the tokenizer's directory if it is not the checkpoint's.
 
-    Raises EngineError where there is nothing to compile or `out` holds something else, LayoutError, ConfigError,
+    Raises EngineError where there is nothing to compile or `out` holds something else, ModelError, ConfigError,
     CompilerMissingError and BuildError.
     """
     layout = inspect(checkpoint)
     if layout.kind.is_engine:
         raise EngineError(f"{checkpoint} is a {layout.kind.value}: there is nothing to compile, serve it as it is")
+    if tokenizer_dir is not None:
+        layout = replace(layout, tokenizer_dir=tokenizer_dir)
+    load_fitting_tokenizer(layout, trust_remote_code=config.options.trust_remote_code)
     plan = plan_engine(config, layout, compile_only=True)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         engine = _replace(plan, out, progress)

@@ -24,6 +24,8 @@ class BatchLimits:
     max_input_len: int
     max_output_len: int
     max_seq_len: int
+    vocab_size: int | None = None
+    """Ids from here on are refused: the tokenizer has them and the model does not. None if it has none of them."""
 
 
 class SequenceLimits:
@@ -45,6 +47,11 @@ class SequenceLimits:
         length, wanted, batch = len(prompt_ids), request.sampling.max_new_tokens, self._batch
         if not length:
             raise InvalidRequestError("the prompt is empty: it has no tokens")
+        if batch.vocab_size is not None and (highest := max(prompt_ids)) >= batch.vocab_size:
+            raise InvalidRequestError(
+                f"the prompt has a token with the id {highest}, which the tokenizer has and the model does not: its "
+                f"ids end at {batch.vocab_size - 1}; leave that special token out"
+            )
         if length > batch.max_input_len:
             raise PromptTooLongError(
                 f"the prompt has {length} tokens, max_input_len is {batch.max_input_len}: "

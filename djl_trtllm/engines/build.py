@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -15,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from djl_trtllm.engines.compiler import HOST_MEMORY, Compiler
+from djl_trtllm.engines.compiler import DISK, HOST_MEMORY, Compiler
 from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.spec import PHASE_MARK
 from djl_trtllm.engines.staging import staged
 from djl_trtllm.errors import BuildError, EngineError, EngineMismatchError
+from djl_trtllm.model.remote.progress import format_bytes
 
 DEFAULT_TIMEOUT_SECONDS = 4 * 3600.0
 _POLL_SECONDS = 0.1
@@ -28,6 +30,9 @@ _REPORT_EVERY_SECONDS = 30.0
 _TERMINATE_SECONDS = 5.0
 _TAIL_LINES = 20
 _SEARCHED_LINES = 400
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM_BYTES = 4 << 20
+"""Less than any engine's next file; a write that did not fit leaves a rest of the disk free."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 
@@ -74,7 +79,8 @@ def build_engine(
             spec_path.unlink()
             _accept(plan, partial, log_path)
     except OSError as error:
-        raise EngineError(f"cannot write the engine {out}: {error}") from error
+        advice = f"; {DISK.advice}" if error.errno in _FULL else ""
+        raise EngineError(f"cannot write the engine {out}: {error}{advice}") from error
     progress(f"compiled {out} in {time.monotonic() - started:.1f} s")
     return EngineDir(path=out, backend=plan.backend.value, manifest=Manifest.read(out), tokenizer_dir=out)
 
@@ -83,9 +89,10 @@ def _accept(plan: EnginePlan, directory: Path, log_path: Path) -> None:
     try:
         plan.check_whole(directory)
     except EngineMismatchError as error:
-        raise BuildError(
-            f"the compiler of {plan.source} succeeded and left no complete engine: {error}", log_path
-        ) from error
+        head = f"the compiler of {plan.source} succeeded and left no complete engine: {error}"
+        if (full := _full_disk(directory)) is not None:
+            raise BuildError(f"{head}\n{full}", log_path, cause=DISK.name, advice=DISK.advice) from error
+        raise BuildError(head, log_path) from error
     Manifest.of(
         directory,
         backend=plan.backend.value,
@@ -174,10 +181,22 @@ class _Run:
         if found is not None:
             cause, line = found
             return BuildError(f"{head}, {cause.name}: {line}", self.log_path, tail, cause.name, cause.advice)
+        if status is not None and (full := _full_disk(self.log_path.parent, Path(self.environment["TMPDIR"]))):
+            # Libraries have messages of their own for it, and the log may lack the last of them.
+            return BuildError(f"{head}, {DISK.name}: {full}", self.log_path, tail, DISK.name, DISK.advice)
         if status == -signal.SIGKILL:
             return BuildError(head, self.log_path, tail, HOST_MEMORY.name, HOST_MEMORY.advice)
         line = next((f": {line}" for line in reversed(tail) if _EXCEPTION.match(line)), "")
         return BuildError(f"{head}{line}", self.log_path, tail)
+
+
+def _full_disk(*folders: Path) -> str | None:
+    """A sentence about the first of the folders whose disk has no room left, before anything is removed from it."""
+    for folder in folders:
+        free = shutil.disk_usage(folder).free
+        if free < _NO_ROOM_BYTES:
+            return f"{format_bytes(free)} are free on the disk of {folder}"
+    return None
 
 
 def _environment(compiler: Compiler, *, offline: bool) -> dict[str, str]:

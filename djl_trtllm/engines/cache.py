@@ -73,7 +73,7 @@ class EngineCache:
         entry = self.root / key
         if not entry.is_dir():
             return None
-        in_use.hold(self.root / f"{key}.use")
+        self._hold(key)
         return entry if not _defects(entry) else None
 
     def get_or_build(self, key: str, builder: Callable[[Path], None], progress: Callable[[str], None]) -> Path:
@@ -98,7 +98,7 @@ class EngineCache:
             builder(entry)
             if defects := _defects(entry):
                 raise EngineError(f"the builder of {entry} left no complete engine: {'; '.join(defects)}")
-            in_use.hold(self.root / f"{key}.use")
+            self._hold(key)
             if self.max_bytes is not None:
                 for removed in self.prune(self.max_bytes):
                     progress(
@@ -153,10 +153,19 @@ class EngineCache:
         try:
             return acquire(FileLock(self.root / f"{key}.lock"), report)
         except OSError as error:
-            raise EngineError(
-                f"the engine cache {self.root} cannot be written: {error}; "
-                "set option.engine_cache_dir to a writable directory"
-            ) from error
+            raise self._not_writable(error) from error
+
+    def _hold(self, key: str) -> None:
+        try:
+            in_use.hold(self.root / f"{key}.use")
+        except OSError as error:
+            raise self._not_writable(error) from error
+
+    def _not_writable(self, error: OSError) -> EngineError:
+        return EngineError(
+            f"the engine cache {self.root} cannot be written: {error}; set option.engine_cache_dir to a writable "
+            "directory with free space"
+        )
 
 
 def _defects(entry: Path) -> list[str]:

@@ -80,7 +80,8 @@ HOST_MEMORY = Cause(
 )
 DISK = Cause(
     "no space on the disk",
-    re.compile(r"No space left on device|Disk quota exceeded"),
+    # The last is OpenVINO's: a C++ stream that could not be written.
+    re.compile(r"No space left on device|Disk quota exceeded|basic_ios::clear: iostream error"),
     "free some space, or name a larger disk with option.engine_cache_dir: compiling an engine takes three times the "
     "size of its weights",
 )

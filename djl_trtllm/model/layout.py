@@ -10,16 +10,17 @@ from typing import Any
 
 from djl_trtllm.config.compat.truss import TRITON_FOLDER
 from djl_trtllm.errors import LayoutError
-from djl_trtllm.model import weights
+from djl_trtllm.model import tokenizer_conversion, weights
 from djl_trtllm.model.json_file import read_object
 from djl_trtllm.model.old_engine import OldEngine
 from djl_trtllm.model.quantization import stored_quantization
 from djl_trtllm.model.shape import ModelShape
+from djl_trtllm.model.tensor_names import check_tensors
 
 ENGINE_FOLDER = "engine"
 """A folder of this name beside a checkpoint may hold its compiled engine."""
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tekken.json", "*.tiktoken")
+_TOKENIZER_FILES = ("tokenizer.json", *tokenizer_conversion.SOURCES)
 _OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer written in Python has file names of its own
 _RANK_ENGINE = re.compile(r"rank\d+\.engine")
 _RANK_WEIGHTS = re.compile(r"rank\d+\.safetensors")
@@ -219,12 +220,19 @@ def _hf_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) 
         return None
     files = weights.find_weights(path)
     engine = _bundled_engine(path)
+    check_tensors(path, files, ModelShape.from_config(config).num_layers, _extra_layers(config))
     if not files:
         if engine is not None:
             # The config and tokenizer are here and the weights are in the engine: serve the engine.
             return inspect(engine)
         return None
     return Layout(ModelKind.HF_CHECKPOINT, path, config, files, _tokenizer_dir(path), engine)
+
+
+def _extra_layers(config: dict[str, Any]) -> int:
+    """Layers after the others, which predict further tokens (DeepSeek V3, GLM 4.5)."""
+    extra = config.get("num_nextn_predict_layers")
+    return extra if isinstance(extra, int) else 0
 
 
 def _refuse_old_engine(path: Path) -> None:

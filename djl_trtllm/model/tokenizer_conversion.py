@@ -39,7 +39,7 @@ tokenizer_conversion.run(*sys.argv[2:])
 """
 
 _FACTS = "facts.json"
-_SOURCES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.model")
+SOURCES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.model")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
     model's own code and `trust_remote_code` is False.
     """
     remote = _remote_code(path)
-    if not remote and not any(any(path.glob(pattern)) for pattern in _SOURCES):
+    if not remote and not any(any(path.glob(pattern)) for pattern in SOURCES):
         shown = bounded(sorted(entry.name for entry in path.iterdir()))
         raise TokenizerError(
             f"no tokenizer files in {path}: found {shown or 'nothing'}; expected tokenizer.json, or tokenizer.model "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,11 @@ def check_whole(files: tuple[Path, ...]) -> None:
             read_header(file)
         elif file.stat().st_size == 0:
             raise LayoutError(f"{file} is empty; download or copy it again")
+        elif file.suffix == ".bin" and _is_cut_zip(file):
+            raise LayoutError(
+                f"{file} is truncated: {file.stat().st_size:,} bytes of a PyTorch file without its end; download or "
+                "copy it again"
+            )
 
 
 def read_header(file: Path) -> dict[str, Any]:
@@ -78,6 +84,13 @@ def read_header(file: Path) -> dict[str, Any]:
             f"{file} is truncated: {size:,} bytes, the tensors end at {8 + length + end:,}; download or copy it again"
         )
     return dict(header)
+
+
+def _is_cut_zip(file: Path) -> bool:
+    # PyTorch's files are zip archives, with the directory at the end; older ones are pickles, which have no mark.
+    with file.open("rb") as stream:
+        starts = stream.read(4) == b"PK\x03\x04"
+    return starts and not zipfile.is_zipfile(file)
 
 
 def parameter_bytes(files: tuple[Path, ...]) -> int | None:

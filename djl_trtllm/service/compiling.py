@@ -13,7 +13,7 @@ from djl_trtllm.engines.manifest import MANIFEST_FILE
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.model.remote.upload import is_remote_destination, upload
-from djl_trtllm.service.model import fetch_model, model_files, open_source, remote_name
+from djl_trtllm.service.model import fetch_model, model_files, open_source, remote_name, tokenizer_files
 
 _NEO_INPUT = "/opt/ml/model/input"
 _NEO_OUTPUT = "/opt/ml/model/compiled"
@@ -33,16 +33,16 @@ def compile_model(
     pairs that override all other sources. Returns the engine's location. Raises DjlTrtllmError.
     """
     if is_remote(model):
-        config = load(None, environ, arguments=arguments)
+        config, tokenizer = load(None, environ, arguments=arguments), None
         checkpoint = fetch_model(model, config, config.options.revision)
     else:
         source = open_source(Path(model), environ, arguments)
-        config, checkpoint = source.config, model_files(source)
+        config, checkpoint, tokenizer = source.config, model_files(source), tokenizer_files(source)
     if not is_remote_destination(out):
-        return str(compile_checkpoint(config, checkpoint, Path(out), progress).path)
+        return str(compile_checkpoint(config, checkpoint, Path(out), progress, tokenizer_dir=tokenizer).path)
         # Kept if the upload fails, so that the next run uploads it without compiling.
     local = config.engine_cache_dir / "outgoing" / remote_name(out)
-    compile_checkpoint(config, checkpoint, local, progress)
+    compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer)
     upload(local, out, progress, last=MANIFEST_FILE)
     shutil.rmtree(local, ignore_errors=True)
     return out

@@ -27,6 +27,7 @@ from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
 from djl_trtllm.model.remote.fetch import fetch, is_remote
 from djl_trtllm.model.remote.s3 import is_s3
+from djl_trtllm.model.vocabulary import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -131,12 +132,14 @@ def plan(source: ModelSource) -> tuple[Config, Layout, EnginePlan]:
     defaults.
     """
     layout = inspect(model_files(source))
-    if (tokenizer_dir := _tokenizer_dir(source)) is not None:
+    if (tokenizer_dir := tokenizer_files(source)) is not None:
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
     config = check_model(
         source.config, layout.shape.model_type, layout.kind.is_engine, compiled_as=_compiled_as(layout)
     )
     config = served_as_built(config, layout)
+    if not layout.kind.is_engine:
+        require_tokenizer(layout)
     return config, layout, plan_engine(config, layout)
 
 
@@ -151,19 +154,23 @@ def prepare(source: ModelSource) -> Model:
     for line in (*config.warnings, *engine_plan.notes):
         logger.warning("%s", line)
     handle_requirements(source.directory, options.install_requirements)
+    tokenizer = load_fitting_tokenizer(layout, trust_remote_code=options.trust_remote_code)
     engine = prepare_engine(config, layout, lambda line: logger.info("%s", line), plan=engine_plan)
     engine_plan = engine_plan.at(engine.path)
     for line in engine_plan.details():
         logger.info("%s", line)
     start = Start(engine_plan.executor, engine_plan.executor_options())
+    if tokenizer is None:
+        tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
+        check_vocabulary(tokenizer, layout)
     limits = BatchLimits(
         max_batch_size=engine_plan.max_sequences,
         max_queue_size=options.job_queue_size,
         max_input_len=engine_plan.max_input_len,
         max_output_len=options.max_output_len,
         max_seq_len=engine_plan.max_seq_len,
+        vocab_size=outside(tokenizer, layout),
     )
-    tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
     custom = None
     if source.trusted:
         custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
@@ -184,7 +191,8 @@ def model_files(source: ModelSource) -> Path:
     return _found(source, "model_id", model_id, source.config.options.revision)
 
 
-def _tokenizer_dir(source: ModelSource) -> Path | None:
+def tokenizer_files(source: ModelSource) -> Path | None:
+    """The directory that `option.tokenizer` names, fetched if needed; None without it."""
     tokenizer = source.config.options.tokenizer
     if tokenizer is None:
         return None

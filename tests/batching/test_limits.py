@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
@@ -117,3 +119,10 @@ def test_what_never_fits_the_kv_cache_is_refused_with_the_numbers() -> None:
         "30 prompt tokens and 10 new tokens need 5 KV cache blocks, the engine has 4: shorten the request, or "
     )
     assert "option.kv_cache_free_gpu_mem_fraction" in str(caught.value)
+
+
+def test_a_token_that_the_model_does_not_have_is_refused() -> None:
+    bounded = SequenceLimits(replace(BATCH, vocab_size=100), Limits(4, 0, 10, 100))
+    assert bounded.fit(asking(2), [3, 99]) == ([3, 99], 2)
+    with pytest.raises(InvalidRequestError, match=r"a token with the id 100, .* its ids end at 99; leave that"):
+        bounded.fit(asking(2), [3, 100, 5])

@@ -32,6 +32,14 @@ def main() -> None:
         die_with_parent()
         Path(arguments[0]).write_text(str(os.getpid()))
         time.sleep(600)
+    if behaviour == "fill":
+        # As a library that hides the reason.
+        with (out / "openvino_model.bin").open("wb") as weights:
+            try:
+                while True:
+                    weights.write(bytes(1 << 16))
+            except OSError:
+                raise SystemExit("RuntimeError: writing failed") from None
     if behaviour == "killed":
         os.kill(os.getpid(), 9)
     for phase in ("convert", "tokenizer", "save"):

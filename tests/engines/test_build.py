@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +87,49 @@ def test_a_compiler_that_ends_well_without_a_whole_engine_is_a_failure(
     ):
         build_engine(plan, tmp_path / "engine", print, command=fake_compiler("half"))
     assert not (tmp_path / "engine").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "djl-trtllm-test", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this process may not mount a disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_while_compiling_is_named_and_left_clean(
+    plan: EnginePlan, small_disk: Path, fake_compiler: Fake
+) -> None:
+    with pytest.raises(BuildError) as caught:
+        build_engine(plan, small_disk / "engine", print, command=fake_compiler("fill"))
+    assert caught.value.cause == "no space on the disk"
+    head = "the compiler ended with status 1 in phase load, no space on the disk: "
+    assert str(caught.value).splitlines()[0].startswith(f"{head}0 bytes are free on the disk of {small_disk}")
+    assert "option.engine_cache_dir" in str(caught.value)
+    assert [path.name for path in small_disk.iterdir()] == ["engine.log"]
+
+
+def test_a_disk_that_is_full_before_is_named(plan: EnginePlan, small_disk: Path, fake_compiler: Fake) -> None:
+    with suppress(OSError), (small_disk / "other").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(EngineError, match=r"cannot write the engine .*No space left on device; free some space"):
+        build_engine(plan, small_disk / "engine", print, command=fake_compiler("succeed"))
+    assert not list(small_disk.glob(".engine*"))
+
+
+def test_an_engine_that_a_full_disk_cut_off_is_told_with_the_disk(
+    plan: EnginePlan, tmp_path: Path, fake_compiler: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(BuildError, match=r"left no complete engine: ") as caught:
+        build_engine(plan, tmp_path / "engine", print, command=fake_compiler("half"))
+    assert caught.value.cause == "no space on the disk"
+    assert "1.0 kB are free on the disk of" in str(caught.value)
 
 
 def test_a_build_past_its_time_is_killed(plan: EnginePlan, tmp_path: Path, fake_compiler: Fake) -> None:

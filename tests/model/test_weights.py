@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,13 @@ def test_an_empty_weight_file_is_refused(tmp_path: Path) -> None:
 def test_weights_of_another_library_are_not_counted_twice(saved: Path) -> None:
     (saved.parent / "consolidated.safetensors").write_bytes(saved.read_bytes())
     assert weights.find_weights(saved.parent) == (saved,)
+
+
+def test_a_truncated_pytorch_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", bytes(1000))
+    assert weights.find_weights(tmp_path) == (file,)
+    file.write_bytes(file.read_bytes()[:900])
+    with pytest.raises(LayoutError, match=r"pytorch_model\.bin is truncated: 900 bytes of a PyTorch file"):
+        weights.find_weights(tmp_path)

@@ -26,9 +26,15 @@ class Work:
         self.upload_failure: DjlTrtllmError | None = None
 
     def compile_checkpoint(
-        self, config: Config, checkpoint: Path, out: Path, tell: Callable[[str], None]
+        self,
+        config: Config,
+        checkpoint: Path,
+        out: Path,
+        tell: Callable[[str], None],
+        *,
+        tokenizer_dir: Path | None,
     ) -> SimpleNamespace:
-        tell(f"compiling {checkpoint}")
+        tell(f"compiling {checkpoint}" + (f" with {tokenizer_dir}" if tokenizer_dir else ""))
         if self.failure is not None:
             raise self.failure
         out.mkdir(parents=True, exist_ok=True)
@@ -68,6 +74,14 @@ def test_a_local_checkpoint_is_compiled_as_its_properties_say(work: Work, checkp
     assert compile_model(str(checkpoint), str(tmp_path / "out"), {}, told.append) == str(tmp_path / "out")
     assert work.compiled == [(checkpoint, tmp_path / "out", 77)]
     assert told == [f"compiling {checkpoint}"]
+
+
+def test_the_tokenizer_that_the_properties_name_is_compiled(work: Work, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    (checkpoint / "serving.properties").write_text(f"option.tokenizer={tmp_path / 'tokenizer'}\n")
+    told: list[str] = []
+    compile_model(str(checkpoint), str(tmp_path / "out"), {}, told.append)
+    assert told == [f"compiling {checkpoint} with {tmp_path / 'tokenizer'}"]
 
 
 def test_the_model_that_the_properties_name_is_compiled(work: Work, checkpoint: Path, tmp_path: Path) -> None:

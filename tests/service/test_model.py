@@ -19,7 +19,7 @@ from djl_trtllm.config import Config
 from djl_trtllm.engines.manifest import EngineDir
 from djl_trtllm.errors import ConfigError, LayoutError, ModelError
 from djl_trtllm.executor.protocol import Start
-from djl_trtllm.model import Layout, Tokenizer, load_tokenizer
+from djl_trtllm.model import Layout, Tokenizer, load_tokenizer, vocabulary
 from djl_trtllm.service import model, open_remote, open_source, plan, prepare, remote_name
 from tests.engines.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 from tests.support import executors
@@ -378,7 +378,7 @@ def test_code_of_a_tokenizer_runs_where_the_operator_trusts_it(tmp_path: Path, m
         trusted.append(trust_remote_code)
         return load_tokenizer(path)
 
-    monkeypatch.setattr(model, "load_tokenizer", noting)
+    monkeypatch.setattr(vocabulary, "load_tokenizer", noting)
     path = scripted_model(tmp_path / "model")
     for environ in ({}, {"OPTION_TRUST_REMOTE_CODE": "true"}):
         prepare(open_source(path, environ))

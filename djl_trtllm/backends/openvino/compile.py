@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.backends.openvino.compiler import OpenVinoSpec
-from djl_trtllm.backends.openvino.engine_files import MODEL_XML
+from djl_trtllm.backends.openvino.engine_files import MODEL_XML, NoAttentionError, require_attention
+from djl_trtllm.backends.openvino.loading_report import IncompleteCheckpointError, complete_weights
 from djl_trtllm.engines.identity import copy_identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
 from djl_trtllm.engines.spec import report_phase
@@ -24,9 +25,19 @@ _GROUP_SIZE = 128
 def main(argv: list[str]) -> int:
     """Compile what the spec file says; 0 when the engine directory is complete."""
     die_with_parent()
-    spec = OpenVinoSpec.load(Path(argv[1]))
+    try:
+        compile_engine(OpenVinoSpec.load(Path(argv[1])))
+    except (IncompleteCheckpointError, NoAttentionError) as error:
+        print(error, flush=True)  # without a traceback: the program is not wrong
+        return 1
+    return 0
+
+
+def compile_engine(spec: OpenVinoSpec) -> None:
+    """Write the whole engine directory, except its manifest."""
     out = Path(spec.out)
     export(spec, out)
+    require_attention(out / MODEL_XML)
     if spec.quantize != "none":
         report_phase("compress")
         compress(out / MODEL_XML, spec.quantize)
@@ -34,7 +45,6 @@ def main(argv: list[str]) -> int:
     convert_tokenizer(spec, out)
     report_phase("save")
     copy_identity_files(Path(spec.checkpoint), Path(spec.tokenizer_dir), out)
-    return 0
 
 
 def export(spec: OpenVinoSpec, out: Path) -> None:
@@ -54,20 +64,22 @@ def export(spec: OpenVinoSpec, out: Path) -> None:
     convert.export_from_model = announced
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[spec.dtype]
     try:
-        main_export(
-            spec.checkpoint,
-            out,
-            task=_TASK,
-            stateful=True,
-            library_name="transformers",
-            trust_remote_code=spec.trust_remote_code,
-            local_files_only=True,
-            model_loading_kwargs={"torch_dtype": dtype},
-            # Without a configuration, optimum quantizes models of a billion parameters and more to int8 unasked.
-            # fp32 saves the graph as it was traced: the weights in `dtype`, as they were loaded. With fp16 every other
-            # constant is rounded as well, rotary frequencies among them, and attention drifts with the position.
-            ov_config=OVConfig(dtype="fp32"),
-        )
+        with complete_weights():
+            main_export(
+                spec.checkpoint,
+                out,
+                task=_TASK,
+                stateful=True,
+                library_name="transformers",
+                trust_remote_code=spec.trust_remote_code,
+                local_files_only=True,
+                model_loading_kwargs={"torch_dtype": dtype},
+                # Without a configuration, optimum quantizes models of a billion parameters and more to int8 unasked.
+                # fp32 saves the graph as it was traced: the weights in `dtype`, as they were loaded. With fp16 every
+                # other constant is rounded as well, rotary frequencies among them, and attention drifts with the
+                # position.
+                ov_config=OVConfig(dtype="fp32"),
+            )
     finally:
         convert.export_from_model = original
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from djl_trtllm.backends.openvino.engine_files import NO_ATTENTION
+from djl_trtllm.backends.openvino.loading_report import MARK
 from djl_trtllm.engines.compiler import DISK, HOST_MEMORY, Cause, Compiler
 from djl_trtllm.engines.spec import CompileSpec
 
@@ -24,6 +26,18 @@ COMPILER = Compiler(
     causes=(
         HOST_MEMORY,
         DISK,
+        Cause(
+            "checkpoint does not fit its config.json",
+            re.compile(rf"^{MARK}|size mismatch for |automatic conversion of the weights"),
+            "download or copy the checkpoint again, with the config.json that belongs to it; a model that lacks "
+            "tensors would run with random numbers in their place",
+        ),
+        Cause(
+            "unsupported architecture",
+            re.compile(rf"^{NO_ATTENTION}"),
+            "serve it with TensorRT-LLM on a GPU (option.backend=tensorrt or pytorch), if that has it, or take a model "
+            "with attention",
+        ),
         Cause(
             "unsupported architecture",
             re.compile(r"custom or unsupported architecture|does not recognize this architecture"),

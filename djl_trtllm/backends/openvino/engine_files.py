@@ -10,6 +10,23 @@ from djl_trtllm.engines.manifest import Manifest, raise_damaged
 MODEL_XML = "openvino_model.xml"
 _CONSTANT = re.compile(rb'<data [^>]*?\boffset="(\d+)"[^>]*?\bsize="(\d+)"')
 
+_ATTENTION = b'type="ScaledDotProductAttention"'
+
+NO_ATTENTION = "OpenVINO's continuous batching cannot run this architecture"
+"""How the message starts for a model without attention, whose KV cache could be paged."""
+
+
+class NoAttentionError(Exception):
+    """A model that OpenVINO compiles and cannot run."""
+
+
+def require_attention(xml: Path) -> None:
+    """Raise NoAttentionError for a model without attention. Raises OSError."""
+    if _ATTENTION not in xml.read_bytes():
+        raise NoAttentionError(
+            f"{NO_ATTENTION}: {xml.name} has no attention layer, and the KV cache of attention layers is what it pages"
+        )
+
 
 def check_engine(directory: Path) -> Manifest | None:
     """Check an engine directory without loading it, and return its manifest, if it has one.

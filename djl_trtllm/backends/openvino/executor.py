@@ -14,6 +14,7 @@ import openvino as ov
 from openvino_genai import GenerationFinishReason, GenerationStatus, SchedulerConfig
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
+from djl_trtllm.backends.openvino.engine_files import NO_ATTENTION
 from djl_trtllm.backends.openvino.prefix import PrefixCacheMirror
 from djl_trtllm.backends.openvino.sampling import FEATURES, generation_config
 from djl_trtllm.executor.protocol import Delta, Limits, Stats, Submit
@@ -67,7 +68,14 @@ class OpenVinoExecutor:
         }
         if num_threads is not None:
             properties["INFERENCE_NUM_THREADS"] = num_threads
-        self._pipeline = ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties, {})
+        try:
+            self._pipeline = ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties, {})
+        except RuntimeError as error:
+            if "sdpa_to_paged_attention" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{NO_ATTENTION}: the model in {engine_dir} has no attention layers whose KV cache could be paged"
+            ) from error
         self._sequences: dict[int, _Sequence] = {}
         self._rejected: list[Delta] = []
         self._prefixes = (

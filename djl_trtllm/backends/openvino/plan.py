@@ -16,7 +16,7 @@ from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions
 from djl_trtllm.engines.plan import EnginePlan, asked_options, common_facts, planned_length, planned_sequences
-from djl_trtllm.errors import ConfigError
+from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind, ModelShape
 from djl_trtllm.model.remote.progress import format_bytes
 from djl_trtllm.model.weights import read_header
@@ -34,6 +34,7 @@ _NO_COUNTERPART = {
     Quantization.W4A8_AWQ: "OpenVINO has no 8-bit activations for this; option.quantize=awq is its nearest, or serve "
     "with TensorRT-LLM on a GPU",
 }
+_WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
 _VERSIONS = ("openvino", "openvino-genai", "optimum-intel", "nncf", "djl-trtllm")
 _RUNTIME = ("openvino", "openvino-genai")
 
@@ -135,9 +136,19 @@ class OpenVinoPlan(EnginePlan):
 def plan_openvino(
     config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
 ) -> OpenVinoPlan:
-    """Derive the plan. Raises ConfigError (all problems at once) and LayoutError for damaged weight files."""
+    """Derive the plan.
+
+    Raises ConfigError (all problems at once), LayoutError for damaged weight files, and EngineError for models that
+    compile and do not run.
+    """
     options = config.options
     shape = layout.shape
+    if shape.model_type in _WITHOUT_ATTENTION:
+        raise EngineError(
+            f"{layout.path} is a {shape.model_type} model, which has no attention: OpenVINO compiles it, and its "
+            "continuous batching, which pages the KV cache of attention layers, cannot run it; serve it with "
+            "TensorRT-LLM on a GPU, if that has it"
+        )
     problems: list[str] = []
     notes: list[str] = []
     if options.quantize in _NO_COUNTERPART:

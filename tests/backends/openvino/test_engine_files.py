@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.backends.openvino.engine_files import check_engine, ir_problems
+from djl_trtllm.backends.openvino.compiler import COMPILER
+from djl_trtllm.backends.openvino.engine_files import (
+    NO_ATTENTION,
+    NoAttentionError,
+    check_engine,
+    ir_problems,
+    require_attention,
+)
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineMismatchError
 from tests.engines.helpers import write_engine_files
@@ -84,3 +91,13 @@ def test_missing_files_are_named(directory: Path) -> None:
     (directory / "openvino_model.bin").unlink()
     assert ir_problems(directory / "openvino_model.xml") == ["openvino_model.bin: missing"]
     assert ir_problems(directory / "other.xml") == ["other.xml: missing"]
+
+
+def test_a_model_without_attention_cannot_be_run(directory: Path) -> None:
+    xml = directory / "openvino_model.xml"
+    with pytest.raises(NoAttentionError, match=rf"^{NO_ATTENTION}: openvino_model\.xml has no attention layer"):
+        require_attention(xml)
+    xml.write_text('<net><layer type="ScaledDotProductAttention" /></net>')
+    require_attention(xml)
+    found = COMPILER.cause_of([f"{NO_ATTENTION}: ..."])
+    assert found is not None and found[0].name == "unsupported architecture"

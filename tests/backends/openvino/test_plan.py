@@ -8,7 +8,7 @@ import pytest
 
 from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.errors import ConfigError
+from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CONTEXT, CPU_ONLY, configured
 
@@ -155,3 +155,12 @@ def test_the_plan_in_one_line_has_the_backend_its_reason_and_the_sizes(checkpoin
         "backend openvino: TensorRT-LLM is not installed, and there is no GPU; KV cache 288 blocks of 32 tokens "
         "in f16, 2.4 MB (32 sequences of 256 tokens); up to 32 sequences of 256 tokens, 256 tokens per step"
     )
+
+
+@pytest.mark.parametrize("compile_only", [False, True])
+def test_a_model_without_attention_is_refused_before_it_is_compiled(
+    checkpoint: Path, tmp_path: Path, compile_only: bool
+) -> None:
+    model = with_config(checkpoint, tmp_path / "model", model_type="mamba")
+    with pytest.raises(EngineError, match=r"model is a mamba model, which has no attention: .* TensorRT-LLM on a GPU"):
+        plan_engine(configured(), inspect(model), CPU_ONLY, compile_only=compile_only)

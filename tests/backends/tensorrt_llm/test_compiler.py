@@ -73,7 +73,7 @@ def test_a_failure_of_tensorrt_llm_is_classified(line: str, cause: str) -> None:
 def test_every_class_names_what_to_change() -> None:
     causes = (*TENSORRT_LLM.causes, *OPENVINO.causes)
     assert len(causes) > 8
-    names = re.compile(r"option\.\w+|`djl-trtllm config`|more memory|NVIDIA's container|give the machine")
+    names = re.compile(r"config\.json|option\.\w+|`djl-trtllm config`|more memory|NVIDIA's container|give the machine")
     assert [cause.name for cause in causes if not names.search(cause.advice)] == []
 
 
