@@ -35,7 +35,7 @@ class ModelKind(enum.Enum):
     OPENVINO_ENGINE = "compiled OpenVINO engine"
     TENSORRT_ENGINE = "compiled TensorRT-LLM engine"
     TENSORRT_CHECKPOINT = "TensorRT-LLM checkpoint"
-    LMI_REPOSITORY = "LMI model repository of DJL Serving up to 0.31"
+    LMI_REPOSITORY = "Triton or LMI model repository with a TensorRT-LLM engine"
 
     @property
     def is_engine(self) -> bool:
@@ -48,7 +48,7 @@ _EXPECTED = """expected one of
   - a compiled OpenVINO engine: openvino_model.xml and openvino_model.bin
   - a compiled TensorRT-LLM engine: config.json with `build_config`, and rank0.engine, rank1.engine, …
   - a TensorRT-LLM checkpoint: config.json with `architecture` and `dtype`, and rank0.safetensors, …
-  - an LMI model repository: tensorrt_llm/config.pbtxt and tensorrt_llm/1/ with a compiled engine"""
+  - a Triton or LMI model repository: tensorrt_llm/config.pbtxt and tensorrt_llm/1/ with a compiled engine"""
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,9 @@ def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None)
     if not engines or not _is_built(engine_config):
         _refuse_old_engine(engine)
         raise LayoutError(
-            f"{model} is laid out as an LMI model repository, but there is no compiled TensorRT-LLM engine in {engine}:"
+            f"{model} is laid out as a Triton or LMI model repository, but there is no compiled engine in {engine}:"
             f" found {weights.bounded(found) or 'nothing'}; expected config.json with `build_config`, and rank0.engine"
+            ", or openvino_model.xml"
         )
     _check_ranks(engine, engines, engine_config)
     return Layout(

@@ -26,8 +26,11 @@ def built_limits(config: Config, engine_dir: Path) -> Built | None:
             limits.pop("max_seq_len", None)
     elif (asked.max_seq_len or 0) > longest:
         limits = {name: value for name, value in limits.items() if name not in ("max_input_len", "max_output_len")}
-    if "max_rolling_batch_size" in limits and config.origin("max_num_sequences").is_preset:
-        limits["max_num_sequences"] = limits["max_rolling_batch_size"]
+    if "max_rolling_batch_size" in limits and asked.max_num_sequences is not None:
+        if config.is_set("max_num_sequences"):
+            limits["max_rolling_batch_size"] = min(limits["max_rolling_batch_size"], asked.max_num_sequences)
+        else:
+            limits["max_num_sequences"] = limits["max_rolling_batch_size"]
     return Built(f"limits in {engine_dir / MANIFEST_FILE}", limits)
 
 

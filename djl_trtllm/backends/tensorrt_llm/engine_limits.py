@@ -20,15 +20,18 @@ def built_limits(config: Config, engine: BuiltEngine) -> Built:
     options = config.options
     asked = {
         name: value
-        for name in ("max_seq_len", "max_num_tokens")
+        for name in ("max_num_sequences", "max_seq_len", "max_num_tokens")
         if config.is_set(name) and (value := getattr(options, name))
     }
     chunked = _chunked(config, engine)
     longest = _least(engine.max_seq_len, asked.get("max_seq_len"))
     longest_prompt = engine.longest_prompt(chunked_prefill=chunked, max_num_tokens=asked.get("max_num_tokens"))
     longest_output = None if longest is None else longest - 1
+    sequences = engine.max_batch_size
+    if sequences is not None:
+        sequences = _least(sequences, asked.get("max_num_sequences"))
     defaults = {
-        "max_rolling_batch_size": engine.max_batch_size,
+        "max_rolling_batch_size": sequences,
         # One that the presets of another server set: the batch is the engine's.
         "max_num_sequences": None if options.max_num_sequences is None else engine.max_batch_size,
         "max_input_len": _least(longest_prompt, longest_output),

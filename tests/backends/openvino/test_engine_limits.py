@@ -68,6 +68,8 @@ def test_presets_of_another_server_give_way_to_the_manifest(tmp_path: Path) -> N
 def test_what_another_option_widens_counts_where_it_is_wider(tmp_path: Path) -> None:
     assert defaults(tmp_path, max_num_tokens=4096) == {}
     assert "max_rolling_batch_size" not in defaults(tmp_path, max_batch_size=64)
+    assert defaults(tmp_path, max_num_sequences=4)["max_rolling_batch_size"] == 4
+    assert defaults(tmp_path, max_num_sequences=64)["max_rolling_batch_size"] == 8
     assert defaults(tmp_path, max_num_tokens=256) == {
         "max_input_len": 511,
         "max_output_len": 511,

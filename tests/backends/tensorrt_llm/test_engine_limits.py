@@ -80,6 +80,13 @@ def test_a_users_smaller_sequence_or_iteration_bounds_the_other_defaults() -> No
     assert limits(max_num_tokens=256, enable_chunked_prefill="true").defaults["max_input_len"] == 3071
 
 
+def test_a_users_smaller_batch_of_the_engine_is_that_of_the_server_too() -> None:
+    assert limits(max_num_sequences=64).defaults["max_rolling_batch_size"] == 64
+    assert limits(max_num_sequences=300).defaults["max_rolling_batch_size"] == 256
+    assert limits(max_batch_size=64).defaults["max_rolling_batch_size"] == 64
+    assert "max_rolling_batch_size" not in limits({"max_batch_size": None}, max_num_sequences=64).defaults
+
+
 def test_what_config_json_does_not_have_stays_as_it_is() -> None:
     built = built_limits(configured(), BuiltEngine(Path("/engine")))
     assert built.defaults == {} and built.bounds == {}
