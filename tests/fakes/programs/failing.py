@@ -108,6 +108,9 @@ def background_error(model: str) -> Any:
 
     async def go() -> Any:
         waiting = await read(llm, max_tokens=9)
+        # It comes with the end of the worker, later on a busy machine.
+        while llm._executor._error_queue.empty():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         return {"waiting": waiting, "next": await read(llm, max_tokens=2), "then": await read(llm, max_tokens=2)}
 
     seen = asyncio.run(go())

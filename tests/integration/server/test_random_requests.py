@@ -1,0 +1,190 @@
+"""Nothing that one client sends costs another client anything: random requests beside plain streams.
+
+Each server runs the fake TensorRT-LLM, whose tokens are known. RANDOM_REQUESTS is how many requests each gets,
+RANDOM_SEED another series of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from djl_trtllm.api.lmi.parameters import CHAT_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.lmi.parse import parse
+from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members
+from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.model import Tokenizer
+from tests.fakes.installation import fake_tensorrt_llm, worker_processes
+from tests.support.client import Answer, exchange, lmi
+from tests.support.models import PROMPT, tensorrt_llm_model
+from tests.support.random_requests import ADAPTER, MOST_TOKENS, RandomRequest, random_request
+from tests.support.server import Server, serving
+from tests.support.waiting import wait_until
+
+STREAMS = 32
+AT_ONCE = 96
+PLACES = 128
+QUEUE = 16 * AT_ONCE
+"""Nothing is refused for want of room: a request has 16 sequences at most."""
+
+SEED = int(os.environ.get("RANDOM_SEED", "0"))
+ALL = [
+    *(("pytorch", version, {}) for version in KNOWN_VERSIONS),
+    *(
+        ("tensorrt", version, {"max_beam_width": "16"})
+        for version in KNOWN_VERSIONS
+        if members("LLM.tensorrt", version)
+    ),
+    ("tensorrt", "1.2.1", {"gather_generation_logits": "true"}),
+]
+COUNT = int(os.environ.get("RANDOM_REQUESTS", str(-(-10_000 // len(ALL)))))
+MEGABYTES_MORE = 32
+"""What a process may grow by after its first third of the requests."""
+
+
+class Clients:
+    """Of one server: some read plain streams, one after another, and the others send random requests."""
+
+    def __init__(self, server: Server, tokenizer: Tokenizer) -> None:
+        self._server = server
+        self._tokenizer = tokenizer
+        self._source = random.Random(SEED)
+        self._sending = False
+        self.streams = 0
+        self.statuses: collections.Counter[int] = collections.Counter()
+        """Of random requests that were answered; 0 is a client that left."""
+        self.wrong: list[str] = []
+
+    async def send(self, count: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Random requests, and plain streams until they have ended.
+
+        Returns what the processes hold after the first third, and at the end.
+        """
+        self._sending = True
+        before: dict[int, int] = {}
+        streams = [asyncio.create_task(self._read_streams(number)) for number in range(STREAMS)]
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(request: RandomRequest) -> None:
+            async with places:
+                answer = await exchange(
+                    self._server.port, request.body, leave_after=request.leave_after, reset=request.reset
+                )
+            if self.statuses.total() == count // 3:
+                before.update(megabytes(self._server))
+            left = request.leave_after is not None and not answer.complete
+            self.statuses[0 if left else answer.status] += 1
+            if not left and (problem := problem_of(answer)) is not None:
+                self._note(problem, answer, request.body)
+
+        await asyncio.gather(*(one(random_request(self._source)) for _ in range(count)))
+        self._sending = False
+        after = megabytes(self._server)
+        await asyncio.gather(*streams)
+        return before, after
+
+    async def _read_streams(self, number: int) -> None:
+        words = PROMPT.split()
+        first = number % len(words)
+        prompt = " ".join([*words[first:], *words[:first], *(number // len(words) * ["wolf"])])
+        ids = self._tokenizer.encode(prompt)
+        expected = [ids[place % len(ids)] for place in range(MOST_TOKENS)]
+        while self._sending:
+            answer = await exchange(self._server.port, lmi(prompt, stream=True, max_new_tokens=MOST_TOKENS))
+            self.streams += 1
+            if not answer.complete or answer.status != 200 or answer.token_ids != expected:
+                self._note("not the whole stream", answer, prompt)
+
+    def _note(self, problem: str, answer: Answer, sent: object) -> None:
+        self.wrong.append(f"{problem}: {answer.status} {answer.body[-400:]!r} to {json.dumps(sent)[:800]}")
+
+
+def problem_of(answer: Answer) -> str | None:
+    """What is wrong with the answer to a random request."""
+    if not answer.complete:
+        return "it broke off"
+    if answer.status != 200:
+        return None if 400 <= answer.status < 500 and answer.json["error"] else "the server failed"
+    if b'"error' in answer.body:
+        return "the engine failed"
+    if "json" in answer.headers["content-type"]:
+        return None if answer.lines else "it is empty"
+    return None
+
+
+def megabytes(server: Server) -> dict[int, int]:
+    """What each process of a server holds, by its id."""
+    return {process.pid: process.memory_info().rss >> 20 for process in [server.process, *server.descendants()]}
+
+
+def check(
+    backend: str, version: str, options: dict[str, str], count: int, tokenizer: Tokenizer, folder: Path, pace: int = 80
+) -> None:
+    """Serve, send, and look at what is left. `pace` is the engine's, in iterations per second."""
+    limits = {"max_rolling_batch_size": PLACES, "max_input_len": 400, "max_output_len": MOST_TOKENS, "max_seq_len": 700}
+    adapters = {"enable_lora": "true", "lora_target_modules": "attn_q"}
+    wanted = {"backend": backend, **limits, **adapters, **options}
+    model, environ = tensorrt_llm_model(
+        folder / "model", **{f"option.{name}": value for name, value in wanted.items()}, job_queue_size=QUEUE
+    )
+    adapter = model / "adapters" / ADAPTER
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text('{"r": 8}')
+    environ |= fake_tensorrt_llm(folder / "machine", version=version, script={"steps_per_second": pace})
+    with serving(model, **environ) as server:
+        workers = worker_processes(server.process.pid)
+        clients = Clients(server, tokenizer)
+        before, after = asyncio.run(clients.send(count))
+        print(f"{backend} {version}: {dict(clients.statuses)}, {clients.streams} streams, {before} MB -> {after} MB")
+        assert clients.wrong == []
+        assert clients.statuses.total() == count
+        # Many of each kind, or the requests are not what they should be.
+        assert min(clients.statuses[200], clients.statuses[424]) > count / 5
+        assert clients.statuses.keys() <= {0, 200, 413, 424}
+        assert server.finished("error") == 0
+        assert server.metric("executor_restarts_total") == 0
+        assert worker_processes(server.process.pid) == workers
+        assert not server.says("Traceback")
+        # By the process's id: an engine process that was replaced is another one.
+        assert before.keys() == after.keys()
+        assert all(after[pid] < held + MEGABYTES_MORE for pid, held in before.items())
+        wait_until(lambda: server.metric("kv_cache_used_blocks") == 0, what="an empty KV cache")
+    # `serving` has seen that nothing waits or runs, and that no descriptor or thread is left.
+
+
+def test_each_parameter_is_in_requests_that_are_read_and_in_others_that_are_refused() -> None:
+    source = random.Random(SEED)
+    read: set[str] = set()
+    refused: set[str] = set()
+    for _ in range(6000):
+        body = random_request(source).body
+        given = (
+            {*body, *(body["parameters"] if type(body.get("parameters")) is dict else ())} if type(body) is dict else ()
+        )
+        try:
+            parse(json.dumps(body).encode())
+        except InvalidRequestError as error:
+            refused |= {name for name in given if f"'{name}'" in str(error)}
+        else:
+            read |= {*given}
+    names = {*INPUTS_PARAMETERS.rows, *CHAT_FIELDS.rows, "inputs"} - {"model", "user"}
+    assert names - read == set()
+    assert names - refused == set()
+
+
+def test_random_requests_cost_no_other_client_anything(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    check("pytorch", "1.2.1", {}, 200, tokenizer, tmp_path, pace=400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "version", "options"), ALL)
+def test_thousands_of_random_requests_cost_no_other_client_anything(
+    backend: str, version: str, options: dict[str, str], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    check(backend, version, options, COUNT, tokenizer, tmp_path)
