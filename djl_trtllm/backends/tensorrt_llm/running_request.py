@@ -100,11 +100,11 @@ class RunningRequest:
         self._end(request_id, finish)
 
     def _restore_end(self, request_id: int, output: Any) -> None:
-        """The id that ended a sequence is its last, also where TensorRT-LLM leaves it out."""
+        """The id that ended a sequence is its last, also where TensorRT-LLM leaves it out, with its log-probability."""
         ended_by = self._end_id if output.stop_reason is None else output.stop_reason
         ends = {*self.message.stop_token_ids, self._end_id}
         if isinstance(ended_by, int) and not (output.token_ids and output.token_ids[-1] in ends):
-            self._step_buffer.extend(request_id, [ended_by], [0.0] if self.message.logprobs else None)
+            self._step_buffer.extend(request_id, [ended_by], [None] if self.message.logprobs else None)
 
     def _end(self, request_id: int, finish: FinishReason, error: str | None = None) -> None:
         delta = self._step_buffer.extend(request_id, (), None)

@@ -133,7 +133,7 @@ def test_the_id_that_ended_it_is_the_last(last: Any, tokens: list[int]) -> None:
 
 def test_an_end_that_was_left_out_has_a_log_probability() -> None:
     (deltas,) = followed(Result(say(5, end="stop", logprobs=[-1.0])), logprobs=True)
-    assert deltas == [Delta(1, [5, END], [-1.0, 0.0], FinishReason.STOP)]
+    assert deltas == [Delta(1, [5, END], [-1.0, None], FinishReason.STOP)]
 
 
 @pytest.mark.parametrize(
