@@ -73,7 +73,7 @@ class Worker:
         try:
             properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
             body = bytes(inputs.get_as_bytes() or b"")
-            call = DEFAULT.parse(RawRequest(body, properties), self._service.model)
+            call = self._service.with_warnings(DEFAULT.parse(RawRequest(body, properties), self._service.model))
             writer.expect(call)
             states = await self._service.generate(call, writer.deliver)
         except Exception as error:

@@ -70,7 +70,7 @@ SAMPLING = (
     Parameter(("no_repeat_ngram_size",), integer(0, MOST_TOKENS), "no_repeat_ngram_size"),
     Parameter(("bad_sequences", "bad_words"), STRINGS_OR_NONE, "bad", union=True),
     Parameter(("num_beams", "beam_width"), integer(1, _MOST_BEAMS), "beam_width"),
-    Parameter(("length_penalty",), number(-10, 10), "length_penalty"),
+    Parameter(("length_penalty",), number(0, 10), "length_penalty"),
     Parameter(("early_stopping",), BOOLEAN, "early_stopping"),
     Parameter(("beam_search_diversity_rate",), number(0, 10), "beam_search_diversity_rate"),
     *GUIDES,

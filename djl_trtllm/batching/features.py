@@ -43,6 +43,7 @@ _NAMES = {
     "bad": "'bad_words' ('bad_sequences')",
     "adapter": "'adapters'",
     "needs_logprobs": "'logprobs' or 'best_of'",
+    Feature.BEAM_LOGPROBS: "'logprobs' with 'num_beams'",
     Feature.JSON: "a JSON guide",
     Feature.REGEX: "a regular expression",
     Feature.GRAMMAR: "a grammar",
@@ -60,9 +61,12 @@ _ADVICE = {
     "presence_penalty": _NO_PENALTIES,
     "frequency_penalty": _NO_PENALTIES,
     "bad": "this engine cannot exclude words",
+    "seed": "this engine's sampler ignores it; leave it out, or set option.ignored_seed=warn to have such requests "
+    "answered with a warning; on TensorRT-LLM option.sampler_type=TRTLLMSampler takes seeds",
     "adapter": "this model is served without LoRA adapters; on TensorRT-LLM set option.enable_lora=true",
     "needs_logprobs": "this engine has no log-probabilities; on a compiled TensorRT engine set "
     "option.gather_generation_logits=true",
+    Feature.BEAM_LOGPROBS: "this engine has no log-probabilities of beams; leave out 'logprobs' or 'num_beams'",
     Feature.JSON: _NO_GUIDE,
     Feature.REGEX: _NO_GUIDE,
     Feature.GRAMMAR: _NO_GUIDE,
@@ -71,6 +75,8 @@ _ADVICE = {
 
 def gives_logprobs(request: GenerationRequest, features: Set[str]) -> bool:
     """Whether an executor with these features returns log-probabilities for a request that has a place for them."""
+    if request.sampling.beam_width > 1 and Feature.BEAM_LOGPROBS not in features:
+        return False
     wanted = request.asks_logprobs or request.needs_logprobs or Feature.FREE_LOGPROBS in features
     return Feature.LOGPROBS in features and wanted
 
@@ -82,6 +88,8 @@ def require(request: GenerationRequest, features: frozenset[str]) -> None:
     ]
     if request.guide is not None and _GUIDES[request.guide.kind] not in features:
         missing.append(_GUIDES[request.guide.kind])
+    if request.sampling.beam_width > 1 and request.needs_logprobs and Feature.BEAM_LOGPROBS not in features:
+        missing.append(Feature.BEAM_LOGPROBS)
     if missing:
         raise UnsupportedParameterError(f"not supported by this backend: {'; '.join(map(_refusal, missing))}")
 

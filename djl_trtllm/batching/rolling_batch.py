@@ -78,7 +78,7 @@ class RollingBatch:
         self._end_ids = tokenizer.end_ids
         self._clock = clock
         self._sequence_limits = SequenceLimits(limits, executor.limits)
-        self._translator = Translator(tokenizer, executor.limits.stops)
+        self._translator = Translator(tokenizer, executor.limits.stops, seeded=executor.limits.seeded)
         self._max_running = limits.max_batch_size + executor.limits.lookahead
         self._waiting: dict[int, _Slot] = {}
         self._running: dict[int, _Slot] = {}

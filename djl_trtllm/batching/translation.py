@@ -16,11 +16,15 @@ _MAX_CACHED_STOPS = 1024
 
 
 class Translator:
-    """`engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`)."""
+    """`engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`).
 
-    def __init__(self, tokenizer: Tokenizer, engine_stops: bool = True) -> None:
+    `seeded`: whether its tokens follow from the seed; without it no sequence has one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, engine_stops: bool = True, *, seeded: bool = True) -> None:
         self._tokenizer = tokenizer
         self._engine_stops = engine_stops
+        self._seeded = seeded
         # Some models end with a token that their tokenizer does not list as special.
         self._special_ids = tokenizer.special_ids | tokenizer.end_ids
         self._is_exact_in_tokens = functools.lru_cache(_MAX_CACHED_STOPS)(self._survives_tokenising)
@@ -29,7 +33,7 @@ class Translator:
         """The sequences of a request, each with its seed."""
         sampling = request.sampling
         seed = None
-        if sampling.do_sample:
+        if sampling.do_sample and self._seeded:
             seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         stop_ids = {} if self._is_stopped_by_engine(request) else self._reasons(request)
         return [

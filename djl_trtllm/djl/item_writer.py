@@ -23,12 +23,14 @@ class ItemWriter:
         self._put = put
         self._options = options
         self._encoder: ResponseEncoder | None = None
+        self._headers: tuple[tuple[str, str], ...] = ()
         self._unfinished: int
         self._begun = False
 
     def expect(self, call: Call) -> None:
         """Call when the request is parsed: its encoder makes the response from now on."""
         self._encoder = call.encoder
+        self._headers = call.headers
         self._unfinished = call.sequences
 
     def deliver(self, chunk: OutputChunk) -> None:
@@ -67,7 +69,7 @@ class ItemWriter:
 
     def _send(self, data: bytes, last: bool) -> None:
         assert self._encoder is not None
-        properties = () if self._begun else (("Content-Type", self._encoder.content_type),)
+        properties = () if self._begun else (("Content-Type", self._encoder.content_type), *self._headers)
         self._begun = True
         self.complete = last
         self._put(Item(data, last, None, "", properties))

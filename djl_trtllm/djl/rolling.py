@@ -138,7 +138,7 @@ class RollingWorker:
 
     async def _generate(self, request: _Request, body: bytes, properties: dict[str, str]) -> None:
         try:
-            call = DEFAULT.parse(RawRequest(body, properties), self._service.model)
+            call = self._service.with_warnings(DEFAULT.parse(RawRequest(body, properties), self._service.model))
             request.writer.expect(call)
             request.states = await self._service.generate(call, request.writer.deliver)
         except Exception as error:

@@ -31,6 +31,8 @@ class Feature(str, enum.Enum):
     """
 
     LOGPROBS = "logprobs"
+    BEAM_LOGPROBS = "beam_logprobs"
+    """Log-probabilities of beams too."""
     FREE_LOGPROBS = "free_logprobs"
     """Log-probabilities cost next to nothing: request them wherever an answer has a place for them."""
     JSON = "json"
@@ -91,7 +93,9 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     `max_sequences`: running at once. `kv_blocks` and `block_size` (tokens): the paged KV cache; `kv_blocks` is 0
     where the executor admits requests itself. `max_seq_len`: prompt plus output of one sequence, in tokens.
     `lookahead`: how many sequences beyond `max_sequences` the executor queues itself. `stops`: whether it is given stop
-    ids and stop strings; where not, the server ends sequences at them (beams excepted) and cancels.
+    ids and stop strings; where not, the server ends sequences at them (beams excepted) and cancels. `beams`: every
+    request must have exactly this many; 0 where each says how many. `seeded`: whether a request's seed decides its
+    tokens.
     """
 
     max_sequences: int
@@ -100,6 +104,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     max_seq_len: int
     lookahead: int = 0
     stops: bool = True
+    beams: int = 0
+    seeded: bool = True
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

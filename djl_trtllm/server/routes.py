@@ -156,8 +156,9 @@ class Routes:
             return
         request = request or await _read(exchange, path)
         call = dialect.parse(request, model.model)
-        writer = ResponseWriter(call, exchange)
         service = model.pick()
+        call = service.with_warnings(call)
+        writer = ResponseWriter(call, exchange)
         generations = await service.generate(call, writer.deliver)
         try:
             await writer.wait()

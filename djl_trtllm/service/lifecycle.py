@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from djl_trtllm.api import Call, Prompt
+from djl_trtllm.batching.beams import with_beams_of
 from djl_trtllm.batching.features import gives_logprobs, require
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.batching.rolling_batch import RollingBatch
@@ -49,6 +50,7 @@ _EXPIRY_SECONDS = 0.25
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
 _FORGIVEN_AFTER_SECONDS = 600.0
+_SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
 """After this time the death of an engine process no longer counts against `retry_threshold`."""
 
 
@@ -211,6 +213,13 @@ class ModelService:
                 raise
         return states
 
+    def with_warnings(self, call: Call) -> Call:
+        """The call with a response header for what the engine takes and ignores (`option.ignored_seed`)."""
+        client = self._client
+        if client is None or client.limits.seeded or not any(_has_seed(request) for request in call.requests):
+            return call
+        return call._replace(headers=(*call.headers, _SEED_IGNORED))
+
     def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected."""
         # In reverse order, so that the end of one does not start a later one.
@@ -222,6 +231,7 @@ class ModelService:
         """The request as the engine can run it. Raises UnsupportedParameterError."""
         client = self._client
         assert client is not None  # there is a batch
+        request = with_beams_of(request, client.limits.beams)
         require(request, client.features)
         if request.logprobs and not gives_logprobs(request, client.features):
             return replace(request, logprobs=False)
@@ -336,6 +346,10 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
         consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation))
 
     return consume
+
+
+def _has_seed(request: GenerationRequest) -> bool:
+    return request.sampling.do_sample and request.sampling.seed is not None
 
 
 def _require_short_enough(characters: int, longest_token: int | None, max_input_len: int) -> None:

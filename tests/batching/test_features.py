@@ -35,7 +35,11 @@ CASES: dict[str, tuple[list[GenerationRequest], str]] = {
     "repetition_penalty": ([asking(repetition_penalty=1.5)], f"'repetition_penalty': {PENALTIES}"),
     "presence_penalty": ([asking(presence_penalty=0.5)], f"'presence_penalty': {PENALTIES}"),
     "frequency_penalty": ([asking(frequency_penalty=0.5)], f"'frequency_penalty': {PENALTIES}"),
-    "seed": ([asking(do_sample=True, seed=0)], "'seed'"),
+    "seed": (
+        [asking(do_sample=True, seed=0)],
+        "'seed': this engine's sampler ignores it; leave it out, or set option.ignored_seed=warn to have such requests "
+        "answered with a warning; on TensorRT-LLM option.sampler_type=TRTLLMSampler takes seeds",
+    ),
     "ignore_eos": ([asking(ignore_eos=True)], "'ignore_eos'"),
     "min_p": ([asking(min_p=0.1)], "'min_p': use 'top_p'"),
     "no_repeat_ngram_size": ([asking(no_repeat_ngram_size=1)], "'no_repeat_ngram_size': use 'repetition_penalty'"),
@@ -66,6 +70,11 @@ CASES: dict[str, tuple[list[GenerationRequest], str]] = {
         [GenerationRequest(prompt="a", logprobs=True, needs_logprobs=True)],
         "'logprobs' or 'best_of': this engine has no log-probabilities; on a compiled TensorRT engine set "
         "option.gather_generation_logits=true",
+    ),
+    Feature.BEAM_LOGPROBS: (
+        [replace(asking(beam_width=2), logprobs=True, needs_logprobs=True)],
+        "'logprobs' with 'num_beams': this engine has no log-probabilities of beams; leave out 'logprobs' or "
+        "'num_beams'",
     ),
 }
 DONE_ABOVE = {
@@ -133,3 +142,10 @@ def test_log_probabilities_go_to_those_who_want_them_or_where_they_are_free(
     features = {Feature.FREE_LOGPROBS} if free else set()
     assert gives_logprobs(request, features | {Feature.LOGPROBS}) is (asks or needs or free)
     assert not gives_logprobs(request, features)
+
+
+def test_beams_have_log_probabilities_where_the_engine_has_them_of_beams() -> None:
+    request = replace(asking(beam_width=2), logprobs=True, asks_logprobs=True)
+    assert gives_logprobs(request, {Feature.LOGPROBS, Feature.BEAM_LOGPROBS})
+    assert not gives_logprobs(request, {Feature.LOGPROBS})
+    require(request, frozenset({"beam_width", Feature.LOGPROBS}))  # an answer's format alone needs none

@@ -198,3 +198,9 @@ def test_beams_are_ended_by_every_engine(lower_case: Tokenizer) -> None:
 def test_an_engine_that_stops_is_left_to_it(lower_case: Tokenizer) -> None:
     (one,) = Translator(lower_case).sequences(asking(stop_token_ids=(4,)), [3])
     assert one.take([5, 4, 6], None)
+
+
+def test_sequences_have_no_seed_where_the_engine_ignores_it(lower_case: Tokenizer) -> None:
+    request = asking(do_sample=True, seed=5)
+    assert [sequence.seed for sequence in Translator(lower_case).sequences(request, [3])] == [5]
+    assert [sequence.seed for sequence in Translator(lower_case, seeded=False).sequences(request, [3])] == [None]

@@ -36,6 +36,14 @@ def test_every_chunk_is_an_item_and_the_first_says_what_they_are() -> None:
     assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf"), Item(b".", True)]
 
 
+def test_the_headers_of_a_call_come_with_the_first_item() -> None:
+    answered, warning = Answered(), ("Warning", "299 - ignored")
+    answered.answer.expect(Call((GenerationRequest(),), answered.encoder, (warning,)))
+    for each in (chunk("a"), chunk(ends=True)):
+        answered.answer.deliver(each)
+    assert [item.properties for item in answered.items] == [(WORDS, warning), ()]
+
+
 def test_a_chunk_without_bytes_is_no_item_unless_it_is_the_last() -> None:
     class Silent(WordEncoder):
         def encode(self, chunk: object) -> bytes:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from djl_trtllm.backends.tensorrt_llm.names import members
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.support import server as cli
 from tests.support.server import Server, running
+from tests.trtllm.kept import KeptServer
 
 CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 START_SECONDS = 900
@@ -59,7 +61,8 @@ def installation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     environ = {"DJL_CACHE_DIR": str(scratch / "cache"), "HF_HUB_OFFLINE": "1"}
     if request.param == "fake":
         # Slow enough to be disconnected from in the middle.
-        fake = fake_tensorrt_llm(scratch / "fake", version="1.2.1", script={"steps_per_second": 2000})
+        script = {"steps_per_second": 2000, "sampled": True}
+        fake = fake_tensorrt_llm(scratch / "fake", version="1.2.1", script=script)
         return Installation("fake", "1.2.1", {**environ, **fake})
     version = _installed()
     assert version is not None
@@ -101,6 +104,15 @@ def make_model(tmp_path_factory: pytest.TempPathFactory, tiny_stories: Path) -> 
     return make
 
 
+def takes_seeds(installation: Installation) -> bool:
+    """Whether the PyTorch backend's own sampler has seeds of requests (TensorRT-LLM #17172)."""
+    program = (
+        "import sys; from djl_trtllm.backends.tensorrt_llm.sampler import takes_seeds; sys.exit(not takes_seeds())"
+    )
+    environ = {**os.environ, **installation.environ}
+    return subprocess.run([sys.executable, "-c", program], env=environ, timeout=START_SECONDS).returncode == 0
+
+
 def run_cli(installation: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`djl-trtllm` to its end."""
     return cli.run_cli(*arguments, environ={**os.environ, **installation.environ}, timeout=START_SECONDS)
@@ -130,10 +142,16 @@ def compiled(installation: Installation, make_model: MakeModel, tmp_path_factory
 
 
 @pytest.fixture(scope="package")
-def server(
+def kept_server(
     request: pytest.FixtureRequest, installation: Installation, backend: str, make_model: MakeModel
-) -> Iterator[Server]:
-    """A server with two places."""
+) -> Iterator[KeptServer]:
     model = request.getfixturevalue("compiled") if backend == "tensorrt" else make_model("pytorch")
-    with serving(installation, model) as started:
-        yield started
+    kept = KeptServer(lambda: serving(installation, model))
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def server(kept_server: KeptServer) -> Server:
+    """A server with two places, the same for all tests that leave it whole."""
+    return kept_server.get()

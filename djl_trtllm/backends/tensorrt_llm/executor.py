@@ -18,7 +18,8 @@ from djl_trtllm.backends.tensorrt_llm.names import module_of
 from djl_trtllm.backends.tensorrt_llm.objects import build_arguments
 from djl_trtllm.backends.tensorrt_llm.ranks import dead, ranks_below
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
-from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, honoured_fields, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.sampler import find_sampler
+from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, sampling_arguments
 from djl_trtllm.executor.protocol import Feature, Limits, Stats, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
 from djl_trtllm.request import FinishReason
@@ -67,6 +68,7 @@ class TensorRtLlmExecutor:
         max_beam_width: int = 1,
         max_lora_rank: int = 64,
         stop_in_engine: bool = True,
+        accept_ignored_seeds: bool = False,
     ) -> None:
         os.environ.update(environment or {})
         version: str = import_module("tensorrt_llm").__version__
@@ -88,6 +90,8 @@ class TensorRtLlmExecutor:
         self._heartbeat = Heartbeat()
         self._step_buffer: StepBuffer
         self._lost: asyncio.Future[None]
+        sampler = find_sampler(version, backend, arguments, max_beam_width)
+        self._beam_logprobs = sampler.beam_logprobs
         self.limits = Limits(
             max_sequences=max_sequences,
             kv_blocks=0,
@@ -95,9 +99,12 @@ class TensorRtLlmExecutor:
             max_seq_len=max_seq_len,
             lookahead=lookahead,
             stops=stop_in_engine,
+            beams=sampler.beams,
+            seeded=sampler.seeded,
         )
-        self.features = honoured_fields(version, backend, arguments, max_beam_width)
+        self.features = sampler.fields | ({"seed"} if accept_ignored_seeds else set())
         self.features |= {Feature.LOGPROBS} if logprobs else set()
+        self.features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
         self.features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if guided else set()
         self.features |= {Feature.ADAPTERS} if lora else set()
         self.details = {
@@ -165,7 +172,7 @@ class TensorRtLlmExecutor:
         request = RunningRequest(message, None, self._step_buffer, self._heartbeat, self._end_id)
         adapter = message.adapter
         try:
-            sampling = sampling_arguments(message)
+            sampling = sampling_arguments(message, self._beam_logprobs)
             if message.guide is not None:
                 sampling["guided_decoding"] = self._guided_params(**guide_arguments(message.guide))
             request.result = self._llm.generate_async(

@@ -66,6 +66,7 @@ class TensorRtLlmPlan(EnginePlan):
             "lora": self.config.options.enable_lora,
             "max_lora_rank": self.config.options.max_lora_rank,
             "stop_in_engine": self._stop_in_engine,
+            "accept_ignored_seeds": self.config.options.ignored_seed == "warn",
             **options,
         }
 

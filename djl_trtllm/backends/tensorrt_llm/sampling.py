@@ -7,15 +7,12 @@ passed, the LLM has a tokenizer (`skip_tokenizer_init` stays off; guided decodin
 off: the server makes the text. The tokenizer's end id is the only one the engine knows: the other end ids of
 generation_config.json are passed as stop ids. `ignore_eos` removes the end id and no stop id. A finished stop word is
 removed from the tokens unless `include_stop_str_in_output`; here it stays, because the server cuts stop strings.
-`logprobs` 0 means none.
+`logprobs` 0 means none, but for beams under TorchSampler of 1.3 (see `sampler`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-from packaging.version import Version
 
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Guide, GuideKind, Sampling
@@ -39,34 +36,16 @@ _ARGUMENTS = {
 _SAMPLED = ("temperature", "top_k", "top_p", "seed")
 """Arguments of requests that sample. All are always passed: with one alone some versions decode greedily."""
 
-_BEAMS = ("length_penalty", "early_stopping", "beam_search_diversity_rate")
-_FIELDS = frozenset({"max_new_tokens", "do_sample", "stop_token_ids", "bad", *_ARGUMENTS, *_SAMPLED})
-_TORCH_SAMPLER_LACKS = frozenset(
-    {"bad", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "no_repeat_ngram_size"}
-)
-_TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
+BEAM_FIELDS = ("length_penalty", "early_stopping", "beam_search_diversity_rate")
+FIELDS = frozenset({"max_new_tokens", "do_sample", "stop_token_ids", "bad", *_ARGUMENTS, *_SAMPLED})
 _NEUTRAL = Sampling()
 
 
-def honoured_fields(version: str, backend: str, arguments: Mapping[str, Any], max_beam_width: int) -> frozenset[str]:
-    """The fields of a request that an LLM with these arguments (as plain data) honours.
-
-    TorchSampler, the PyTorch backend's own, silently ignores what it lacks. It got bad words, penalties,
-    no_repeat_ngram_size and min_p in July 2026 (TensorRT-LLM #16052, #16485, #16594, #16590; until then #9442). The C++
-    sampler has them: the engine backend's, `sampler_type=TRTLLMSampler`, and what `auto` selects for beam search.
-    """
-    chosen = arguments.get("sampler_type", "auto")
-    name = chosen["name"] if isinstance(chosen, Mapping) else chosen
-    is_cpp = name == "TRTLLMSampler" or (name == "auto" and (arguments.get("max_beam_width") or 1) > 1)
-    whole = backend == "tensorrt" or is_cpp or Version(version) >= _TORCH_SAMPLER_IS_WHOLE
-    fields = _FIELDS if whole else _FIELDS - _TORCH_SAMPLER_LACKS
-    return fields | {"beam_width", *_BEAMS} if max_beam_width > 1 else fields
-
-
-def sampling_arguments(request: Submit) -> dict[str, Any]:
+def sampling_arguments(request: Submit, beam_logprobs: int | None = 1) -> dict[str, Any]:
     """The keyword arguments of SamplingParams, without the guide; a new dict for each request, which changes it.
 
     `max_tokens` is always passed: its default is 32, and the scheduler reserves KV cache for all of it.
+    `beam_logprobs` is what the sampler wants for `logprobs` of beams (see `sampler.Sampler`).
     """
     sampling = request.sampling
     arguments: dict[str, Any] = {"max_tokens": sampling.max_new_tokens, "detokenize": False}
@@ -79,7 +58,7 @@ def sampling_arguments(request: Submit) -> dict[str, Any]:
         if value != getattr(_NEUTRAL, name):
             arguments[argument] = value
     if request.logprobs:
-        arguments["logprobs"] = 1
+        arguments["logprobs"] = 1 if sampling.beam_width == 1 else beam_logprobs
     if request.stop_token_ids:
         arguments["stop_token_ids"] = list(request.stop_token_ids)
     if request.stop:

@@ -220,6 +220,13 @@ class SamplerType(Choice):
     TORCH = "TorchSampler"
 
 
+class IgnoredSeed(Choice):
+    """What becomes of a request whose seed the engine ignores."""
+
+    REFUSE = "refuse"
+    WARN = "warn"
+
+
 class Orchestrator(Choice):
     """How the ranks of an engine talk to each other, other than by MPI."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djl_trtllm.config.options.choices import GuidedDecoding, SamplerType
+from djl_trtllm.config.options.choices import GuidedDecoding, IgnoredSeed, SamplerType
 from djl_trtllm.config.options.documents import DJL, OURS, TRTLLM
 from djl_trtllm.config.options.group import OptionGroup
 from djl_trtllm.config.options.option import option
@@ -31,3 +31,10 @@ class DecodingOptions(OptionGroup):
         source=OURS,
     )
     sampler_type: SamplerType = option(SamplerType.AUTO, "Implementation of sampling.", source=TRTLLM)
+    ignored_seed: IgnoredSeed = option(
+        IgnoredSeed.REFUSE,
+        "What happens to a sampled request with a `seed` if the engine's sampler ignores seeds, as on the PyTorch "
+        "backend of TensorRT-LLM 1.2: `refuse` it, or answer it with the response header `Warning`.",
+        effect="refuses seeds that the engine ignores, or warns of them",
+        source=OURS,
+    )

@@ -40,7 +40,7 @@ SAMPLING: dict[str, tuple[str, list[Any], list[Any]]] = {
     "no_repeat_ngram_size": ("no_repeat_ngram_size", *COUNTS),
     "bad": ("bad_sequences bad_words", [*STRINGS, ("", ())], [[""], [1], 0]),
     "beam_width": ("num_beams beam_width", [(1, 1), (64, 64)], [0, 65, 1.0]),
-    "length_penalty": ("length_penalty", [(-10, -10.0), (10, 10.0)], [-10.1, 10.1]),
+    "length_penalty": ("length_penalty", [(0, 0.0), (10, 10.0)], [-0.1, 10.1]),
     "early_stopping": ("early_stopping", *BOOLEANS),
     "beam_search_diversity_rate": ("beam_search_diversity_rate", [(0, 0.0), (10, 10.0)], [-0.1, 10.1]),
     "output_formatter": ("output_formatter", [("sse", "sse"), ("", "")], [3, ["sse"]]),

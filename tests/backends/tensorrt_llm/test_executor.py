@@ -8,7 +8,7 @@ import os
 import pytest
 
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
-from djl_trtllm.backends.tensorrt_llm.sampling import honoured_fields
+from djl_trtllm.backends.tensorrt_llm.sampler import find_sampler
 from djl_trtllm.executor.protocol import Delta, Feature, Stats
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind
 from tests.backends.tensorrt_llm.played_llm import MakeEngine, RequestError
@@ -22,7 +22,7 @@ def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: Mak
     limits = engine.executor.limits
     assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
     assert (limits.max_seq_len, limits.lookahead) == (100, 3)
-    assert engine.executor.features == honoured_fields("1.2.1", "pytorch", {}, 1)
+    assert engine.executor.features == find_sampler("1.2.1", "pytorch", {}, 1).fields
     assert engine.executor.details == {
         "TensorRT-LLM": "1.2.1",
         "backend": "pytorch",
@@ -52,8 +52,35 @@ def test_features_are_those_that_were_asked_for(
     make: MakeEngine, options: dict[str, object], features: set[Feature]
 ) -> None:
     backend, beams = str(options.get("backend", "pytorch")), 2 if "max_beam_width" in options else 1
-    fields = honoured_fields("1.2.1", backend, {}, beams)
+    fields = find_sampler("1.2.1", backend, {}, beams).fields
     assert make(**options).executor.features == fields | features
+
+
+def test_beams_are_as_many_as_the_pytorch_backend_was_loaded_for(make: MakeEngine) -> None:
+    beams = {"max_beam_width": 3, "logprobs": True}
+    by_torch = make(**beams, arguments={"max_beam_width": 3}).executor
+    assert (by_torch.limits.beams, by_torch.limits.seeded) == (3, True)
+    assert Feature.BEAM_LOGPROBS in by_torch.features
+    by_engine = make(**beams, backend="tensorrt").executor
+    assert (by_engine.limits.beams, by_engine.limits.seeded) == (0, True)
+    assert Feature.BEAM_LOGPROBS not in by_engine.features
+    assert Feature.BEAM_LOGPROBS not in make(max_beam_width=3, arguments={"max_beam_width": 3}).executor.features
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_seeds_that_are_ignored_are_refused_unless_the_option_accepts_them(make: MakeEngine, accepted: bool) -> None:
+    executor = make(accept_ignored_seeds=accepted).executor
+    assert (executor.limits.seeded, "seed" in executor.features) == (False, accepted)
+
+
+@in_virtual_time
+async def test_log_probabilities_of_beams_are_asked_for_as_the_sampler_wants(make: MakeEngine) -> None:
+    for version, asked in (("1.2.1", 1), ("1.3.0", 0)):
+        engine = make(version, max_beam_width=2, arguments={"max_beam_width": 2}, logprobs=True)
+        await engine.begin()
+        engine.submit(1, beam_width=2, logprobs=True)
+        assert engine.llm.calls[-1]["sampling_params"].logprobs == asked
+        await engine.ended()
 
 
 def test_the_environment_is_there_before_the_engine(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

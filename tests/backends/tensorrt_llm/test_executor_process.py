@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, honoured_fields, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.sampler import find_sampler
+from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, sampling_arguments
 from djl_trtllm.executor.protocol import Feature, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
@@ -175,7 +176,7 @@ def test_limits_features_and_iteration_statistics_are_told(machine: Machine) -> 
         )
         limits = probe.client.limits
         assert (limits.max_sequences, limits.lookahead, limits.kv_blocks) == (2, 3, 0)
-        assert probe.client.features == honoured_fields("1.2.1", "pytorch", {}, 1)
+        assert probe.client.features == find_sampler("1.2.1", "pytorch", {}, 1).fields
         assert probe.client.details["TensorRT-LLM"] == "1.2.1"
         assert probe.client.details["GPUs"] == 1
         for number in range(4):

@@ -84,6 +84,7 @@ def test_a_compiled_engines_limits_are_the_plans(engine: Path) -> None:
         "max_beam_width": 2,
         "max_lora_rank": 64,
         "stop_in_engine": True,
+        "accept_ignored_seeds": False,
     }
 
 
@@ -285,6 +286,7 @@ def test_a_checkpoint_is_run_as_it_is(checkpoint: Path) -> None:
         "max_beam_width": 1,
         "max_lora_rank": 64,
         "stop_in_engine": True,
+        "accept_ignored_seeds": False,
     }
 
 

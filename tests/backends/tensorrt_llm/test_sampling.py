@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, honoured_fields, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, sampling_arguments
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Guide, GuideKind, Sampling
 
@@ -77,34 +77,7 @@ def test_arguments_are_fresh_for_each_request() -> None:
     assert all(first[name] is not second[name] for name in ("stop_token_ids", "stop", "bad"))
 
 
-@pytest.mark.parametrize(
-    ("version", "backend", "arguments", "whole"),
-    [
-        ("1.2.1", "tensorrt", {}, True),
-        ("1.2.1", "pytorch", {}, False),
-        ("1.2.1", "pytorch", {"sampler_type": "TorchSampler"}, False),
-        ("1.2.1", "pytorch", {"sampler_type": "TRTLLMSampler"}, True),
-        ("1.2.1", "pytorch", {"sampler_type": {"enum": "SamplerType", "name": "TRTLLMSampler"}}, True),
-        ("1.2.1", "pytorch", {"max_beam_width": 2}, True),
-        ("1.2.1", "pytorch", {"max_beam_width": 1}, False),
-        ("1.2.1", "pytorch", {"max_beam_width": None}, False),
-        ("1.2.1", "pytorch", {"max_beam_width": 4, "sampler_type": "TorchSampler"}, False),
-        ("1.3.0", "pytorch", {}, False),
-        ("1.4.0rc0", "pytorch", {}, True),
-        ("1.4.0", "pytorch", {}, True),
-        ("1.4.0", "autodeploy", {}, True),
-    ],
-)
-def test_what_a_sampler_would_ignore_is_not_honoured(
-    version: str, backend: str, arguments: dict[str, Any], whole: bool
-) -> None:
-    fields = honoured_fields(version, backend, arguments, 1)
-    lacking = {"min_p", "no_repeat_ngram_size", "bad", "repetition_penalty", "presence_penalty", "frequency_penalty"}
-    everything = honoured_fields("1.2.1", "tensorrt", {}, 1)
-    assert lacking < everything
-    assert fields == (everything if whole else everything - lacking)
-
-
-def test_beam_search_is_honoured_where_the_engine_has_beams() -> None:
-    fields = honoured_fields("1.2.1", "tensorrt", {}, 2) - honoured_fields("1.2.1", "tensorrt", {}, 1)
-    assert fields == {"beam_width", "length_penalty", "early_stopping", "beam_search_diversity_rate"}
+@pytest.mark.parametrize(("beam_width", "asked"), [(1, 1), (3, 0)])
+def test_beams_ask_for_log_probabilities_in_the_samplers_own_way(beam_width: int, asked: int) -> None:
+    request = Submit(1, [5], Sampling(9, beam_width=beam_width), logprobs=True)
+    assert sampling_arguments(request, beam_logprobs=0)["logprobs"] == asked

@@ -18,7 +18,7 @@ from .logger import logger
 from .mpi import MpiPoolSession
 from .results import RequestOutput
 from .sampling import SamplingParams, SamplingParamsFields
-from .settings import device_count, device_memory, script
+from .settings import SINCE_1_3, device_count, device_memory, script
 from .tokenizer import load_hf_tokenizer
 from .worker_settings import WorkerSettings
 
@@ -261,6 +261,7 @@ class BaseLLM:
             max_num_tokens=args.max_num_tokens or (build_config.max_num_tokens if build_config else 8192),
             max_seq_len=max_seq_len or positions(config),
             max_beam_width=args.max_beam_width or (build_config.max_beam_width if build_config else 1),
+            torch_sampler=pytorch and self._samples_in_torch(),
             chunked_prefill=args.enable_chunked_prefill,
             policy=policy.name,
             tokens_per_block=self._tokens_per_block(build_config),
@@ -276,6 +277,14 @@ class BaseLLM:
             eos=eos,
             script=script(),
         )
+
+    def _samples_in_torch(self) -> bool:
+        """`auto` is the C++ sampler for beam search in _torch/pyexecutor/_util.py (about 1.2), until 1.3 (#11938)."""
+        given = getattr(self.args, "sampler_type", "auto")
+        chosen = getattr(given, "name", given)
+        if chosen == "auto":
+            return SINCE_1_3 or (self.args.max_beam_width or 1) == 1
+        return chosen != "TRTLLMSampler"
 
     def _tokens_per_block(self, build_config: Any) -> int:
         plugins = getattr(build_config, "plugin_config", None)

@@ -15,8 +15,10 @@ from .logger import logger
 from .requests import GenerationRequest
 from .responses import ErrorResponse, FinishReason, LlmResult, LogProbsResult, Response, ResponseWrapper, Result
 from .results import Logprob
+from .sampling_config import check_request
 from .scheduler import Scheduler
 from .sequence import Sequence, strike
+from .settings import ASSERTS_BEAM_WIDTH, HAS_REQUEST_SEEDS, SINCE_1_3
 from .worker_settings import WorkerSettings
 
 _CUDA_ERROR = (
@@ -38,11 +40,14 @@ class Engine:
         self._iteration = 0
         self._next_step = 0.0
         self._broken = False
+        self._assertion: str | None = None
+        self._ended = False
+        self._drawn = 0
         self.stats: collections.deque[dict[str, Any]] = collections.deque(maxlen=settings.stats_max_iterations)
 
     @property
     def busy(self) -> bool:
-        return bool(self._scheduler.waiting or self._scheduler.active or self._errors)
+        return not self._ended and bool(self._scheduler.waiting or self._scheduler.active or self._errors)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -53,6 +58,7 @@ class Engine:
             self._validate(request)
         except Exception as error:
             raise RequestError(str(error)) from error
+        request.drawn = self._draw(request.sampling_params)
         if not self.busy:
             self._next_step = time.monotonic()
         self._known.add(request.id)
@@ -98,28 +104,33 @@ class Engine:
             return default
         return max_tokens
 
+    def _draw(self, params: Any) -> int:
+        """What chance adds to the place where a request begins, if the script samples.
+
+        The C++ sampler takes the request's seed, by default 0. TorchSampler has one generator with the seed 42 for all
+        (_torch/pyexecutor/sampler.py, about 1.2), and one for each seeded request since #17172.
+        """
+        if not self.settings.script["sampled"] or params._greedy_decoding or params.use_beam_search:
+            return 0
+        if not self.settings.torch_sampler or (HAS_REQUEST_SEEDS and params.seed is not None):
+            return (params.seed or 0) % 97
+        self._drawn += 1
+        return 42 + self._drawn
+
     def _validate(self, request: GenerationRequest) -> None:
         settings, params = self.settings, request.sampling_params
         # They raise where the strings were not tokenised.
         params._get_bad_words()
         params._get_stop_words()
-        if request.max_new_tokens <= 0:
-            raise RuntimeError(
-                "[TensorRT-LLM][ERROR] Assertion failed: mMaxNewTokens > 0 "
-                "(/src/tensorrt_llm/cpp/tensorrt_llm/executor/requestImpl.h:94)"
-            )
+        check_request(params, request.max_new_tokens)
         if params.guided_decoding is not None and params.guided_decoding._kind() and not settings.guided:
             raise RuntimeError(
                 "[TensorRT-LLM][ERROR] Assertion failed: Request is specified with GuidedDecodingParams, but "
                 "GuidedDecodingConfig is not setup. Please setup GuidedDecodingConfig for Executor to enable guided "
                 "decoding."
             )
-        width = params.best_of if params.use_beam_search else 1
-        if settings.pytorch and width != settings.max_beam_width:
-            raise ValueError(
-                f"Request beam width {width} is not equal to max_beam_width {settings.max_beam_width}. "
-                "This is not supported!"
-            )
+        if settings.pytorch:
+            self._validate_beams(params)
         length = len(request.prompt_token_ids)
         if not settings.pytorch and not settings.chunked_prefill and length > settings.max_num_tokens:
             raise RuntimeError(
@@ -134,10 +145,35 @@ class Engine:
                     f"mMaxLowRank ({settings.max_lora_rank})"
                 )
 
+    def _validate_beams(self, params: Any) -> None:
+        """An assert of the loop itself in executor_request_queue.py (@a98a9061, about 1.2.0rc3; 1.1.0rc1 too, #7368).
+
+        #9228 (November 2025) made it an error of the request: `PyExecutor._validate_request`. Which release of 1.2 was
+        the first was not seen; here it is 1.2.1.
+        """
+        settings = self.settings
+        width = params.best_of if params.use_beam_search else 1
+        if width != settings.max_beam_width:
+            message = (
+                f"Request beam width {width} is not equal to max_beam_width {settings.max_beam_width}. "
+                "This is not supported!"
+            )
+            if not ASSERTS_BEAM_WIDTH:
+                raise ValueError(message)
+            self._assertion = message
+        elif settings.torch_sampler and width > 1 and SINCE_1_3 and params.logprobs:
+            # TorchSampler.validate_request in _torch/pyexecutor/sampler (#11584, about 1.3.0rc5).
+            raise ValueError("Beam search only supports returning the sampled logprob per token")
+
     # -- one iteration -------------------------------------------------------------------------------------------------
 
     def iterate(self) -> list[Any]:
         """The responses of one iteration; errors of refused requests come with the next."""
+        if self._assertion is not None:
+            # py_executor.py, `_event_loop_wrapper` (about 1.2): it is logged, and requests are taken as before.
+            logger.error(f"Error in event loop: {self._assertion}")
+            self._ended = True
+            return []
         started = time.monotonic()
         scheduler = self._scheduler
         responses: list[Any] = list(self._errors)
@@ -238,7 +274,9 @@ class Engine:
         sequence.sent = len(sequence.tokens)
         beams = params.n if params.use_beam_search else 1
         tokens = [sequence.beam(number) for number in range(beams)] if params.use_beam_search else [new]
-        pytorch_logprobs = params.logprobs and self.settings.pytorch
+        # Of beams, from 1.3 on, also where it is 0.
+        wants = params.logprobs or (params.logprobs == 0 and SINCE_1_3 and params.use_beam_search)
+        pytorch_logprobs = wants and self.settings.pytorch
         result: Any = Result(
             tokens,
             [sequence.finish] * beams,
@@ -249,7 +287,8 @@ class Engine:
         if pytorch_logprobs:
             # The whole list each time (facts §2.6); the engine backend's come with the wrapper, new ones only.
             kept = tokens if params.use_beam_search else [sequence.tokens]
-            result.log_probs = [[_likeliest(token_id, params) for token_id in beam] for beam in kept]
+            of = _logprobs if params.use_beam_search or not self.settings.torch_sampler else _likeliest
+            result.log_probs = [[of(token_id, params) for token_id in beam] for beam in kept]
             result.cum_log_probs = [-0.5 * sequence.emitted - beam for beam in range(beams)]
         if self.settings.pytorch:
             result = LlmResult(result, cached_tokens=sequence.cached)
@@ -258,9 +297,15 @@ class Engine:
             return response
         prompt = generation = None
         if params.prompt_logprobs:
-            prompt = [_logprobs(token_id, params.prompt_logprobs) for token_id in sequence.prompt]
+            prompt = [_of_most(token_id, params.prompt_logprobs) for token_id in sequence.prompt]
         if params.logprobs and not self.settings.pytorch:
-            generation = [_logprobs(token_id, params.logprobs) for token_id in new]
+            if params.use_beam_search and params.best_of > 1:
+                # compute_logprobs in executor/result.py (about 1.2) takes logits of [1, tokens, vocabulary]; those of
+                # beams are [beams, tokens, vocabulary], so that the token is looked up among the places.
+                raise IndexError(
+                    f"index {max(sequence.tokens)} is out of bounds for dimension 0 with size {len(sequence.tokens)}"
+                )
+            generation = [_logprobs(token_id, params) for token_id in new]
         return ResponseWrapper(response, LogProbsResult(prompt, generation))
 
     # -- statistics ----------------------------------------------------------------------------------------------------
@@ -307,13 +352,17 @@ class Engine:
 def _likeliest(token_id: int, params: Any) -> dict[int, Logprob]:
     """The likeliest tokens only: a sampled one need not be among them (TorchSampler of about 1.2, by torch.topk)."""
     if params._greedy_decoding or token_id % 2:
-        return _logprobs(token_id, params.logprobs)
+        return _logprobs(token_id, params)
     return {
         other: Logprob(-0.1, rank + 1) for rank, other in enumerate(range(token_id + 1, token_id + 1 + params.logprobs))
     }
 
 
-def _logprobs(token_id: int, count: int) -> dict[int, Logprob]:
+def _logprobs(token_id: int, params: Any) -> dict[int, Logprob]:
+    return _of_most(token_id, params.logprobs or 1)
+
+
+def _of_most(token_id: int, count: int) -> dict[int, Logprob]:
     """The token's own, and of as many others as make `count`."""
     others = [other for other in range(count + 1) if other != token_id][: count - 1]
     return {token_id: Logprob(-0.5, 1), **{other: Logprob(-2.0, rank + 2) for rank, other in enumerate(others)}}

@@ -60,6 +60,8 @@ class GenerationRequest:
     """Of the executor, when it registers the request."""
     max_new_tokens: int
     """Of the engine, when it takes the request."""
+    drawn: int = 0
+    """What chance adds to the place where it begins."""
 
     def __init__(self, prompt_token_ids: list[int], sampling_params: Any, lora_request: Any, streaming: bool) -> None:
         if not isinstance(prompt_token_ids, list):

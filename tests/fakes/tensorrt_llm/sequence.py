@@ -66,7 +66,7 @@ class Sequence:
         self._includes_end = settings.pytorch
         self._stops = params._get_stop_words()
         self._bad = {word[0] for word in params._get_bad_words() if len(word) == 1}
-        self._shift = index
+        self._shift = index + request.drawn
         if settings.lora and request.lora_request is not None:
             self._shift += request.lora_request.adapter_id
         self._guided = self._scripted_end(settings)

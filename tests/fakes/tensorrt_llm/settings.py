@@ -16,6 +16,8 @@ VERSION = Version(TABLE["version"])
 SINCE_1_1 = Version("1.1") <= VERSION
 SINCE_1_2 = Version("1.2.0rc0") <= VERSION
 SINCE_1_3 = Version("1.3.0rc0") <= VERSION
+ASSERTS_BEAM_WIDTH = Version("1.2.1") > VERSION
+HAS_REQUEST_SEEDS = Version("1.4.0rc0") <= VERSION
 HAS_ENGINE_BACKEND = Version("1.3.0rc21") > VERSION
 
 
@@ -35,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "load_error": None,
     "cancel_latency": 0,
     "guided_text": "{}",
+    "sampled": False,
     "faults": [],
 }
 """What a script may hold.
@@ -44,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
 - `build_error`: "oom" (PyTorch's, at the weights), "quantize_oom", "build_oom" (TensorRT's), "unsupported", "option",
   "die", or the message of a RuntimeError. `load_error`: "oom", "deserialize", "die", "hang", or a message.
 - `cancel_latency`: iterations from an abort to its effect. `guided_text`: the output of guided requests.
+- `sampled`: chance decides where sampled requests begin: the seed, or the one generator of samplers that ignore it.
 - `faults`: `{"action": ..., "at_token": 0, "max_new_tokens": ...}`, before token `at_token` of a request whose
   SamplingParams.max_tokens is `max_new_tokens` (of any, where that is not given). Actions: "error" (of the request,
   with `message`), "cuda" (the engine fails all requests from now on), "raise" (the worker raises CppExecutorError),

@@ -16,6 +16,7 @@ class WorkerSettings:
     max_num_tokens: int
     max_seq_len: int | None
     max_beam_width: int
+    torch_sampler: bool
     chunked_prefill: bool
     policy: str
     tokens_per_block: int
