@@ -178,6 +178,14 @@ def _read_strings_or_none(value: Any) -> tuple[str, ...]:
     return () if value in ("", []) else _read_strings(value)
 
 
+def read_words(value: Any) -> tuple[str, ...]:
+    """Words as Triton's and Truss's clients send them: an empty word, or none, means none."""
+    words = [value] if type(value) is str else value
+    if type(words) is list:
+        words = [word for word in words if word != ""]
+    return _read_strings_or_none(words)
+
+
 def _read_token_ids(value: Any) -> tuple[int, ...]:
     if type(value) is not list or len(value) > _MOST_IDS:
         raise ValueError("")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +98,9 @@ class Routes:
     counts: ServerCounts
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
-        routes = [Route(path, endpoint) for path, endpoint in (*self._own(), *self._of_dialects())]
+        # Of two paths that match, the one with more fixed characters is meant: {model}:predict before {model}.
+        endpoints = sorted((*self._own(), *self._of_dialects()), key=lambda found: -_fixed_characters(found[0]))
+        routes = [Route(path, endpoint) for path, endpoint in endpoints]
         not_found = Endpoint(self.not_found, None, self.options, self.counts)
         return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
 
@@ -198,6 +201,10 @@ class Routes:
         if name is None:
             raise UnknownModelError(f"Parameter model_name is required; loaded: {known}", name=None)
         raise UnknownModelError(f"there is no model named {name!r} here; loaded: {known}", name=name)
+
+
+def _fixed_characters(path: str) -> int:
+    return len(re.sub(r"\{.*?\}", "", path))
 
 
 async def _read(exchange: Exchange, path: str) -> RawRequest:

@@ -1,0 +1,35 @@
+"""Truss's API as a dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.truss.errors import encode_error
+from djl_trtllm.api.truss.parse import parse
+from djl_trtllm.config import Options
+from djl_trtllm.errors import NotReadyError
+
+
+class Truss(Dialect):
+    """`:predict` of a Truss server, and `/predict` of Baseten's gateway. The model's name in a Truss is `model`."""
+
+    paths = ("/v1/models/{model}:predict", "/predict")
+    pages = ("/v1/models/{model}/loaded",)
+    aliases = frozenset({"model"})
+
+    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """An empty object when the model is ready."""
+        for model in models:
+            if not model.ready:
+                raise NotReadyError(f"Model with name {model.name} is not ready.")
+        return Reply.json({})
+
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        return parse(request)
+
+    def encode_error(self, error: BaseException, options: Options) -> Reply:
+        return encode_error(error, options)
+
+
+TRUSS = Truss()

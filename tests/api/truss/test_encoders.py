@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from djl_trtllm.api import ResponseEncoder
+from djl_trtllm.api.truss.encoders import TextEncoder, WholeTextEncoder
+from djl_trtllm.errors import GenerationError
+from tests.api.scripts import EOS, FAILED, FAILURE, STOP, TEXT, answer
+
+
+def test_a_stream_is_the_text_in_pieces() -> None:
+    for script in (EOS, STOP):
+        assert answer(TextEncoder(), script).decode() == TEXT
+    encoder = TextEncoder()
+    assert [bool(encoder.encode(chunk)) for chunk in EOS] == [True, True, True, False]
+
+
+def test_a_whole_answer_is_an_object() -> None:
+    assert json.loads(answer(WholeTextEncoder(), EOS)) == {"text": TEXT}
+
+
+@pytest.mark.parametrize("encoder", [TextEncoder(), WholeTextEncoder()])
+def test_text_has_no_place_for_an_error(encoder: ResponseEncoder) -> None:
+    encoder.encode(FAILED[0])
+    with pytest.raises(GenerationError):
+        encoder.encode(FAILED[1])
+    assert encoder.error(FAILURE) == b""
