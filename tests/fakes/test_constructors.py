@@ -56,17 +56,69 @@ def test_configuration_objects_check_their_fields(observe: Observer) -> None:
         call("objects", kind="SchedulerConfig", capacity_scheduler_policy="max_utilization"),
         call("objects", kind="DynamicBatchConfig"),
         call("objects", kind="KvCacheConfig", max_tokens=8),
-        call("plugin_config"),
     )
     assert "Extra inputs are not permitted" in seen[0]
     assert "ValidationError" in seen[1]
     assert "ValidationError" in seen[2]
     assert "Field required" in seen[3]
     assert seen[4] == ["max_tokens"]
-    assert seen[5]["constructor"].startswith("TypeError")
-    assert seen[5]["set"] == 64
-    assert "Error" in seen[5]["unknown"]
     assert observe(call("objects", kind="DynamicBatchConfig"), version="1.3.0") == []
+
+
+def test_plugins_are_checked_and_auto_is_known_late(observe: Observer) -> None:
+    """`plugin/plugin.py` of 29,952 characters (1.2)."""
+    seen = observe(call("plugin_config"))
+    assert (seen["constructor"], seen["set"], seen["disabled"]) == (64, 64, None)
+    assert seen["unknown keyword"] is False
+    assert "ValidationError" in seen["unknown"] or "ValueError" in seen["unknown"]
+    assert "Input should be 'fp8'" in seen["wrong"]
+    assert (seen["auto"], seen["auto later"]) == ("float16", "bfloat16")
+
+
+def test_before_1_2_plugins_are_attributes(observe: Observer) -> None:
+    """`plugin/plugin.py` of 28,716 characters (about 1.0)."""
+    seen = observe(call("plugin_config"), version="1.0.0")
+    assert seen["constructor"].startswith("TypeError")
+    assert seen["set"] == 64
+    assert "Error" in seen["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "unknown", "wrong"),
+    [
+        ("BuildConfig", "1.0.0", "TypeError", "[max_batch_size]"),
+        ("BuildConfig", "1.2.1", "[]", "ValidationError"),
+        ("QuantConfig", "1.2.1", "TypeError", "[group_size]"),
+        ("CalibConfig", "1.2.1", "ValidationError", "ValidationError"),
+        ("LoraConfig", "1.2.1", "TypeError", "[max_lora_rank]"),
+    ],
+)
+def test_which_objects_check_names_and_which_values(
+    observe: Observer, kind: str, version: str, unknown: str, wrong: str
+) -> None:
+    """The JSON schema of 1.2.1; before 1.2 BuildConfig is a dataclass (builder.py@008b2b8d)."""
+    field = {"BuildConfig": "max_batch_size", "QuantConfig": "group_size", "LoraConfig": "max_lora_rank"}
+    seen = observe(
+        call("objects", kind=kind, nothing=1),
+        call("objects", kind=kind, **{field.get(kind, "random_seed"): "many"}),
+        version=version,
+    )
+    assert unknown in str(seen[0]).replace("'", "")
+    assert wrong in str(seen[1]).replace("'", "")
+
+
+@pytest.mark.parametrize(("stored", "built"), [("bfloat16", "bfloat16"), ("float32", "float16"), (None, "float16")])
+def test_auto_is_the_checkpoints_number_format_but_never_32_bits(
+    observe: Observer, tiny_stories: Path, tmp_path: Path, stored: str | None, built: str
+) -> None:
+    model = Path(shutil.copytree(tiny_stories, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    (model / "config.json").write_text(json.dumps(config | {"dtype": stored}))
+    observe(call("build_and_save", model=model, engine=tmp_path / "engine"))
+    saved = json.loads((tmp_path / "engine" / "config.json").read_text())
+    assert saved["pretrained_config"]["dtype"] == built
+    assert saved["build_config"]["plugin_config"]["dtype"] == built
 
 
 def test_a_saved_engine_directory_is_complete(observe: Observer, tiny_stories: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.backends.effects import Passed, Target
+from djl_trtllm.backends.tensorrt_llm.argument_types import choices
 from djl_trtllm.backends.tensorrt_llm.names import all_members, default_of, has, members, owners
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.config import Backend, Config, DType
@@ -137,9 +138,22 @@ class ArgumentBuilder:
             missing = self._missing_member(value)
         if missing is None:
             self._values[target] = value
+            self._check_choice(target, value, options)
             return
         problems = (self._missing(name, missing) for name in options if self.config.is_set(name))
         self.problems += [problem for problem in problems if problem not in self.problems]
+
+    def _check_choice(self, target: Target, value: Any, options: tuple[str, ...]) -> None:
+        """TensorRT-LLM's classes refuse other strings while compiling or loading; before 1.2 its kernels do."""
+        taken = choices(self._type(target))
+        if taken is None or not isinstance(value, str) or value in taken:
+            return
+        words = " or ".join(filter(None, (", ".join(taken[:-1]), taken[-1])))
+        self.problems += [
+            f"{self.format_setting(name)}: TensorRT-LLM {self.inputs.version} takes {words} as {target}"
+            for name in options
+            if self.config.is_set(name)
+        ]
 
     def drop(self, target: Target) -> None:
         self._values.pop(target, None)

@@ -91,7 +91,7 @@ class PluginOptions(OptionGroup):
             "bf16": "bfloat16",
             "fp32": "float32",
         },
-        example="auto",
+        example="fp8",
         default_note="the engine's own",
         source=TRTLLM,
     )

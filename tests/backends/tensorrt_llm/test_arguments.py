@@ -188,6 +188,27 @@ def test_an_argument_the_installed_version_lacks_is_named_with_the_versions_that
     assert re.fullmatch(r"1\.[12]\.0\w* on\); leave the option out", since)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("gemm_swiglu_plugin", "auto", "takes fp8 as PluginConfig.gemm_swiglu_plugin"),
+        (
+            "gpt_attention_plugin",
+            "fp8",
+            "takes auto, float16, float32, bfloat16 or int32 as PluginConfig.gpt_attention_plugin",
+        ),
+    ],
+)
+def test_a_word_that_tensorrt_llm_refuses_is_refused_when_planning(
+    roomy: Path, option: str, value: str, words: str
+) -> None:
+    (problem,) = problems(roomy, backend="tensorrt", **{option: value})
+    assert (
+        problem == f"option.{option}={value} (environment variable OPTION_{option.upper()}): TensorRT-LLM 1.2.1 {words}"
+    )
+    assert building(roomy, **{option: "disable"}).get(f"PluginConfig.{option}") is None
+
+
 def test_of_two_arguments_a_version_may_have_one(roomy: Path) -> None:
     assert building(roomy, "1.0.0", tokens_per_block=128)["PluginConfig.tokens_per_block"] == 128
     assert "KvCacheConfig.tokens_per_block" not in running(roomy, "1.0.0", tokens_per_block=128)

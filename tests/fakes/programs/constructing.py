@@ -123,8 +123,14 @@ def plugin_config() -> Any:
 
     plugins = PluginConfig()
     plugins.tokens_per_block = 64
-    return {
-        "constructor": attempt(lambda: PluginConfig(tokens_per_block=64)),
+    seen = {
+        "constructor": attempt(lambda: PluginConfig(tokens_per_block=64).tokens_per_block),
+        "unknown keyword": attempt(lambda: hasattr(PluginConfig(nothing=64), "nothing")),
         "set": plugins.tokens_per_block,
         "unknown": attempt(lambda: setattr(plugins, "nothing", 1)),
+        "wrong": attempt(lambda: setattr(plugins, "gemm_swiglu_plugin", "auto")),
+        "disabled": attempt(lambda: PluginConfig(context_fmha="disable", nccl_plugin="disable").nccl_plugin),
+        "auto": plugins.gpt_attention_plugin,
     }
+    plugins.dtype = "bfloat16"
+    return {**seen, "auto later": plugins.gpt_attention_plugin}

@@ -41,8 +41,12 @@ class BaseLlmArgs(configs.Strict):
 
     @pydantic.model_validator(mode="after")
     def _check_dtype(self) -> Any:
-        if self.dtype == "bfloat16" and compute_capability() < (8, 0):
-            raise RuntimeError("Pre SM 80 GPUs do not support bfloat16")
+        """`validate_dtype` of `llmapi/llm_args.py` (1.3rc-mid, as in 1.2rc): elsewhere `auto` stays until loading."""
+        if compute_capability() < (8, 0):
+            if self.dtype == "auto":
+                self.__dict__["dtype"] = "float16"
+            if self.dtype == "bfloat16":
+                raise RuntimeError("Pre SM 80 GPUs do not support bfloat16")
         return self
 
 
@@ -142,10 +146,11 @@ class _TrtArgs(BaseLlmArgs):
 
     def build_config_json(self, config: dict[str, Any]) -> dict[str, Any]:
         """As config.json keeps it: all fields, lengths settled."""
-        data: dict[str, Any] = json.loads(self.build_config.model_dump_json())
+        data: dict[str, Any] = json.loads(self.build_config.model_dump_json(warnings=False))
         for name in ("dry_run", "visualize_network"):
             data.pop(name, None)
         data["max_seq_len"] = data["max_seq_len"] or positions(config)
+        data["plugin_config"]["dtype"] = config["dtype"]
         data["kv_cache_type"] = "PAGED"
         if data["opt_num_tokens"] is None:
             data["opt_num_tokens"] = min(data["max_num_tokens"], data["max_batch_size"] * data["max_beam_width"])

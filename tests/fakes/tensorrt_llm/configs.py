@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import pydantic
 
 from . import names
-from .settings import SINCE_1_2
+from .settings import SINCE_1_2, SINCE_1_3
 
 
 def _enum(name: str) -> type[enum.Enum]:
@@ -37,8 +37,57 @@ class _Plain(Strict):
         return self.model_dump(mode="json")
 
 
+class _Dataclass(Strict):
+    """Names are checked, values are not: what a wrong one does, it does later."""
+
+    def __init__(self, **fields: Any) -> None:
+        for name in fields:
+            if name not in type(self).model_fields:
+                raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument '{name}'")
+        super().__init__()
+        self.__dict__.update(fields)
+        self.model_fields_set.update(fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", warnings=False)
+
+
+class _Ignoring(Strict):
+    """`BuildConfig` of 1.2: values are checked, unknown names are dropped without a word (the JSON schema of 1.2.1 has
+    no `additionalProperties: false` for it, unlike for the others)."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", warnings=False)
+
+
+class _Plugins(_Ignoring):
+    """`plugin/plugin.py` of 29,952 characters (1.2): keywords are taken, unknown ones dropped; values are checked, also
+    when they are assigned. A plugin's `auto` is resolved when it is read, to `dtype`, which the builder sets to the
+    model's (`builder.py` of 66,173 characters, `build`)."""
+
+    model_config = pydantic.ConfigDict(validate_assignment=True)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        return self.dtype if name != "dtype" and isinstance(value, str) and value == "auto" else value
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _convert(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        if value == "enable":
+            return True
+        if value == "disable":
+            annotation = cls.model_fields[str(info.field_name)].annotation
+            return False if annotation is bool or bool in get_args(annotation) else None
+        if info.field_name == "dtype" and value == "auto":
+            raise ValueError("Plugin dtype cannot be 'auto'")
+        return value
+
+
 class _Attributes(Strict):
-    """The constructor takes nothing; attributes are set, and checked then."""
+    """`PluginConfig` before 1.2: the constructor takes nothing; attributes are set, and checked then."""
 
     model_config = pydantic.ConfigDict(validate_assignment=True)
 
@@ -129,10 +178,11 @@ CONFIGS: dict[str, type[Strict]] = {
     "TorchCompileConfig": Strict,
     "MoeConfig": Strict,
     "CalibConfig": _Plain,
-    "QuantConfig": _Plain,
-    "LoraConfig": _Plain,
-    "PluginConfig": _Attributes,
-    "BuildConfig": _Plain,
+    # Dataclasses in the JSON schema of 1.2.1.
+    "QuantConfig": _Plain if SINCE_1_3 else _Dataclass,
+    "LoraConfig": _Plain if SINCE_1_3 else _Dataclass,
+    "PluginConfig": _Plugins if SINCE_1_2 else _Attributes,
+    "BuildConfig": _Ignoring if SINCE_1_2 else _Dataclass,
 }
 
 for _name in ENUMS:

@@ -59,9 +59,9 @@ class _TrtLLM(BaseLLM):
         if not model.is_dir():
             raise OSError(f"We couldn't connect to 'https://huggingface.co' to load the files of {args.model}.")
         config = engine_files.read_config(model)
-        quantization = json.loads(args.quant_config.model_dump_json())
+        quantization = json.loads(args.quant_config.model_dump_json(warnings=False))
         prequantized = args._format == engine_files.HF and self._read_quantization(model, config, quantization)
-        dtype = config.get("torch_dtype", config.get("dtype", "float16")) if args.dtype == "auto" else args.dtype
+        dtype = _inferred_dtype(config) if args.dtype == "auto" else args.dtype
         mapping = {
             "world_size": args.worker_count,
             "gpus_per_node": args.gpus_per_node or device_count(),
@@ -150,3 +150,10 @@ class _TrtLLM(BaseLLM):
                 f"`sampling_params.logprobs={params.logprobs}` requires `gather_generation_logits=True` to be passed "
                 "explicitly to the `LLM()` constructor."
             )
+
+
+def _inferred_dtype(config: dict[str, Any]) -> str:
+    """What `auto` is, known when the checkpoint is loaded: `from_hugging_face` of the models' `config.py` (from about
+    0.11 on), which never runs in 32 bits."""
+    dtype: str = config.get("torch_dtype", config.get("dtype")) or "float16"
+    return "float16" if dtype == "float32" else dtype
