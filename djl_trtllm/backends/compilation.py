@@ -17,6 +17,7 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.config.options.values import as_text
 from djl_trtllm.engines.build import build_engine
+from djl_trtllm.engines.config_overlay import with_rotary_options
 from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.staging import sweep
@@ -51,6 +52,9 @@ def compile_checkpoint(
     layout = inspect(checkpoint)
     if layout.kind.is_engine:
         raise EngineError(f"{checkpoint} is a {layout.kind.value}: there is nothing to compile, serve it as it is")
+    layout, told = with_rotary_options(config, layout)
+    for line in told:
+        progress(line)
     if tokenizer_dir is not None:
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
     load_fitting_tokenizer(layout, trust_remote_code=config.options.trust_remote_code)

@@ -13,6 +13,7 @@ from rich.table import Table
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
 from djl_trtllm.config import load
 from djl_trtllm.engines.cache import EngineCache
+from djl_trtllm.engines.config_overlay import sweep_overlays
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model.remote.progress import format_bytes
@@ -71,6 +72,7 @@ def prune(
     with errors_for_the_reader():
         cache = _cache()
         progress = progress_printer()
+        sweep_overlays(cache.root)
         removed = cache.prune(int(keep_gb * 1e9))
         for entry in removed:
             progress(f"removed {entry.key} ({format_bytes(entry.size)})")

@@ -67,12 +67,23 @@ class ModelShape:
             hidden=hidden,
             intermediate=_number(text, _INTERMEDIATE),
             vocab_size=_number(text, _VOCAB) or _number(config, _VOCAB),
-            max_position_embeddings=_number(text, _POSITIONS),
+            max_position_embeddings=_positions(text),
             architecture=architecture if isinstance(architecture, str) else None,
             model_type=model_type if isinstance(model_type, str) else None,
             dtype=dtype.removeprefix("torch.") if isinstance(dtype, str) else None,
             parameter_bytes=parameter_bytes,
         )
+
+
+def _positions(text: Mapping[str, Any]) -> int | None:
+    """The longest sequence. As in TensorRT-LLM (builder.py, 1.2), linear and dynamic scaling stretch it."""
+    positions = _number(text, _POSITIONS)
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or text.get("rotary_scaling")
+    if positions is None or not isinstance(scaling, dict):
+        return positions
+    factor = scaling.get("factor")
+    stretches = scaling.get("type", scaling.get("rope_type")) in ("linear", "dynamic")
+    return int(positions * factor) if stretches and isinstance(factor, int | float) and factor > 1 else positions
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

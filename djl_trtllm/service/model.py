@@ -19,6 +19,7 @@ from djl_trtllm.config import Config, Options, Origin, load, names_configuration
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules.table import check_model
+from djl_trtllm.engines.config_overlay import with_rotary_options
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.preparation import prepare_engine
@@ -131,11 +132,14 @@ def plan(source: ModelSource) -> tuple[Config, Layout, EnginePlan]:
     Returns the source's configuration, checked against the kind of model and its files; an engine's own limits are its
     defaults.
     """
-    layout = inspect(model_files(source))
+    layout, told = with_rotary_options(source.config, inspect(model_files(source)))
     if (tokenizer_dir := tokenizer_files(source)) is not None:
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
     config = check_model(
-        source.config, layout.shape.model_type, layout.kind.is_engine, compiled_as=_compiled_as(layout)
+        replace(source.config, warnings=(*source.config.warnings, *told)),
+        layout.shape.model_type,
+        layout.kind.is_engine,
+        compiled_as=_compiled_as(layout),
     )
     config = served_as_built(config, layout)
     if not layout.kind.is_engine:

@@ -48,7 +48,7 @@ def test_fields_have_the_names_of_their_options_or_others() -> None:
 
 
 def test_an_option_that_a_map_does_not_name_has_no_effect() -> None:
-    dtype, strict, legacy = OPTIONS["dtype"], OPTIONS["strict"], OPTIONS["rotary_base"]
+    dtype, strict, legacy = OPTIONS["dtype"], OPTIONS["strict"], OPTIONS["load_by_shard"]
     assert describe(dtype, {}, "abacus") == "no effect on abacus"
     assert describe(dtype, {"dtype": Derived("beads")}, "abacus") == "beads"
     assert describe(strict, {}, "abacus") == strict.option.effect
@@ -71,7 +71,7 @@ def test_options_without_effect_are_named_with_value_origin_and_reason() -> None
 
 
 def test_an_option_that_is_a_warning_when_it_is_set_is_not_named_again() -> None:
-    config = from_text("option.rotary_base=1000000")
+    config = from_text("option.load_by_shard=true")
     assert any("has no effect any more" in warning for warning in config.warnings)
     assert without_effect(config, {}, "abacus") == ()
 

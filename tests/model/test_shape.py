@@ -258,3 +258,19 @@ def test_no_config_makes_it_fail(config: dict[str, Any]) -> None:
     shape = ModelShape.from_config(config)
     for value in (shape.hidden, shape.num_heads, shape.head_dim):
         assert value is None or value >= 0
+
+
+@pytest.mark.parametrize(
+    ("scaling", "positions"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 8192),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 1.5}}, 3072),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2}}, 4096),
+        ({"rotary_scaling": {"type": "linear", "factor": 2}}, 4096),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 2048),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, 2048),
+        ({"rope_scaling": None}, 2048),
+    ],
+)
+def test_linear_and_dynamic_scaling_stretch_the_context(scaling: dict[str, object], positions: int) -> None:
+    assert ModelShape.from_config({"max_position_embeddings": 2048, **scaling}).max_position_embeddings == positions

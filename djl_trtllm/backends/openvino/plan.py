@@ -13,6 +13,7 @@ from djl_trtllm.backends.openvino.engine_files import check_engine
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.config.options.choices import RotaryScaling
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions
 from djl_trtllm.engines.plan import EnginePlan, asked_options, common_facts, planned_length, planned_sequences
@@ -163,6 +164,11 @@ def plan_openvino(
     dtype = _dtype(config, layout, shape)
     quantize = "none" if options.quantize is None else options.quantize.value
     max_seq_len = planned_length(config, shape, notes)
+    if options.rotary_scaling_type is RotaryScaling.DYNAMIC and not layout.kind.is_engine:
+        notes.append(
+            f"{format_setting(config, 'rotary_scaling_type')} has no effect: the export has the frequencies of short "
+            "texts, so texts beyond the checkpoint's own context lose quality; linear is what it can stretch"
+        )
     batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
     kv_cache = None
     if not compile_only and options.kv_cache_dtype is not KvCacheDType.FP8:

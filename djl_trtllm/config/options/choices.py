@@ -209,6 +209,11 @@ class GptVersion(Choice):
     STARCODER = "starcoder"
 
 
+class RotaryScaling(Choice):
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+
+
 class GuidedDecoding(Choice):
     XGRAMMAR = "xgrammar"
     LLGUIDANCE = "llguidance"

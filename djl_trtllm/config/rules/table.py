@@ -78,7 +78,7 @@ def engine_of_djl_serving(context: RuleContext) -> str | None:
     ("rotary_scaling_type", "rotary_scaling_factor"),
     "both or neither",
     Severity.WARNING,
-    "yes: rope_scaling in config.json holds both",
+    "no: neither has an effect alone",
     LMI,
 )
 def rotary_scaling_pair(context: RuleContext) -> str | None:
@@ -99,7 +99,7 @@ RULES.append(Rule("rotary_scaling_range", ("rotary_scaling_factor",), "greater t
 
 
 @_rule(
-    ("rotary_dim",), "only for GPT-J", Severity.NOTE, "yes: config.json holds it for every model", LMI, needs_model=True
+    ("rotary_dim",), "only for GPT-J", Severity.NOTE, "yes: any model whose config.json has it", LMI, needs_model=True
 )
 def rotary_dim_family(context: RuleContext) -> str | None:
     return _outside(context, "rotary_dim", ("gptj",), "GPT-J")
@@ -109,7 +109,7 @@ def rotary_dim_family(context: RuleContext) -> str | None:
     ("rotary_base",),
     "only for Llama, InternLM and Qwen",
     Severity.NOTE,
-    "yes: config.json holds it for every model",
+    "yes: any model whose config.json has it",
     LMI,
     needs_model=True,
 )

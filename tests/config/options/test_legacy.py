@@ -32,7 +32,7 @@ def test_a_value_is_held_against_the_type_and_range_of_its_row() -> None:
 
 
 def test_a_row_without_a_default_may_be_unset() -> None:
-    assert from_text("option.rotary_scaling_factor=none").options.rotary_scaling_factor is None
+    assert from_text("option.auto_parallel_world_size=none").options.auto_parallel_world_size is None
 
 
 def test_rows_stand_behind_the_field_that_they_name_and_else_behind_each_other() -> None:

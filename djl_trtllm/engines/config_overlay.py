@@ -1,0 +1,156 @@
+"""The rotary options: a checkpoint with another `config.json`, as a folder of links beside a changed file.
+
+`option.rotary_base`, `rotary_dim` and `rotary_scaling_*` were arguments of early conversion scripts. Today every engine
+reads these values from the checkpoint's `config.json`. A checkpoint may be a read-only mount or a download that others
+share, so it stays as it is. The overlay has its own content, hence its own engine in every cache.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.config import Config
+from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.engines import in_use
+from djl_trtllm.errors import EngineError
+from djl_trtllm.model import Layout, ModelKind, inspect
+
+_OPTIONS = ("rotary_base", "rotary_dim", "rotary_scaling_type", "rotary_scaling_factor")
+_FOLDER = "overlays"
+_MARK = ".use"
+# Their config.json may leave the two keys out. transformers 4.57, configuration_*.py; TensorRT-LLM 1.2,
+# models/{llama,qwen}/config.py.
+_WITH_ROPE = ("llama", "internlm", "qwen", "mistral", "mixtral", "gemma", "phi3", "falcon", "baichuan")
+_WITH_DIMENSIONS = ("gptj", "codegen")
+
+_made: dict[tuple[str, str], Path] = {}
+
+
+def with_rotary_options(config: Config, layout: Layout) -> tuple[Layout, tuple[str, ...]]:
+    """The model with the rotary options that the user set: itself, or an overlay that lasts as long as this process.
+
+    Also returns a line for each option that cannot have an effect. Raises EngineError if the overlay cannot be
+    written.
+    """
+    given = [name for name in _OPTIONS if config.is_set(name) and getattr(config.options, name) is not None]
+    if not given:
+        return layout, ()
+    if layout.kind.is_engine:
+        why = "the model is a compiled engine, which has the values it was compiled with"
+        return layout, tuple(f"{format_setting(config, name)} has no effect: {why}" for name in given)
+    changed, told = _change(config, layout, given)
+    if changed == layout.config:
+        return layout, told
+    return inspect(_overlay(layout.path, changed, config.engine_cache_dir / _FOLDER)), told
+
+
+def _change(config: Config, layout: Layout, given: list[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    changed = copy.deepcopy(layout.config or {})
+    nested = changed.get("text_config")
+    part = nested if isinstance(nested, dict) else changed
+    told: list[str] = []
+
+    def no_effect(name: str, key: str) -> None:
+        told.append(f"{format_setting(config, name)} has no effect: {part.get('model_type')} has no {key} to change")
+
+    if layout.kind is ModelKind.TENSORRT_CHECKPOINT:
+        keys = {"base": "rotary_base", "dimensions": "rotary_dim", "scaling": "rotary_scaling"}
+    else:
+        keys = _keys(part)
+    options = config.options
+    for name, key in (("rotary_base", keys.get("base")), ("rotary_dim", keys.get("dimensions"))):
+        if name in given and key is None:
+            no_effect(name, "rope_theta" if name == "rotary_base" else "rotary_dim")
+        elif name in given:
+            _set(part, str(key), getattr(options, name))
+    kind, factor = options.rotary_scaling_type, options.rotary_scaling_factor
+    # A rule asks for the other one where there is one.
+    if kind is not None and factor is not None:
+        scaling = {"type": kind.value, "rope_type": kind.value, "factor": factor}
+        if "scaling" in keys:
+            _set(part, keys["scaling"], scaling)
+        else:
+            no_effect("rotary_scaling_type", "rope_scaling")
+    return changed, tuple(told)
+
+
+def _keys(part: dict[str, Any]) -> dict[str, str]:
+    """Where the config.json of a Hugging Face checkpoint has base, dimensions and scaling."""
+    kind = str(part.get("model_type"))
+    keys = {}
+    parameters = part.get("rope_parameters")
+    if isinstance(parameters, dict) and "rope_theta" in parameters:  # transformers 5
+        keys = {"base": "rope_parameters.rope_theta", "scaling": "rope_parameters"}
+    elif "rope_theta" in part or "rope_scaling" in part or kind.startswith(_WITH_ROPE):
+        keys = {"base": "rope_theta", "scaling": "rope_scaling"}
+    if "rotary_emb_base" in part:  # GPT-NeoX, the first Qwen
+        keys["base"] = "rotary_emb_base"
+    if "rotary_dim" in part or kind in _WITH_DIMENSIONS:
+        keys["dimensions"] = "rotary_dim"
+    return keys
+
+
+def _set(part: dict[str, Any], key: str, value: Any) -> None:
+    *outer, last = key.split(".")
+    for name in outer:
+        part = part[name]
+    if last == "rope_parameters":
+        part[last] = {**part[last], "rope_type": value["rope_type"], "factor": value["factor"]}
+    else:
+        part[last] = value
+
+
+def _overlay(checkpoint: Path, changed: dict[str, Any], folder: Path) -> Path:
+    """A folder of the checkpoint's name with links to its files and the changed config.json."""
+    text = json.dumps(changed, indent=2)
+    key = (str(checkpoint.resolve()), text)
+    if key in _made and _made[key].is_dir():
+        return _made[key]
+    own = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
+    overlay = own / (checkpoint.resolve().name or "checkpoint")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep_overlays(folder.parent)
+        in_use.hold(folder / f"{own.name}{_MARK}")
+        overlay.mkdir(parents=True)
+        for entry in checkpoint.iterdir():
+            if entry.name != "config.json":
+                (overlay / entry.name).symlink_to(entry.absolute())
+        (overlay / "config.json").write_text(text)
+    except OSError as error:
+        raise EngineError(
+            f"the rotary options need a changed copy of {checkpoint / 'config.json'}, which cannot be written to "
+            f"{overlay}: {error}; set option.engine_cache_dir to a folder that can be written"
+        ) from error
+    atexit.register(_remove, own, os.getpid())
+    _made[key] = overlay
+    return overlay
+
+
+def sweep_overlays(cache: Path) -> list[Path]:
+    """Remove the overlays of processes that ended without doing so, and return them."""
+    return list(_swept(cache / _FOLDER))
+
+
+def _swept(folder: Path) -> Iterator[Path]:
+    for mark in sorted(folder.glob(f"*{_MARK}")):
+        with in_use.nobody(mark) as free:
+            if free:
+                own = mark.with_suffix("")
+                _remove(own, os.getpid())
+                yield own
+
+
+def _remove(own: Path, process: int) -> None:
+    # A forked process has the registrations of its parent.
+    if os.getpid() == process:
+        shutil.rmtree(own, ignore_errors=True)
+        own.with_name(f"{own.name}{_MARK}").unlink(missing_ok=True)

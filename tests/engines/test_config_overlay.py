@@ -1,0 +1,176 @@
+"""The rotary options: an overlay of the checkpoint with another config.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from djl_trtllm.config import Config
+from djl_trtllm.engines import config_overlay
+from djl_trtllm.engines.config_overlay import sweep_overlays, with_rotary_options
+from djl_trtllm.engines.identity import checkpoint_identity
+from djl_trtllm.errors import EngineError
+from djl_trtllm.model import Layout, inspect
+from tests.config.helpers import from_text
+
+LINEAR = "option.rotary_scaling_type=linear\noption.rotary_scaling_factor=2\n"
+SCALING = {"type": "linear", "rope_type": "linear", "factor": 2.0}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def checkpoint(tmp_path: Path, tiny_stories: Path, **config: object) -> Layout:
+    """The bundled model's files, with changes to its config.json; None removes a key."""
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (directory / name).symlink_to(tiny_stories / name)
+    content = json.loads((tiny_stories / "config.json").read_text()) | config
+    content = {name: value for name, value in content.items() if value is not None}
+    (directory / "config.json").write_text(json.dumps(content))
+    return inspect(directory)
+
+
+def options(text: str, cache: Path) -> Config:
+    return from_text(f"{text}\noption.engine_cache_dir={cache}")
+
+
+def changes(layout: Layout, text: str, cache: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the overlay has otherwise in config.json, and what is told."""
+    found, told = with_rotary_options(options(text, cache), layout)
+    before, after = layout.config or {}, found.config or {}
+    assert before.keys() <= after.keys()
+    return {name: value for name, value in after.items() if value != before.get(name)}, told
+
+
+def test_without_the_options_there_is_no_overlay(tmp_path: Path, tiny_stories: Path, cache: Path) -> None:
+    layout = checkpoint(tmp_path, tiny_stories)
+    for text in ("", "option.rotary_base=10000", "option.rotary_scaling_factor=2"):
+        assert with_rotary_options(options(text, cache), layout)[0] is layout
+    assert not cache.exists()
+
+
+def test_an_overlay_is_the_checkpoint_with_another_config(tmp_path: Path, tiny_stories: Path, cache: Path) -> None:
+    layout = checkpoint(tmp_path, tiny_stories)
+    before = (layout.path / "config.json").read_text()
+    config = options("option.rotary_base=20000", cache)
+    found, told = with_rotary_options(config, layout)
+    assert told == () and found.kind is layout.kind
+    assert found.path.name == "checkpoint" and found.path.parent.parent == cache / "overlays"
+    assert sorted(path.name for path in found.path.iterdir()) == sorted(path.name for path in layout.path.iterdir())
+    assert (found.path / "model.safetensors").samefile(tiny_stories / "model.safetensors")
+    assert json.loads((found.path / "config.json").read_text()) == json.loads(before) | {"rope_theta": 20000.0}
+    assert (layout.path / "config.json").read_text() == before
+    assert checkpoint_identity(found.path) != checkpoint_identity(layout.path)
+    assert with_rotary_options(config, layout)[0].path == found.path
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "changed"),
+    [
+        ({}, LINEAR, {"rope_scaling": SCALING}),
+        ({"rope_theta": None}, "option.rotary_base=5", {"rope_theta": 5.0}),
+        (
+            {"rope_theta": None, "rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}},
+            f"option.rotary_base=5\n{LINEAR}",
+            {"rope_parameters": {"rope_theta": 5.0, "rope_type": "linear", "factor": 2.0}},
+        ),
+        ({"model_type": "qwen", "rotary_emb_base": 7}, "option.rotary_base=5", {"rotary_emb_base": 5.0}),
+        ({"model_type": "gptj", "rotary_dim": 64}, "option.rotary_dim=32", {"rotary_dim": 32}),
+        ({"text_config": {"rope_theta": 1.0}}, "option.rotary_base=5", {"text_config": {"rope_theta": 5.0}}),
+    ],
+)
+def test_each_family_has_its_own_keys(
+    tmp_path: Path, tiny_stories: Path, cache: Path, config: dict[str, object], text: str, changed: dict[str, object]
+) -> None:
+    assert changes(checkpoint(tmp_path, tiny_stories, **config), text, cache) == (changed, ())
+
+
+def test_a_checkpoint_of_tensorrt_llm_has_its_names(tmp_path: Path, tiny_stories: Path, cache: Path) -> None:
+    """PretrainedConfig.to_dict of LLaMAConfig, tensorrt_llm/models/llama/config.py, 1.2."""
+    directory = tmp_path / "trt"
+    directory.mkdir()
+    (directory / "rank0.safetensors").symlink_to(tiny_stories / "model.safetensors")
+    given = {"architecture": "LlamaForCausalLM", "dtype": "float16", "rotary_base": 1.0, "max_position_embeddings": 9}
+    (directory / "config.json").write_text(json.dumps(given))
+    changed, told = changes(inspect(directory), f"option.rotary_base=5\n{LINEAR}", cache)
+    assert (changed, told) == ({"rotary_base": 5.0, "rotary_scaling": SCALING}, ())
+
+
+def test_what_cannot_have_an_effect_is_told(tmp_path: Path, tiny_stories: Path, cache: Path) -> None:
+    layout = checkpoint(tmp_path, tiny_stories, model_type="gpt2", rope_theta=None)
+    same, told = with_rotary_options(options(f"option.rotary_base=5\noption.rotary_dim=6\n{LINEAR}", cache), layout)
+    assert same is layout
+    assert [line.split(" has no effect: ")[1] for line in told] == [
+        "gpt2 has no rope_theta to change",
+        "gpt2 has no rotary_dim to change",
+        "gpt2 has no rope_scaling to change",
+    ]
+    assert told[0].startswith("option.rotary_base=5 (serving.properties:1)")
+
+
+def test_a_compiled_engine_keeps_its_values(tiny_stories: Path, cache: Path) -> None:
+    layout = inspect(tiny_stories / "engine")
+    same, told = with_rotary_options(options("option.rotary_base=5", cache), layout)
+    assert same is layout
+    assert told == (
+        "option.rotary_base=5 (serving.properties:1) has no effect: the model is a compiled engine, which has the "
+        "values it was compiled with",
+    )
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, tiny_stories: Path) -> None:
+    layout = checkpoint(tmp_path, tiny_stories)
+    (tmp_path / "file").touch()
+    with pytest.raises(EngineError, match=r"the rotary options need a changed copy of .*set option\.engine_cache_dir"):
+        with_rotary_options(options("option.rotary_base=5", tmp_path / "file"), layout)
+
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from djl_trtllm.config import load
+from djl_trtllm.engines.config_overlay import with_rotary_options
+from djl_trtllm.model import inspect
+layout, _ = with_rotary_options(load(None, os.environ), inspect(Path(sys.argv[1])))
+print(layout.path, flush=True)
+sys.stdin.read()
+if sys.argv[2] == "killed":
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "killed"])
+def test_an_overlay_ends_with_its_process(tmp_path: Path, tiny_stories: Path, cache: Path, end: str) -> None:
+    layout = checkpoint(tmp_path, tiny_stories)
+    environ = {**os.environ, "OPTION_ROTARY_BASE": "5", "OPTION_ENGINE_CACHE_DIR": str(cache)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, layout.path, end],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    overlay = Path(process.stdout.readline().strip())
+    assert overlay.is_dir() and sweep_overlays(cache) == []
+    process.communicate(timeout=60)
+    assert overlay.is_dir() is (end == "killed")
+    assert sweep_overlays(cache) == ([overlay.parent] if end == "killed" else [])
+    assert list((cache / "overlays").iterdir()) == []
+
+
+def test_a_forked_process_leaves_the_overlays_of_its_parent(tmp_path: Path) -> None:
+    own = tmp_path / "1-a"
+    own.mkdir()
+    config_overlay._remove(own, os.getpid() + 1)
+    assert own.is_dir()
