@@ -215,16 +215,22 @@ def test_what_is_no_engine_of_this_version_is_not_loaded(observe: Observer, engi
 
 
 def test_an_engines_own_configuration_wins(observe: Observer, engine: Path) -> None:
-    """§2.3: larger limits are clamped with a warning, a build_config is ignored with one, parallelism is fixed."""
+    """§2.3: larger limits are clamped with a warning, a build_config is ignored with one, parallelism is fixed.
+
+    More beams than the engine's are refused by the C++ runtime when it loads.
+    """
     build = {"class": "BuildConfig", "max_batch_size": 1}
-    clamped, ignored, parallel = observe(
+    clamped, ignored, parallel, beams = observe(
         call("settled", which="engine", model=engine, max_batch_size=5000, max_num_tokens=100_000),
         call("settled", which="engine", model=engine, max_batch_size=9, build_config=build),
         call("construct", which="engine", model=engine, tensor_parallel_size=2),
+        call("construct", which="engine", model=engine, max_beam_width=4),
         gpus=2,
     )
     assert (clamped["max_batch_size"], clamped["max_num_tokens"]) == (2048, 8192)
-    assert "[W] max_batch_size [5000] is clamped" in observe.printed
+    assert "[W] max_batch_size [2048] is overridden by build_config.max_batch_size [2048]" in observe.printed
+    assert "[W] max_beam_width [4] is overridden by build_config.max_beam_width [1]" in observe.printed
+    assert "Runtime configured max beam width (4) must not exceed engine max beam width (1)" in beams
     assert ignored["max_batch_size"] == 9
     assert "The build_config is ignored for model format of TLLM_ENGINE." in observe.printed
     assert "tp_size 2 is not consistent with the engine's tp_size 1" in parallel

@@ -123,15 +123,17 @@ class _TrtArgs(BaseLlmArgs):
             made = {name: value for name, value in given.items() if value}
             self.__dict__["build_config"] = names.NAMESPACE["BuildConfig"](**made)
         build = self.build_config
+        # validate_build_config_with_runtime_params, llmapi/llm_args.py of 121,745 characters (1.2rc): it logs the value
+        # that it has already lowered.
         for name in _LIMITS:
             value, limit = getattr(self, name), getattr(build, name)
             if value is not None and value > limit:
-                logger.warning(f"{name} [{value}] is clamped to build_config.{name} [{limit}]")
                 self.__dict__[name] = limit
+                logger.warning(f"{name} [{limit}] is overridden by build_config.{name} [{limit}] in build_config")
         for name in _SHAPE:
             value, limit = getattr(self, name), getattr(build, name)
             if value is not None and limit is not None and value != limit:
-                logger.warning(f"{name} [{value}] is different from build_config.{name} [{limit}]")
+                logger.warning(f"{name} [{value}] is overridden by build_config.{name} [{limit}] in build_config")
         if build.max_batch_size > build.max_num_tokens:
             logger.warning(
                 f"max_batch_size [{build.max_batch_size}] should be less than or equal to max_num_tokens "

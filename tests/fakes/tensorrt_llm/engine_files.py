@@ -44,9 +44,13 @@ def write_rank(directory: Path, rank: int) -> None:
     (directory / f"rank{rank}.engine").write_bytes(_CONTENT)
 
 
-def load_rank(directory: Path, rank: int) -> None:
-    """What the runtime does with a rank's file: it has to be there, and of this very version."""
-    version = read_config(directory)["version"]
+def load_rank(directory: Path, rank: int, max_beam_width: int) -> None:
+    """What the runtime does with a rank's file: it has to be there, and of this very version.
+
+    The check of beams is that of cpp/tensorrt_llm/batch_manager/trtGptModel.h (12,829 characters, about 1.0).
+    """
+    config = read_config(directory)
+    version, built = config["version"], config["build_config"].get("max_beam_width") or 1
     cpp_log("INFO", f"Engine version {version} found in the config file, assuming engine(s) built by new builder API.")
     path = directory / f"rank{rank}.engine"
     if not path.exists():
@@ -56,6 +60,11 @@ def load_rank(directory: Path, rank: int) -> None:
         )
     if path.read_bytes() != _CONTENT:
         raise deserialize_error()
+    if max_beam_width > built:
+        raise RuntimeError(
+            f"[TensorRT-LLM][ERROR] Assertion failed: Runtime configured max beam width ({max_beam_width}) must not "
+            f"exceed engine max beam width ({built}) (/src/tensorrt_llm/cpp/tensorrt_llm/batch_manager/trtGptModel.h)"
+        )
     cpp_log("INFO", f"Loaded engine size: {path.stat().st_size >> 20} MiB")
 
 

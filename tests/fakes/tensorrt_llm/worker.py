@@ -52,7 +52,7 @@ def load_engine(settings: WorkerSettings, rank: int) -> Engine:
         case message:
             raise RuntimeError(message)
     if settings.engine_dir is not None:
-        load_rank(Path(settings.engine_dir), rank)
+        load_rank(Path(settings.engine_dir), rank, settings.max_beam_width)
     tokens = settings.kv_blocks * settings.tokens_per_block
     cpp_log("INFO", f"[MemUsageChange] Allocated 1.00 GiB for max tokens in paged KV cache ({tokens}).")
     return Engine(settings)
