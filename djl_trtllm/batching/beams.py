@@ -1,4 +1,4 @@
-"""Requests for an engine that runs every request with one number of beams (`Limits.beams`)."""
+"""Requests for an engine that runs every request with one number of beams, or with a limited one (`Limits`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _WITH_A_GUIDE = (
 )
 
 
-def with_beams_of(request: GenerationRequest, beams: int) -> GenerationRequest:
-    """The request as an engine with these `Limits.beams` runs it: one without beams gets them, the best are returned.
+def with_beams_of(request: GenerationRequest, beams: int, most_beams: int = 0) -> GenerationRequest:
+    """The request as an engine with these `Limits` runs it: one without beams gets `beams`, the best are returned.
 
     Raises UnsupportedParameterError, naming the parameters that cannot be honoured with beams.
     """
@@ -25,6 +25,11 @@ def with_beams_of(request: GenerationRequest, beams: int) -> GenerationRequest:
                 f"this engine runs every request with {beams} beams (option.max_beam_width): {'; '.join(problems)}"
             )
         request = replace(request, sampling=replace(sampling, beam_width=beams, best_of=None))
+    if most_beams and request.sampling.beam_width > most_beams:
+        raise UnsupportedParameterError(
+            f"'num_beams' ('beam_width') is {sampling.beam_width}, expected at most {most_beams}: this engine is "
+            "compiled for that many (option.max_beam_width)"
+        )
     if request.guide is not None and request.sampling.beam_width > 1:
         raise UnsupportedParameterError(_WITH_A_GUIDE)
     return request

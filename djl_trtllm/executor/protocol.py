@@ -94,8 +94,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     where the executor admits requests itself. `max_seq_len`: prompt plus output of one sequence, in tokens.
     `lookahead`: how many sequences beyond `max_sequences` the executor queues itself. `stops`: whether it is given stop
     ids and stop strings; where not, the server ends sequences at them (beams excepted) and cancels. `beams`: every
-    request must have exactly this many; 0 where each says how many. `seeded`: whether a request's seed decides its
-    tokens.
+    request must have exactly this many; 0 where each says how many, up to `most_beams` (0: any number). `seeded`:
+    whether a request's seed decides its tokens.
     """
 
     max_sequences: int
@@ -106,6 +106,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     stops: bool = True
     beams: int = 0
     seeded: bool = True
+    most_beams: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -231,7 +231,7 @@ class ModelService:
         """The request as the engine can run it. Raises UnsupportedParameterError."""
         client = self._client
         assert client is not None  # there is a batch
-        request = with_beams_of(request, client.limits.beams)
+        request = with_beams_of(request, client.limits.beams, client.limits.most_beams)
         require(request, client.features)
         if request.logprobs and not gives_logprobs(request, client.features):
             return replace(request, logprobs=False)

@@ -51,6 +51,20 @@ def test_what_cannot_be_run_with_that_many_beams_is_refused_with_the_reason(
     assert str(refused.value) == ALL + problems
 
 
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_an_engine_with_a_limit_runs_as_many_beams_as_asked(width: int) -> None:
+    assert with_beams_of(asking(beam_width=width), 0, 4) == asking(beam_width=width)
+
+
+def test_more_beams_than_an_engine_is_compiled_for_are_refused_with_both_numbers() -> None:
+    with pytest.raises(UnsupportedParameterError) as refused:
+        with_beams_of(asking(beam_width=5), 0, 4)
+    assert str(refused.value) == (
+        "'num_beams' ('beam_width') is 5, expected at most 4: this engine is compiled for that many "
+        "(option.max_beam_width)"
+    )
+
+
 @pytest.mark.parametrize(("request_", "beams"), [(asking(GUIDE), 4), (asking(GUIDE, beam_width=4), 4)])
 def test_a_guide_is_refused_with_beams(request_: GenerationRequest, beams: int) -> None:
     for engine in (beams, 0) if request_.sampling.beam_width > 1 else (beams,):

@@ -127,6 +127,7 @@ def test_the_words_of_the_protocol_are_what_they_are() -> None:
     """`djl-trtllm` shows them, and logs are searched for them."""
     assert [feature.value for feature in Feature] == [
         "logprobs",
+        "beam_logprobs",
         "free_logprobs",
         "json",
         "regex",

@@ -101,6 +101,7 @@ class TensorRtLlmExecutor:
             stops=stop_in_engine,
             beams=sampler.beams,
             seeded=sampler.seeded,
+            most_beams=sampler.most_beams,
         )
         self.features = sampler.fields | ({"seed"} if accept_ignored_seeds else set())
         self.features |= {Feature.LOGPROBS} if logprobs else set()

@@ -47,6 +47,8 @@ class Sampler:
     """Whether a request's seed decides its tokens."""
     beams: int = 0
     """Every request must have exactly this many beams; 0: as many as it asks for."""
+    most_beams: int = 0
+    """A request may have at most this many beams, where each says how many; 0: there are none, or `beams`."""
     beam_logprobs: int | None = None
     """`SamplingParams.logprobs` of a request with beams that wants log-probabilities; None: there are none."""
 
@@ -67,9 +69,9 @@ def find_sampler(version: str, backend: str, arguments: Mapping[str, Any], max_b
         return Sampler(fields, seeded)
     fields |= {"beam_width", *(BEAM_FIELDS if whole else ())}
     if backend == "tensorrt":
-        return Sampler(fields)
+        return Sampler(fields, most_beams=max_beam_width)
     wants_none = not is_cpp and release >= _TORCH_SAMPLER_HAS_BEAMS
-    return Sampler(fields, seeded, max_beam_width, 0 if wants_none else 1)
+    return Sampler(fields, seeded, max_beam_width, beam_logprobs=0 if wants_none else 1)
 
 
 def takes_seeds() -> bool:

@@ -63,6 +63,7 @@ def test_beams_are_as_many_as_the_pytorch_backend_was_loaded_for(make: MakeEngin
     assert Feature.BEAM_LOGPROBS in by_torch.features
     by_engine = make(**beams, backend="tensorrt").executor
     assert (by_engine.limits.beams, by_engine.limits.seeded) == (0, True)
+    assert (by_torch.limits.most_beams, by_engine.limits.most_beams) == (0, 3)
     assert Feature.BEAM_LOGPROBS not in by_engine.features
     assert Feature.BEAM_LOGPROBS not in make(max_beam_width=3, arguments={"max_beam_width": 3}).executor.features
 

@@ -34,14 +34,15 @@ QUEUE = 16 * AT_ONCE
 """Nothing is refused for want of room: a request has 16 sequences at most."""
 
 SEED = int(os.environ.get("RANDOM_SEED", "0"))
+_BEAMS = {"max_beam_width": "4"}
 ALL = [
     *(("pytorch", version, {}) for version in KNOWN_VERSIONS),
-    *(
-        ("tensorrt", version, {"max_beam_width": "16"})
-        for version in KNOWN_VERSIONS
-        if members("LLM.tensorrt", version)
-    ),
-    ("tensorrt", "1.2.1", {"gather_generation_logits": "true"}),
+    *(("tensorrt", version, _BEAMS) for version in KNOWN_VERSIONS if members("LLM.tensorrt", version)),
+    # Log-probabilities come another way, and an engine of the server's own process takes the requests.
+    ("tensorrt", "1.2.1", _BEAMS | {"gather_generation_logits": "true"}),
+    # Here every request is one of beams.
+    ("pytorch", "1.2.0", _BEAMS),
+    ("pytorch", "1.3.0", _BEAMS),
 ]
 COUNT = int(os.environ.get("RANDOM_REQUESTS", str(-(-10_000 // len(ALL)))))
 MEGABYTES_MORE = 32
