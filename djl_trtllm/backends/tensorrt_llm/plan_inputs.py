@@ -7,12 +7,13 @@ from typing import Any
 
 from djl_trtllm.backends.tensorrt_llm.arguments import PlanInputs
 from djl_trtllm.backends.tensorrt_llm.built_engine import LAUNCHED
+from djl_trtllm.backends.tensorrt_llm.gpu_limits import has_bfloat16
 from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.config import Backend, Config, DType
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.plan import planned_length, planned_sequences
-from djl_trtllm.model import Layout
+from djl_trtllm.model import Layout, ModelShape
 
 _SUPPOSED_VERSION = "1.2.1"
 _TOKENS_PER_ITERATION = 8192
@@ -32,7 +33,7 @@ def plan_inputs(
     return PlanInputs(
         backend=backend,
         version=version,
-        dtype=shape.dtype if options.dtype is DType.AUTO else _DTYPES[options.dtype],
+        dtype=_dtype(config, shape, hardware, backend),
         stored_quantization=layout.quantization,
         max_sequences=planned_sequences(config),
         max_batch_size=options.max_num_sequences or options.max_rolling_batch_size,
@@ -42,6 +43,15 @@ def plan_inputs(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
     )
+
+
+def _dtype(config: Config, shape: ModelShape, hardware: Hardware, backend: Backend) -> str | None:
+    """What TensorRT-LLM makes of `auto` when it loads: no bfloat16 on old GPUs, no engine in 32 bits."""
+    if config.options.dtype is not DType.AUTO:
+        return _DTYPES[config.options.dtype]
+    if shape.dtype == "bfloat16" and not has_bfloat16(hardware):
+        return "float16"
+    return "float16" if shape.dtype == "float32" and backend is Backend.TENSORRT else shape.dtype
 
 
 def _version(hardware: Hardware, notes: list[str]) -> str:

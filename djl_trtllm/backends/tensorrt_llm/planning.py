@@ -7,6 +7,7 @@ from dataclasses import replace
 from djl_trtllm.backends.tensorrt_llm.arguments import LLM_OWNERS, Phase
 from djl_trtllm.backends.tensorrt_llm.built_engine import read_built_engine
 from djl_trtllm.backends.tensorrt_llm.converter_aliases import converter_alias
+from djl_trtllm.backends.tensorrt_llm.gpu_limits import gpu_problems
 from djl_trtllm.backends.tensorrt_llm.names import members
 from djl_trtllm.backends.tensorrt_llm.plan import (
     CheckpointPlan,
@@ -48,7 +49,10 @@ def plan_tensorrt_llm(
     }
     is_engine = layout.kind.is_engine
     builder = collected(config, inputs, Phase.RUN if is_engine else Phase.BUILD | Phase.RUN)
-    if problems := problems + builder.problems:
+    problems += builder.problems
+    if not is_engine:
+        problems += gpu_problems(config, inputs, hardware, builder.arguments(Phase.BUILD))
+    if problems:
         raise ConfigError(problems)
     notes += builder.notes
     if backend is not Backend.TENSORRT:
