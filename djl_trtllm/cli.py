@@ -15,7 +15,8 @@ from rich.logging import RichHandler
 
 from djl_trtllm import __version__
 from djl_trtllm.commands.cache import app as cache
-from djl_trtllm.commands.console import errors_for_the_reader, escaped, progress_printer
+from djl_trtllm.commands.config import show_configuration, show_differences
+from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
 from djl_trtllm.commands.deploy import deploy
 from djl_trtllm.commands.package import package
 from djl_trtllm.errors import DjlTrtllmError
@@ -204,67 +205,26 @@ def config(
     model: ModelArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Include options that have their default.")] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(help="Plan for this backend (tensorrt, pytorch, openvino), also where it is not installed."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME[:COUNT]", help="Plan for a machine with these GPUs, such as h100:8.")
+    ] = None,
     diff: Annotated[
         tuple[Path, Path] | None,
         typer.Option("--diff", metavar="A B", help="Show the differences between two models or configuration files."),
     ] = None,
 ) -> None:
-    """Show the resolved configuration: each value, where it came from and what it does."""
-    with errors_for_the_reader():
-        from djl_trtllm.backends.options import describe
-        from djl_trtllm.backends.registry import this_machine
-        from djl_trtllm.backends.select import likely_backend
-        from djl_trtllm.config import explain, load
-        from djl_trtllm.model.remote.fetch import is_remote
-        from djl_trtllm.service import open_source, plan
+    """Show the resolved configuration: each value, where it came from and what it does.
 
-        if diff is not None:
-            _show_differences(*diff, as_json=as_json)
-            return
-        summary: list[str] = []
-        backend = None
-        remote = _find_model(model)
-        if remote is None or is_remote(remote):
-            resolved = load(None, os.environ)
-        else:
-            source = open_source(Path(remote), os.environ)
-            resolved, remote = source.config, source.config.options.model_id
-            if remote is None or not is_remote(remote):
-                remote = None
-                try:
-                    resolved, _, engine_plan = plan(source)
-                    backend = engine_plan.backend
-                    summary = [engine_plan.describe(), *engine_plan.details(), *engine_plan.notes]
-                except DjlTrtllmError as error:
-                    # The configuration can be shown anyway.
-                    summary = [f"cannot be served here: {error}"]
-        if remote is not None:
-            summary = [f"not planned: {remote} is fetched when it is served"]
-        backend = backend or likely_backend(resolved, this_machine())
-        if as_json:
-            print(json.dumps({**explain.as_json(resolved, backend, describe=describe), "summary": summary}, indent=2))
-            return
-        Console().print(explain.render(resolved, backend, only_set=not show_all, describe=describe))
-        if not show_all:
-            Console(soft_wrap=True).print("Other options have their default; --all shows them.", highlight=False)
-        for line in summary:
-            Console(soft_wrap=True).print(escaped(line), highlight=False)
-        remarks = Console(stderr=True, soft_wrap=True)
-        for note in resolved.notes:
-            remarks.print(f"[cyan]note:[/] {escaped(note)}", highlight=False)
-        for warning in resolved.warnings:
-            remarks.print(f"[yellow]warning:[/] {escaped(warning)}", highlight=False)
-
-
-def _show_differences(first: Path, second: Path, *, as_json: bool) -> None:
-    from djl_trtllm.config.diff import diff_as_json, render_diff
-    from djl_trtllm.service import open_source
-
-    one, other = (open_source(path, os.environ).config for path in (first, second))
-    if as_json:
-        print(json.dumps({"sources": [str(first), str(second)], "differences": diff_as_json(one, other)}, indent=2))
-        return
-    Console().print(render_diff(one, other, (str(first), str(second))))
+    Exit status: 0 if the model can be served, 1 if it cannot or does not exist.
+    """
+    if diff is not None:
+        show_differences(*diff, as_json=as_json)
+    else:
+        show_configuration(_find_model(model), as_json=as_json, show_all=show_all, backend=backend, gpu=gpu)
 
 
 @app.command()

@@ -43,6 +43,10 @@ class EngineBackend(ABC):
         """Add to this machine's hardware what is installed for the engine; imports no engine."""
         return hardware
 
+    def suppose(self, hardware: Hardware) -> Hardware:
+        """The hardware as if what the engine needs were installed, for plans of another machine."""
+        return hardware
+
     @abstractmethod
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
         """Accept a model that the user assigns to `backend`, one of its names; returns the reason in one line.

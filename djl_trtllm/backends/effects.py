@@ -97,13 +97,16 @@ def has_effect(declared: DeclaredOption, effects: Effects) -> bool:
     return not declared.option.legacy and not isinstance(effects.get(declared.name), NoEffect | None)
 
 
-def without_effect(config: Config, effects: Effects, backend: str) -> tuple[str, ...]:
+def without_effect(config: Config, effects: Effects, backend: str, *, under_djl: bool = False) -> tuple[str, ...]:
     """One line for each option that the user set and that has no effect on the backend, with the reason.
 
-    Options that are a warning of the configuration when they are set are left out.
+    Options that are a warning of the configuration when they are set are left out, and with `under_djl` those that
+    DJL Serving reads.
     """
     lines = []
     for declared in OPTIONS.values():
+        if under_djl and declared.option.under_djl:
+            continue
         if config.is_set(declared.name) and not declared.option.warn and not has_effect(declared, effects):
             value = shown_value(declared, getattr(config.options, declared.name))
             reason = describe(declared, effects, backend)

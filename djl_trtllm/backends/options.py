@@ -19,8 +19,13 @@ def automatic_backends() -> tuple[Backend, ...]:
     return tuple(Backend(name) for backend in backends() for name in backend.automatic)
 
 
-def describe(declared: DeclaredOption, backend: Backend) -> str:
-    """What an option does on a backend, for readers; AUTO names all that it selects from."""
+def describe(declared: DeclaredOption, backend: Backend, *, under_djl: bool = False) -> str:
+    """What an option does on a backend, for readers; AUTO names all that it selects from.
+
+    `under_djl`: where DJL Serving runs the model and reads options of its own.
+    """
+    if under_djl and declared.option.under_djl:
+        return declared.option.under_djl
     if everywhere := declared.option.effect_everywhere:
         return everywhere
     if backend is Backend.AUTO:
@@ -28,9 +33,9 @@ def describe(declared: DeclaredOption, backend: Backend) -> str:
     return effects.describe(declared, _effects_on(backend), backend)
 
 
-def without_effect(config: Config, backend: Backend) -> tuple[str, ...]:
+def without_effect(config: Config, backend: Backend, *, under_djl: bool = False) -> tuple[str, ...]:
     """One line for each option that the user set and that has no effect on the backend, with the reason."""
-    return effects.without_effect(config, _effects_on(backend), backend)
+    return effects.without_effect(config, _effects_on(backend), backend, under_djl=under_djl)
 
 
 def _effects_on(backend: Backend) -> Effects:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from djl_trtllm.backends.as_built import apply
 from djl_trtllm.backends.registry import backend_named, backends, this_machine
 from djl_trtllm.backends.select import choose_backend
 from djl_trtllm.config import Config
+from djl_trtllm.engines.gpu import Gpu
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.model import Layout
@@ -35,3 +38,10 @@ def plan_engine(
     hardware = this_machine() if hardware is None else hardware
     backend, reason = choose_backend(config, layout, hardware)
     return backend_named(backend).plan(config, layout, hardware, backend, reason, compile_only=compile_only)
+
+
+def suppose_machine(hardware: Hardware, gpus: tuple[Gpu, ...]) -> Hardware:
+    """A machine with these GPUs on which every engine is installed, as far as this one does not say otherwise."""
+    for backend in backends():
+        hardware = backend.suppose(hardware)
+    return replace(hardware, gpus=gpus)

@@ -1,4 +1,7 @@
-"""Console output of commands: errors and progress, both on standard error."""
+"""Console output of commands; errors and progress are on standard error.
+
+A terminal gets lines that are wrapped between words, a pipe or a file gets each message in one line.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from djl_trtllm.config.listing import wrapped
 from djl_trtllm.errors import DjlTrtllmError
 
 
@@ -17,7 +22,7 @@ def errors_for_the_reader() -> Iterator[None]:
     try:
         yield
     except DjlTrtllmError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escaped(str(error))}", highlight=False)
+        say(Console(stderr=True), str(error), label="error:", style="bold red")
         raise typer.Exit(1) from None
 
 
@@ -25,6 +30,23 @@ def escaped(text: str) -> str:
     return text.replace("[", "\\[")
 
 
+def width_of(console: Console) -> int | None:
+    """The width at which lines are wrapped; None: they are not."""
+    return console.width if console.is_terminal else None
+
+
+def show(console: Console, text: Text) -> None:
+    """Print text whose lines have their length already."""
+    console.print(text, soft_wrap=True)
+
+
+def say(console: Console, text: str, *, label: str = "", style: str = "") -> None:
+    """Print a message after a label that stands out."""
+    line = Text(wrapped(f"{label} {text}" if label else text, width_of(console), indent="  " if label else ""))
+    line.stylize(style, 0, len(label))
+    show(console, line)
+
+
 def progress_printer() -> Callable[[str], None]:
-    console = Console(stderr=True, soft_wrap=True)
-    return lambda line: console.print(escaped(line), highlight=False)
+    console = Console(stderr=True)
+    return lambda line: say(console, line)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.explain import plain_value, shown_origin, shown_value
+from djl_trtllm.config.listing import Listing
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
 
 
@@ -19,19 +19,20 @@ def differences(first: Config, second: Config) -> list[DeclaredOption]:
     ]
 
 
-def render_diff(first: Config, second: Config, names: tuple[str, str]) -> Table:
-    """A rich table of the differences, with `names` as the headings of the two sides."""
-    table = Table(title=f"{names[0]} and {names[1]}", title_justify="left")
-    table.add_column("option", no_wrap=True)
-    for name in names:
-        table.add_column(f"value in {name}", overflow="fold")
-        table.add_column("from", overflow="fold")
-    for declared in differences(first, second):
-        cells = [declared.key]
-        for side in (first, second):
-            cells += [shown_value(declared, getattr(side.options, declared.name)), shown_origin(side, declared)]
-        table.add_row(*map(Text, cells))
-    return table
+def render_diff(first: Config, second: Config, names: tuple[str, str], width: int | None = None) -> Text:
+    """A list of the differences, with `names` for the two sides, wrapped at `width`, if it is given."""
+    found = differences(first, second)
+    listing = Listing(f"{names[0]} and {names[1]}: " + (f"{len(found)} options differ" if found else "the same"), width)
+    for declared in found:
+        listing.space()
+        listing.item(
+            declared.key,
+            {
+                name: f"{shown_value(declared, getattr(side.options, declared.name))} ({shown_origin(side, declared)})"
+                for name, side in zip(("first", "second"), (first, second), strict=True)
+            },
+        )
+    return listing.text
 
 
 def diff_as_json(first: Config, second: Config) -> dict[str, Any]:

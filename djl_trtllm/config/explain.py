@@ -1,4 +1,4 @@
-"""The resolved configuration as a table for people and as a structure for programs; secrets are masked in both."""
+"""The resolved configuration as a list for people and as a structure for programs; secrets are masked in both."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from djl_trtllm.config.configuration import Config
+from djl_trtllm.config.listing import Listing
 from djl_trtllm.config.masking import masked, shortened
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
@@ -29,37 +29,47 @@ def declared_effect(declared: DeclaredOption, backend: Backend) -> str:
 
 
 def render(
-    config: Config, backend: Backend | None = None, *, only_set: bool = False, describe: Describe = declared_effect
-) -> Table:
-    """A rich table of all options: value, origin and effect on the backend.
+    config: Config,
+    backend: Backend | None = None,
+    *,
+    only_set: bool = False,
+    describe: Describe = declared_effect,
+    width: int | None = None,
+) -> Text:
+    """A list of all options with their values: where each came from, and its effect on the backend.
 
     `backend` is the chosen one if `option.backend` is `auto`; without it, the effect on each backend is shown.
-    `only_set` leaves out options that have their default. `config.warnings` are not part of the table.
+    `only_set` leaves out options that have their default. Lines are wrapped at `width`, if it is given. Places are
+    relative to the model's directory. `config.warnings` are not part of the list.
     """
     chosen = backend or config.options.backend
-    table = Table(title=f"Configuration (backend: {chosen})", title_justify="left")
-    table.add_column("option", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("from", overflow="fold")
-    table.add_column("effect", overflow="fold")
+    title = f"Configuration (backend: {chosen})"
+    if config.model_dir is not None:
+        title += f" of {masked('', str(config.model_dir))}"
+    listing = Listing(title, width)
     group = ""
     for declared in OPTIONS.values():
         origin = config.origin(declared.name)
-        if only_set and origin.kind is OriginKind.DEFAULT:
+        is_default = origin.kind is OriginKind.DEFAULT
+        if only_set and is_default:
             continue
-        if group and group != declared.group.name:
-            table.add_section()
+        if group != declared.group.name:
+            listing.space()
         group = declared.group.name
-        style = "dim" if origin.kind is OriginKind.DEFAULT else ""
-        overridden = [setting.formatted for setting in config.overridden.get(declared.name, ())]
-        came_from = f"{origin}, overrides {', '.join(overridden)}" if overridden else str(origin)
-        table.add_row(
-            Text(declared.key, style),
-            Text(shown_value(declared, getattr(config.options, declared.name)), style),
-            Text(masked("", came_from), style),
-            Text(describe(declared, chosen), style),
+        value = shown_value(declared, getattr(config.options, declared.name))
+        listing.item(
+            f"{declared.key} = {value}",
+            {"from": _place(config, declared), "effect": describe(declared, chosen)},
+            dim=is_default,
         )
-    return table
+    return listing.text
+
+
+def _place(config: Config, declared: DeclaredOption) -> str:
+    """Where a value came from and what it overrides, relative to the model's directory."""
+    overridden = [setting.formatted for setting in config.overridden.get(declared.name, ())]
+    text = str(config.origin(declared.name)) + (f", overrides {', '.join(overridden)}" if overridden else "")
+    return masked("", text if config.model_dir is None else text.replace(f"{config.model_dir}/", ""))
 
 
 def as_json(config: Config, backend: Backend | None = None, *, describe: Describe = declared_effect) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def open_worker_model(properties: Mapping[str, Any]) -> Model:
     given, own = properties.get("model_id"), source.config.options.model_id
     if given and given != own and Path(str(given)).is_dir():
         source = open_source(directory, os.environ, [f"option.model_id={given}"])
-    return prepare(source)
+    return prepare(source, under_djl=True)
 
 
 def require_mode(properties: Mapping[str, Any], *, rolling: bool) -> None:

@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ def with_rotary_options(config: Config, layout: Layout) -> tuple[Layout, tuple[s
     changed, told = _change(config, layout, given)
     if changed == layout.config:
         return layout, told
+    if not layout.weight_files:  # only described: there is nothing to run
+        return replace(layout, config=changed), told
     return inspect(_overlay(layout.path, changed, config.engine_cache_dir / _FOLDER)), told
 
 

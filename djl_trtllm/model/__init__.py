@@ -6,7 +6,7 @@ code that comes with a model runs only if the operator allows it.
 """
 
 from djl_trtllm.model.archive import is_archive, open_model
-from djl_trtllm.model.layout import Layout, ModelKind, inspect
+from djl_trtllm.model.layout import Layout, ModelKind, inspect, inspect_config
 from djl_trtllm.model.requirements import handle_requirements
 from djl_trtllm.model.shape import ModelShape
 from djl_trtllm.model.tokenizer import Tokenizer, load_tokenizer
@@ -18,6 +18,7 @@ __all__ = [
     "Tokenizer",
     "handle_requirements",
     "inspect",
+    "inspect_config",
     "is_archive",
     "load_tokenizer",
     "open_model",

@@ -141,6 +141,17 @@ def inspect(path: Path) -> Layout:
     raise LayoutError(_unknown(path, names, config))
 
 
+def inspect_config(path: Path) -> Layout | None:
+    """What the config.json of a Hugging Face checkpoint says of it, without its weights; None for other models.
+
+    Raises `LayoutError` for a damaged config.json.
+    """
+    config = read_object(path / "config.json", LayoutError)
+    if config is None or not _is_hf(config) or _is_built(config):
+        return None
+    return Layout(ModelKind.HF_CHECKPOINT, path, config, (), _tokenizer_dir(path))
+
+
 def _openvino_engine(
     path: Path, names: list[str], config: dict[str, Any] | None, above: tuple[Path, ...] = ()
 ) -> Layout | None:

@@ -20,12 +20,13 @@ from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules.table import check_model
 from djl_trtllm.engines.config_overlay import with_rotary_options
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.preparation import prepare_engine
 from djl_trtllm.errors import ModelError
 from djl_trtllm.executor.protocol import Start
-from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, load_tokenizer, open_model
+from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, inspect_config, load_tokenizer, open_model
 from djl_trtllm.model.remote.fetch import fetch, is_remote
 from djl_trtllm.model.remote.s3 import is_s3
 from djl_trtllm.model.vocabulary import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
@@ -45,6 +46,10 @@ class ModelSource:
     directory: Path
     config: Config
     trusted: bool = True
+    fetched: bool = False
+    """Whether the directory comes from the hub or S3."""
+    config_only: bool = False
+    """Whether only the files that describe a model are fetched: it can be planned, not served."""
 
 
 @dataclass(frozen=True)
@@ -86,24 +91,29 @@ def open_source(path: Path, environ: Mapping[str, str], arguments: Sequence[str]
     return ModelSource(name, directory, config)
 
 
-def open_remote(text: str, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> ModelSource:
+def open_remote(
+    text: str, environ: Mapping[str, str], arguments: Sequence[str] = (), *, config_only: bool = False
+) -> ModelSource:
     """Fetch a model from the hub or S3 and open it with the serving.properties that comes with it, if any.
 
-    Its code runs only if `environ` or `arguments` set trust_remote_code; its own files cannot allow it. Raises
-    ModelError and ConfigError.
+    Its code runs only if `environ` or `arguments` set trust_remote_code; its own files cannot allow it. With
+    `config_only` the source can be planned, not served. Raises ModelError and ConfigError.
     """
     # The variable that names the model fetched here does not name another one inside its directory.
     local = {name: value for name, value in environ.items() if name != "HF_MODEL_ID"}
     if local.get("OPTION_MODEL_ID") == text:
         del local["OPTION_MODEL_ID"]
     config = load(None, local, arguments=arguments)
-    source = open_source(fetch_model(text, config, config.options.revision), local, arguments)
+    fetched = fetch_model(text, config, config.options.revision, config_only=config_only)
+    source = open_source(fetched, local, arguments)
     trusted = config.options.trust_remote_code
     return replace(
         source,
         name=source.config.options.model_name or remote_name(text),
         config=source.config if trusted else _distrusted(source.config, text),
         trusted=trusted,
+        fetched=True,
+        config_only=config_only,
     )
 
 
@@ -126,13 +136,13 @@ def remote_name(text: str) -> str:
     return re.sub(r"\W", "_", text.removeprefix("hf://"))
 
 
-def plan(source: ModelSource) -> tuple[Config, Layout, EnginePlan]:
-    """Inspect the model's files and plan its engine for this machine. Raises DjlTrtllmError.
+def plan(source: ModelSource, hardware: Hardware | None = None) -> tuple[Config, Layout, EnginePlan]:
+    """Inspect the model's files and plan its engine for `hardware`, by default this machine's. Raises DjlTrtllmError.
 
     Returns the source's configuration, checked against the kind of model and its files; an engine's own limits are its
     defaults.
     """
-    layout, told = with_rotary_options(source.config, inspect(model_files(source)))
+    layout, told = with_rotary_options(source.config, layout_of(source))
     if (tokenizer_dir := tokenizer_files(source)) is not None:
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
     config = check_model(
@@ -142,18 +152,31 @@ def plan(source: ModelSource) -> tuple[Config, Layout, EnginePlan]:
         compiled_as=_compiled_as(layout),
     )
     config = served_as_built(config, layout)
-    if not layout.kind.is_engine:
+    # The description of a remote model does not say whether it has one.
+    if not layout.kind.is_engine and layout.weight_files:
         require_tokenizer(layout)
-    return config, layout, plan_engine(config, layout)
+    return config, layout, plan_engine(config, layout, hardware)
 
 
-def prepare(source: ModelSource) -> Model:
-    """Find or compile the engine and load the tokenizer. Compiling takes minutes. Raises DjlTrtllmError."""
+def layout_of(source: ModelSource) -> Layout:
+    """The kind of model and its files. Raises ModelError."""
+    files = model_files(source)
+    own = source.config.options.model_id is None
+    fetched = source.fetched if own else _local(source, source.config.options.model_id or "") is None
+    described = inspect_config(files) if fetched and source.config_only else None
+    return described or inspect(files)
+
+
+def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
+    """Find or compile the engine and load the tokenizer. Compiling takes minutes. Raises DjlTrtllmError.
+
+    `under_djl`: inside DJL Serving, which reads some options that have no effect elsewhere.
+    """
     config, layout, engine_plan = plan(source)
     options = config.options
     logger.info("%s", engine_plan.describe())
     logger.info("%s", describe_limits(config))
-    for line in (*without_effect(config, engine_plan.backend), *config.notes):
+    for line in (*without_effect(config, engine_plan.backend, under_djl=under_djl), *config.notes):
         logger.info("%s", line)
     for line in (*config.warnings, *engine_plan.notes):
         logger.warning("%s", line)
@@ -200,30 +223,50 @@ def tokenizer_files(source: ModelSource) -> Path | None:
     tokenizer = source.config.options.tokenizer
     if tokenizer is None:
         return None
-    return _found(source, "tokenizer", tokenizer, source.config.options.tokenizer_revision, tokenizer_only=True)
+    revision = source.config.options.tokenizer_revision
+    return _found(source, "tokenizer", tokenizer, revision, tokenizer_only=not source.config_only)
+
+
+def _local(source: ModelSource, text: str) -> Path | None:
+    return next((directory for directory in (source.directory / text, Path(text)) if directory.is_dir()), None)
 
 
 def _found(source: ModelSource, option: str, text: str, revision: str | None, *, tokenizer_only: bool = False) -> Path:
     config = source.config
-    for directory in (source.directory / text, Path(text)):
-        if directory.is_dir():
-            return directory
+    if (directory := _local(source, text)) is not None:
+        return directory
     if not is_remote(text):
         raise ModelError(
             f"option.{option}={masked(f'option.{option}', text)} ({config.origin(option)}) is not a directory on this "
             "machine, nor the name of a model on the Hugging Face hub (owner/name), nor an s3:// address"
         )
-    return fetch_model(text, config, revision, tokenizer_only=tokenizer_only)
+    return fetch_model(text, config, revision, tokenizer_only=tokenizer_only, config_only=source.config_only)
 
 
-def fetch_model(text: str, config: Config, revision: str | None = None, *, tokenizer_only: bool = False) -> Path:
+def fetch_model(
+    text: str,
+    config: Config,
+    revision: str | None = None,
+    *,
+    tokenizer_only: bool = False,
+    config_only: bool = False,
+) -> Path:
     """The local directory of a model on the hub or in S3 (see `is_remote`); an archive is opened.
 
-    With `tokenizer_only` the weights are not fetched. Raises DownloadError, and ArchiveError for a damaged archive.
+    With `tokenizer_only` the weights are not fetched, with `config_only` only what describes the model. Raises
+    DownloadError, and ArchiveError for a damaged archive.
     """
     hub_cache = None if config.options.download_dir is None else config.options.download_dir / "hub"
     downloads = config.engine_cache_dir / "downloads"
-    found = fetch(text, downloads, logger.info, revision=revision, hub_cache=hub_cache, tokenizer_only=tokenizer_only)
+    found = fetch(
+        text,
+        downloads,
+        logger.info,
+        revision=revision,
+        hub_cache=hub_cache,
+        tokenizer_only=tokenizer_only,
+        config_only=config_only,
+    )
     return open_model(found, config.engine_cache_dir / "models") if found.is_file() else found
 
 

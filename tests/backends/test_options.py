@@ -44,3 +44,18 @@ def test_what_has_no_effect_depends_on_the_backend() -> None:
     (line,) = without_effect(config, Backend.OPENVINO)
     assert line == "option.tokens_per_block = 128 tokens (serving.properties:1): no effect: OpenVINO's block size is 32"
     assert without_effect(config, Backend.TENSORRT) == ()
+
+
+def test_options_that_djl_serving_reads_have_their_effect_there() -> None:
+    config = from_text("option.async_mode=true\nminWorkers=1\noption.task=text-generation")
+    assert [line.split()[0] for line in without_effect(config, Backend.OPENVINO)] == [
+        "option.task",
+        "option.async_mode",
+        "minWorkers",
+    ]
+    assert [line.split()[0] for line in without_effect(config, Backend.OPENVINO, under_djl=True)] == ["option.task"]
+    for backend in (Backend.AUTO, Backend.OPENVINO):
+        assert describe(OPTIONS["async_mode"], backend, under_djl=True) == "DJL Serving's async mode"
+        assert describe(OPTIONS["min_workers"], backend, under_djl=True) == "read by DJL Serving"
+        assert describe(OPTIONS["async_mode"], backend).startswith("no effect: under DJL Serving")
+        assert describe(OPTIONS["task"], backend, under_djl=True).startswith("no effect: ")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from djl_trtllm.config import Config, Layer, parse_properties, read_environment, resolve
 from djl_trtllm.errors import ConfigError
@@ -28,20 +28,20 @@ def problems_of(text: str, environ: Mapping[str, str] | None = None) -> tuple[st
     return caught.value.problems
 
 
-def printed(table: Table, width: int = 300, *, styles: bool = False) -> str:
-    """A table as a terminal of this width shows it."""
-    console = Console(width=width, record=True, file=io.StringIO(), force_terminal=styles, color_system="standard")
-    console.print(table)
+def printed(text: Text, *, styles: bool = False) -> str:
+    """A list as a terminal shows it."""
+    console = Console(width=300, record=True, file=io.StringIO(), force_terminal=styles, color_system="standard")
+    console.print(text, soft_wrap=True)
     return console.export_text(styles=styles)
 
 
-def rows(text: str) -> list[list[str]]:
-    """The cells of a table, its heading first; a cell that was folded is put together again."""
-    found: list[list[str]] = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
-        if cells and (cells[0] or not found):
-            found.append(cells)
-        elif cells:
-            found[-1] = [before + more for before, more in zip(found[-1], cells, strict=True)]
+def items(text: str) -> dict[str, dict[str, str]]:
+    """The items of a list that is not wrapped: details by heading."""
+    found: dict[str, dict[str, str]] = {}
+    for line in text.splitlines()[1:]:
+        if line.startswith("  "):
+            name, detail = re.split(r"\s{2,}", line.strip(), maxsplit=1)
+            found[list(found)[-1]][name] = detail
+        elif line:
+            found[line] = {}
     return found

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from djl_trtllm.config.diff import diff_as_json, differences, render_diff
+from djl_trtllm.config.explain import shown_value
 from djl_trtllm.config.masking import MASK
-from tests.config.helpers import from_text, printed, rows
+from djl_trtllm.config.options.registry import OPTIONS
+from tests.config.helpers import from_text, items, printed
 
 
 def test_only_values_that_differ_are_shown() -> None:
@@ -22,18 +24,16 @@ def test_both_sides_have_value_and_origin() -> None:
             {"value": None, "origin": "default"},
         ],
     }
-    heading, *found = rows(printed(render_diff(one, other, ("a", "b"))))
-    assert heading == ["option", "value in a", "from", "value in b", "from"]
-    assert found == [
-        ["option.max_input_len", "1024 tokens", "default", "4 tokens", "serving.properties:1"],
-        [
-            "option.max_attention_window",
-            "8,16",
-            "serving.properties:1",
-            "not set: the longest sequence",
-            "default",
-        ],
-    ]
+    text = printed(render_diff(one, other, ("a", "b")))
+    assert text.splitlines()[0] == "a and b: 2 options differ"
+    assert items(text) == {
+        "option.max_input_len": {"first": "1024 tokens (default)", "second": "4 tokens (serving.properties:1)"},
+        "option.max_attention_window": {
+            "first": "8,16 (serving.properties:1)",
+            "second": "not set: the longest sequence (default)",
+        },
+    }
+    assert printed(render_diff(one, one, ("a", "b"))).strip() == "a and b: the same"
 
 
 def test_a_secret_is_masked_and_its_place_is_not() -> None:
@@ -44,16 +44,16 @@ def test_a_secret_is_masked_and_its_place_is_not() -> None:
     assert "hunter2" not in text and "1000000" in text
 
 
-def test_a_narrow_table_cuts_nothing_off() -> None:
-    path = "/" + "x" * 50
+def test_a_narrow_list_breaks_no_word() -> None:
+    path = "/" + "x" * 60
     one, other = from_text(f"option.model_id={path}"), from_text("", {"OPTION_MODEL_ID": path[1:]})
-    text = printed(render_diff(one, other, ("a", "b")), width=80)
-    assert text.splitlines()[0].rstrip() == "a and b"
-    (row,) = rows(text)[1:]
-    name, value, origin, other_value, other_origin = (cell.replace(" ", "") for cell in row)
-    assert (name, value, origin, other_value) == ("option.model_id", path, "serving.properties:1", path[1:])
-    assert other_origin == "environmentvariableOPTION_MODEL_ID"
-    assert "│ option.model_id │" in text
+    lines = render_diff(one, other, ("a", "b"), 70).plain.splitlines()
+    assert [line.strip() for line in lines[3:]] == [
+        f"first   {shown_value(OPTIONS['model_id'], path)}",
+        "(serving.properties:1)",
+        f"second  {path[1:]}",
+        "(environment variable OPTION_MODEL_ID)",
+    ]
 
 
 def test_text_in_brackets_is_shown_as_it_is() -> None:

@@ -11,7 +11,7 @@ from djl_trtllm.config.explain import as_json, plain_value, render, shown_origin
 from djl_trtllm.config.masking import MASK
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import from_text, printed, rows
+from tests.config.helpers import from_text, items, printed
 
 
 def shown(config: Config, backend: Backend | None = None, *, only_set: bool = False) -> str:
@@ -23,23 +23,18 @@ def effect_of(declared: DeclaredOption, backend: Backend) -> str:
     return declared.option.effect_everywhere or f"effect of {declared.name} on {backend}"
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the list ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_shows_value_origin_and_effect() -> None:
+def test_the_list_shows_value_origin_and_effect() -> None:
     text = shown(from_text("option.max_num_tokens=4096\noption.backend=openvino"))
-    assert text.splitlines()[0].rstrip() == "Configuration (backend: openvino)"
-    heading, *found = rows(text)
-    assert heading == ["option", "value", "from", "effect"]
-    assert [row for row in found if row[0] == "option.max_num_tokens"] == [
-        [
-            "option.max_num_tokens",
-            "4096 tokens",
-            "serving.properties:1",
-            "effect of max_num_tokens on openvino",
-        ]
-    ]
-    assert ["option.strict", "false", "default", OPTIONS["strict"].option.effect] in found
+    assert text.splitlines()[0] == "Configuration (backend: openvino)"
+    found = items(text)
+    assert found["option.max_num_tokens = 4096 tokens"] == {
+        "from": "serving.properties:1",
+        "effect": "effect of max_num_tokens on openvino",
+    }
+    assert found["option.strict = false"] == {"from": "default", "effect": OPTIONS["strict"].option.effect}
 
 
 def test_the_backend_that_was_chosen_counts_before_the_option() -> None:
@@ -49,46 +44,51 @@ def test_the_backend_that_was_chosen_counts_before_the_option() -> None:
     ):
         text = shown(from_text("option.max_num_tokens=4096"), backend)
         assert f"(backend: {backend or 'auto'})" in text
-        (row,) = [row for row in rows(text) if row[0] == "option.max_num_tokens"]
-        assert row[3].replace(" ", "") == effect.replace(" ", "")
+        assert items(text)["option.max_num_tokens = 4096 tokens"]["effect"] == effect
 
 
-def test_the_table_has_every_option_or_only_those_set() -> None:
+def test_the_list_has_every_option_or_only_those_set() -> None:
     config = load(None, {"OPTION_BACKEND": "openvino", "SERVING_DOWNLOAD_DIR": "/d"})
-    assert [row[0] for row in rows(shown(config))[1:]] == [declared.key for declared in OPTIONS.values()]
+
+    def keys(text: str) -> list[str]:
+        return [heading.split(" = ")[0] for heading in items(text)]
+
+    assert keys(shown(config)) == [declared.key for declared in OPTIONS.values()]
     only_set = ["option.backend", "download_dir", "option.engine_cache_dir"]
-    assert sorted(row[0] for row in rows(shown(config, only_set=True))[1:]) == sorted(only_set)
+    assert sorted(keys(shown(config, only_set=True))) == sorted(only_set)
 
 
 def test_groups_are_apart_and_defaults_dim() -> None:
     config = from_text("option.model_id=a\noption.revision=b\noption.max_input_len=8")
-    text = shown(config, only_set=True)
-    lines = [line[0] for line in text.splitlines() if line[0] in "│├"]
-    assert lines == ["│", "│", "├", "│"]
+    starts = [line[:6] for line in shown(config, only_set=True).splitlines() if not line.startswith(" ")]
+    assert starts == ["Config", "", "option", "option", "", "option"]
     groups = len({declared.group for declared in OPTIONS.values()})
-    assert sum(line.startswith("├") for line in shown(config).splitlines()) == groups - 1
+    assert shown(config).splitlines().count("") == groups
     styled = printed(render(config), styles=True)
     (set_line,) = [line for line in styled.splitlines() if "option.max_input_len" in line]
     (default_line,) = [line for line in styled.splitlines() if "option.max_output_len" in line]
-    assert "\x1b[2m" in default_line and "\x1b[2m" not in set_line
+    assert "\x1b[2m" in default_line and "\x1b[1m" in set_line
 
 
-def test_a_narrow_table_cuts_nothing_off() -> None:
-    path = "/" + "x" * 50
-    text = printed(render(load(None, {"OPTION_MODEL_ID": path}), only_set=True), width=80)
-    assert text.splitlines()[0].rstrip() == "Configuration (backend: auto)"
-    (row,) = rows(text)[1:]
-    effect = OPTIONS["model_id"].option.effect
-    assert [cell.replace(" ", "") for cell in row] == [
-        "option.model_id",
-        path,
-        "environmentvariableOPTION_MODEL_ID",
-        effect.replace(" ", ""),
-    ]
-    assert "│ option.model_id │" in text
+def test_places_are_relative_to_the_models_directory(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.max_input_len=8\n")
+    text = shown(load(tmp_path, {}), only_set=True)
+    assert text.splitlines()[0] == f"Configuration (backend: auto) of {tmp_path}"
+    assert items(text)["option.max_input_len = 8 tokens"]["from"] == "serving.properties:1"
 
 
-def test_the_table_prints_brackets_as_they_are() -> None:
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_broken(width: int) -> None:
+    path = "/" + "x" * 90
+    config = load(None, {"OPTION_MODEL_ID": path})
+    lines = render(config, width=width, describe=effect_of).plain.splitlines()
+    long = [line.strip() for line in lines if len(line) > width]
+    assert all(" " not in line.removeprefix("from    ").removeprefix("effect  ") for line in long)
+    words = shown(config).split()
+    assert " ".join(lines).split() == words
+
+
+def test_brackets_are_printed_as_they_are() -> None:
     assert "[red]m[/red]" in shown(load(None, {"OPTION_MODEL_ID": "[red]m[/red]"}))
 
 
@@ -97,8 +97,8 @@ def test_what_was_beaten_is_shown() -> None:
     assert as_json(config)["options"]["tensor_parallel_degree"]["overridden"] == [
         {"wrote": "SM_NUM_GPUS=4", "origin": "environment variable SM_NUM_GPUS"}
     ]
-    (row,) = rows(shown(config, only_set=True))[1:]
-    assert row[2] == "environment variable TENSOR_PARALLEL_DEGREE, overrides SM_NUM_GPUS=4 (environment)"
+    (item,) = items(shown(config, only_set=True)).values()
+    assert item["from"] == "environment variable TENSOR_PARALLEL_DEGREE, overrides SM_NUM_GPUS=4 (environment)"
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

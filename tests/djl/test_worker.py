@@ -52,7 +52,7 @@ def test_the_host_is_no_part_of_djls_mpi_world(tmp_path: Path, monkeypatch: pyte
 def test_where_djl_has_put_a_model_that_it_fetched_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = scripted_model(tmp_path / "fetched")
     sources: list[ModelSource] = []
-    monkeypatch.setattr(worker, "prepare", sources.append)
+    monkeypatch.setattr(worker, "prepare", lambda source, under_djl: sources.append(source))
     options = {"option.model_id": "acme/story", "option.max_input_len": 77}
     path = scripted_model(tmp_path / "model", None, **options)
     open_worker_model({"model_dir": str(path), "model_id": str(fetched)})
@@ -68,7 +68,7 @@ def test_a_place_that_the_directory_names_itself_keeps_its_origin(
 ) -> None:
     fetched = scripted_model(tmp_path / "fetched")
     sources: list[ModelSource] = []
-    monkeypatch.setattr(worker, "prepare", sources.append)
+    monkeypatch.setattr(worker, "prepare", lambda source, under_djl: sources.append(source))
     path = scripted_model(tmp_path / "model", None, **{"option.model_id": str(fetched)})
     open_worker_model({"model_dir": str(path), "model_id": str(fetched)})
     assert "serving.properties" in str(sources[0].config.origin("model_id"))
@@ -154,3 +154,14 @@ async def test_what_only_waits_or_came_and_went_is_news(hosts: Hosts, tokenizer:
     service.batch.admit(1)
     assert values(metrics.lines()) == {"Requests": 0, "GeneratedTokens": 0, "Running": 0, "Waiting": 1}
     await service.close()
+
+
+def test_the_log_does_not_say_that_what_djl_serving_reads_has_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"option.async_mode": "true", "minWorkers": 1, "option.task": "text-generation"}
+    path = scripted_model(tmp_path / "model", None, **options)
+    with caplog.at_level("INFO"):
+        open_worker_model({"model_dir": str(path)})
+    assert "option.task = text-generation" in caplog.text
+    assert "option.async_mode" not in caplog.text and "minWorkers" not in caplog.text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.errors import LayoutError
-from djl_trtllm.model import ModelKind, inspect
+from djl_trtllm.model import ModelKind, inspect, inspect_config
 
 HF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 BUILT = {
@@ -369,3 +369,16 @@ def test_a_damaged_config_is_named(tmp_path: Path) -> None:
         inspect(write(tmp_path, **{"config.json": "{", "model.safetensors": None}))
     with pytest.raises(LayoutError, match="holds a JSON list"):
         inspect(write(tmp_path, **{"config.json": "[]"}))
+
+
+def test_a_checkpoint_is_known_by_its_config_alone(tmp_path: Path) -> None:
+    assert inspect_config(tmp_path) is None
+    (tmp_path / "config.json").write_text(json.dumps({**HF, "num_hidden_layers": 3}))
+    layout = inspect_config(tmp_path)
+    assert layout is not None and (layout.kind, layout.weight_files) == (ModelKind.HF_CHECKPOINT, ())
+    assert layout.shape.num_layers == 3
+    (tmp_path / "config.json").write_text(json.dumps(BUILT))
+    assert inspect_config(tmp_path) is None
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(LayoutError):
+        inspect_config(tmp_path)

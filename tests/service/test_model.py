@@ -133,13 +133,13 @@ def test_a_remote_model_is_configured_by_what_comes_with_it(fetching: Fetching, 
     source = open_remote("acme/story", environ)
     assert (source.name, source.directory) == ("acme_story", fetching.found)
     assert (source.config.options.max_input_len, source.config.options.model_id) == (77, None)
-    (call,) = fetching.calls
-    assert call == {
+    assert fetching.calls[0] == {
         "text": "acme/story",
         "downloads": tmp_path / "cache" / "downloads",
         "revision": source.config.options.revision,
         "hub_cache": None,
         "tokenizer_only": False,
+        "config_only": False,
     }
 
 

@@ -227,7 +227,9 @@ def _dtype(config: Config, layout: Layout, shape: ModelShape) -> str:
 
 
 def _stored_dtype(layout: Layout) -> str | None:
-    if layout.kind is not ModelKind.HF_CHECKPOINT or layout.weight_files[0].suffix != ".safetensors":
+    if layout.kind is not ModelKind.HF_CHECKPOINT or not layout.weight_files:
+        return None
+    if layout.weight_files[0].suffix != ".safetensors":
         return None
     stored = (entry.get("dtype") for entry in read_header(layout.weight_files[0]).values() if "dtype" in entry)
     return next((_DTYPES[name] for name in stored if name in _DTYPES), None)

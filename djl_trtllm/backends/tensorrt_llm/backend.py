@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from packaging.version import Version
@@ -15,6 +16,7 @@ from djl_trtllm.backends.tensorrt_llm.engine_limits import built_limits
 from djl_trtllm.backends.tensorrt_llm.installation import with_installation
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
+from djl_trtllm.backends.tensorrt_llm.plan_inputs import SUPPOSED_VERSION
 from djl_trtllm.backends.tensorrt_llm.planning import plan_tensorrt_llm
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware, release_of
@@ -37,6 +39,9 @@ class TensorRtLlmBackend(EngineBackend):
 
     def inspect(self, hardware: Hardware) -> Hardware:
         return with_installation(hardware)
+
+    def suppose(self, hardware: Hardware) -> Hardware:
+        return hardware if hardware.tensorrt_llm else replace(hardware, tensorrt_llm=SUPPOSED_VERSION)
 
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
         what = f"{layout.path} is a {layout.kind.value}"

@@ -15,7 +15,8 @@ from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.plan import planned_length, planned_sequences
 from djl_trtllm.model import Layout, ModelShape
 
-_SUPPOSED_VERSION = "1.2.1"
+SUPPOSED_VERSION = "1.2.1"
+"""The release that is planned for where none is known to be installed."""
 _TOKENS_PER_ITERATION = 8192
 _MANY_TOKENS_PER_ITERATION = 16384
 _TOKENS_PER_BLOCK = 32
@@ -57,8 +58,8 @@ def _dtype(config: Config, shape: ModelShape, hardware: Hardware, backend: Backe
 def _version(hardware: Hardware, notes: list[str]) -> str:
     if hardware.tensorrt_llm is not None and release_of(hardware.tensorrt_llm) is not None:
         return hardware.tensorrt_llm
-    notes.append(f"the version of TensorRT-LLM is unknown: it gets the arguments of {_SUPPOSED_VERSION}")
-    return _SUPPOSED_VERSION
+    notes.append(f"the version of TensorRT-LLM is unknown: it gets the arguments of {SUPPOSED_VERSION}")
+    return SUPPOSED_VERSION
 
 
 def _degrees(config: Config, layout: Layout, hardware: Hardware, problems: list[str]) -> tuple[int, int]:

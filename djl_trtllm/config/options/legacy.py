@@ -13,7 +13,8 @@ from djl_trtllm.config.options.option import Scope, option
 from djl_trtllm.config.tables import read_table
 
 _TYPES: dict[str, type] = {"boolean": bool, "whole number": int, "number": float, "text": str, "path": Path}
-_OF_THE_FIELD = ("type", "default", "after", "today", "warn", "scope", "aliases")
+_OF_THE_FIELD = ("type", "default", "after", "today", "djl", "warn", "scope", "aliases")
+_OF_DJL_SERVING = ("djl_worker", "djl_server")
 
 Row = dict[str, Any]
 
@@ -22,7 +23,7 @@ ROWS: dict[str, dict[str, Row]] = read_table("legacy.toml")
 """The rows of each group by field, in the order of the file."""
 
 
-def _field(row: Row) -> tuple[Any, Any]:
+def _field(row: Row, group: str) -> tuple[Any, Any]:
     """Type and declaration of a row's field."""
     kind = row["type"]
     if isinstance(kind, list):
@@ -37,12 +38,13 @@ def _field(row: Row) -> tuple[Any, Any]:
         aliases=tuple(row.get("aliases", ())),
         scope=Scope(row.get("scope", Scope.MODEL.value)),
         legacy=row["today"],
+        under_djl=row.get("djl", "read by DJL Serving" if group in _OF_DJL_SERVING else ""),
         warn=row.get("warn", False),
     )
     return (base if "default" in row else base | None), field
 
 
-_FIELDS: dict[str, Any] = {name: _field(row) for rows in ROWS.values() for name, row in rows.items()}
+_FIELDS: dict[str, Any] = {name: _field(row, group) for group, rows in ROWS.items() for name, row in rows.items()}
 LegacyOptions = create_model("LegacyOptions", __base__=OptionGroup, **_FIELDS)
 """The values of these options: they are parsed and checked as all others."""
 

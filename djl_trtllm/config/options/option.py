@@ -34,7 +34,7 @@ class Option:
     values.
     `effect` says what the value does whatever the backend; where that is "", the backends' option maps say it.
     `legacy` says what happens instead, of an option that is accepted and has no effect; `warn` whether setting it is a
-    warning.
+    warning, and `under_djl` what it does inside DJL Serving, if that is anything.
     `default_note` explains a default that is not a plain value; `example` is shown where the default is empty.
     """
 
@@ -50,6 +50,7 @@ class Option:
     value_aliases: Mapping[str, str] = field(default_factory=dict)
     effect: str = ""
     legacy: str = ""
+    under_djl: str = ""
     warn: bool = False
     source: str = ""
     default_note: str = ""

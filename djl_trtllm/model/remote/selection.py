@@ -11,6 +11,18 @@ _FOREIGN = (".msgpack", ".h5", ".ot", ".onnx", ".onnx_data", ".gguf", ".ggml", "
 _MEDIA = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".mp4", ".pdf", ".ipynb")
 # Copies of the weights in other formats, beside the checkpoint's own.
 _COPIES = frozenset({"original", "onnx", "openvino", "coreml", "tf", "flax", "gguf", "metal", "runs", "logs"})
+_CONFIGURATION = frozenset(
+    {
+        "config.json",
+        "config.pbtxt",
+        "config.yaml",
+        "generation_config.json",
+        "hf_quant_config.json",
+        "serving.properties",
+        "tokenizer_config.json",
+    }
+)
+_INDEX = ".index.json"
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
@@ -35,6 +47,11 @@ def tokenizer_files(names: Iterable[str]) -> list[str]:
     suffixes = (_SAFETENSORS, *_PICKLED, ".engine")
     weights = (*suffixes, *(f"{suffix}.index.json" for suffix in suffixes))
     return [name for name in needed(names) if not name.endswith(weights)]
+
+
+def config_files(names: Iterable[str]) -> list[str]:
+    """The files that say what a model is and how it is served: small, and without weights or tokenizer."""
+    return [name for name in needed(names) if PurePosixPath(name).name in _CONFIGURATION or name.endswith(_INDEX)]
 
 
 def _one_set_of_weights(paths: list[PurePosixPath]) -> set[PurePosixPath]:

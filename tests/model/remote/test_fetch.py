@@ -59,6 +59,12 @@ def test_its_tokenizer_lies_elsewhere_and_leaves_the_model_alone(model: Store, t
     assert names(whole) == set(FILES)
 
 
+def test_what_describes_it_is_fetched_alone(model: Store, tmp_path: Path) -> None:
+    found = fetch("s3://models/team/story", tmp_path, tell, config_only=True)
+    assert names(found) == {"config.json"}
+    assert found.is_relative_to(tmp_path / "s3-config")
+
+
 def test_the_download_reports_its_progress(model: Store, tmp_path: Path) -> None:
     lines = list[str]()
     fetch("s3://models/team/story", tmp_path / "a", lines.append)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.model.remote.selection import needed, tokenizer_files
+from djl_trtllm.model.remote.selection import config_files, needed, tokenizer_files
 
 CONFIG = ["config.json", "generation_config.json", "tokenizer.json"]
 
@@ -94,3 +94,11 @@ def test_for_its_tokenizer_alone_a_model_comes_without_weights() -> None:
     assert tokenizer_files([*kept, *weights, "onnx/tokenizer.json"]) == kept
     pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth"]
     assert tokenizer_files([*kept, *pickled]) == kept
+
+
+def test_what_describes_a_model_is_small() -> None:
+    kept = ["config.json", "hf_quant_config.json", "model.safetensors.index.json", "serving.properties"]
+    kept += ["tensorrt_llm/config.pbtxt", "tokenizer_config.json"]
+    other = ["model-00001-of-00002.safetensors", "tokenizer.json", "model.py", "README.md", ".gitattributes"]
+    assert config_files([*kept, *other]) == kept
+    assert config_files(other) == []

@@ -1,0 +1,55 @@
+"""Text for terminals and pipes: wrapped between words at a terminal's width, and one line per item elsewhere."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from rich.text import Text
+
+_INDENT = "  "
+_START = re.compile(r"^\s*(?:- )?")
+
+
+def wrapped(text: str, width: int | None, *, indent: str = "") -> str:
+    """`text` with lines of at most `width` characters; those after the first begin with `indent`, and with more where
+    they continue one that is indented itself or begins with a hyphen.
+
+    Words are not broken: a path that is longer than a line stays whole. Line breaks of the text stay. None: as it is.
+    """
+    if width is None:
+        return text
+    lines = []
+    for number, line in enumerate(text.split("\n")):
+        own = " " * len(_START.findall(line)[0])
+        lines += textwrap.wrap(
+            line,
+            width,
+            initial_indent="" if not number else indent,
+            subsequent_indent=indent + own,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(lines)
+
+
+class Listing:
+    """A list of items: a heading each, and named details below it."""
+
+    def __init__(self, title: str, width: int | None) -> None:
+        self._width = width
+        self.text = Text(wrapped(title, width))
+
+    def space(self) -> None:
+        self.text.append("\n")
+
+    def item(self, heading: str, details: dict[str, str], *, dim: bool = False) -> None:
+        """An item; details are in one column, those that are empty left out."""
+        self.text.append("\n" + wrapped(heading, self._width, indent=_INDENT * 2), "dim" if dim else "bold")
+        longest = max((len(name) for name in details), default=0)
+        for name, detail in details.items():
+            if detail:
+                start = f"{_INDENT}{name.ljust(longest)}{_INDENT}"
+                # textwrap drops white space at the start of a line: a stand-in keeps the column.
+                line = wrapped("." * len(start) + detail, self._width, indent=" " * len(start))
+                self.text.append("\n" + start + line[len(start) :], "dim" if dim else "")

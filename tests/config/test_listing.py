@@ -1,0 +1,35 @@
+"""Lines for terminals and pipes."""
+
+from __future__ import annotations
+
+from djl_trtllm.config.listing import Listing, wrapped
+
+
+def test_without_a_width_text_stays_as_it_is() -> None:
+    assert wrapped("a  b\n" + "x " * 100, None) == "a  b\n" + "x " * 100
+
+
+def test_lines_are_wrapped_between_words_and_words_stay_whole() -> None:
+    assert wrapped("one two three four", 9, indent="  ") == "one two\n  three\n  four"
+    assert wrapped("a/very-long/path-that-stays whole", 8) == "a/very-long/path-that-stays\nwhole"
+
+
+def test_lines_of_the_text_stay_lines_and_bullets_hang() -> None:
+    text = "expected:\n  - one of these\n\nend"
+    assert wrapped(text, 12) == "expected:\n  - one of\n    these\n\nend"
+
+
+def test_details_are_a_column_and_empty_ones_left_out() -> None:
+    listing = Listing("title", 20)
+    listing.space()
+    listing.item("key = value", {"from": "here", "effect": "some words that go on", "other": ""})
+    listing.item("next = 1", {}, dim=True)
+    assert listing.text.plain.splitlines() == [
+        "title",
+        "",
+        "key = value",
+        "  from    here",
+        "  effect  some words",
+        "          that go on",
+        "next = 1",
+    ]
