@@ -53,6 +53,11 @@ def _limits(builder: ArgumentBuilder) -> None:
     builder.put(Target("LLM", "max_batch_size"), inputs.max_sequences, *sequences)
     builder.put(Target("LLM", "max_num_tokens"), inputs.max_num_tokens, "max_num_tokens")
     if inputs.backend is not Backend.TENSORRT:
+        if options.max_beam_width > inputs.max_sequences:
+            builder.problems.append(
+                f"{builder.format_setting('max_beam_width')}: every request of the {inputs.backend} backend has that "
+                f"many beams, and {inputs.max_sequences} sequences run together; raise option.max_rolling_batch_size"
+            )
         # An engine has its own lengths, and warns of others.
         builder.put(Target("LLM", "max_seq_len"), inputs.max_seq_len, *lengths)
         builder.put_unless_default(Target("LLM", "max_input_len"), longest_prompt, "max_input_len")

@@ -11,7 +11,13 @@ from djl_trtllm.config.options.option import option
 class DecodingOptions(OptionGroup):
     """What the engine has to know before the first request asks for it."""
 
-    max_beam_width: int = option(1, "Most beams of one request.", unit="beams", at_least=1, source=DJL)
+    max_beam_width: int = option(
+        1,
+        "Most beams of one request; on the PyTorch backend of TensorRT-LLM, the beams of every request.",
+        unit="beams",
+        at_least=1,
+        source=DJL,
+    )
     normalize_log_probs: bool = option(False, "Divide the log probability of a beam by its length.", source=DJL)
     guided_decoding_backend: GuidedDecoding | None = option(
         None,

@@ -37,6 +37,17 @@ def test_the_engine_is_made_for_max_num_sequences_and_runs_the_smaller_batch(roo
     assert planned(roomy, **options).max_sequences == 16
 
 
+def test_the_beams_of_a_request_fit_the_batch_where_every_request_has_them(roomy: Path) -> None:
+    options: dict[str, object] = {"max_rolling_batch_size": 4, "max_beam_width": 5}
+    (problem,) = problems(roomy, backend="pytorch", **options)
+    assert problem == (
+        "option.max_beam_width=5 (environment variable OPTION_MAX_BEAM_WIDTH): every request of the pytorch backend "
+        "has that many beams, and 4 sequences run together; raise option.max_rolling_batch_size"
+    )
+    planned(roomy, backend="pytorch", max_rolling_batch_size=5, max_beam_width=5)
+    planned(roomy, backend="tensorrt", **options)
+
+
 # -- parallelism -----------------------------------------------------------------------------------------------------
 
 
