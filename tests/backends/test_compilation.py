@@ -270,3 +270,17 @@ def test_what_its_own_files_contradict_is_compiled_again(model: Path, tmp_path: 
 def test_an_engine_is_not_compiled_again(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is a compiled OpenVINO engine: there is nothing to compile"):
         compile_checkpoint(configured(), write_engine_files(tmp_path / "engine"), tmp_path / "out")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_rotary_options_are_compiled_in_or_told(model: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    cache = str(tmp_path / "cache")
+    config = configured(rotary_base="20000", rotary_dim="8", engine_cache_dir=cache)
+    engine = compile_checkpoint(config, model, tmp_path / "out", lines.append)
+    plain = compile_checkpoint(configured(engine_cache_dir=cache), model, tmp_path / "plain", lines.append)
+    assert engine.manifest is not None and plain.manifest is not None
+    assert engine.manifest.checkpoint != plain.manifest.checkpoint
+    assert any("rotary_dim=8" in line and "has no effect: llama has no rotary_dim" in line for line in lines)
+    assert not any("rotary_base" in line for line in lines)
+    assert "rotary" not in (tmp_path / "out" / "serving.properties").read_text()

@@ -129,8 +129,8 @@ def test_a_remote_model_has_the_name_that_djl_gives_it(text: str, name: str) -> 
 
 
 def test_a_remote_model_is_configured_by_what_comes_with_it(fetching: Fetching, tmp_path: Path) -> None:
-    environ = {"HF_MODEL_ID": "acme/story", "HF_REVISION": "v2", "OPTION_ENGINE_CACHE_DIR": str(tmp_path / "cache")}
-    source = open_remote("acme/story", environ)
+    environ = {"HF_REVISION": "v2", "OPTION_ENGINE_CACHE_DIR": str(tmp_path / "cache")}
+    source = open_remote("acme/story", environ | dict.fromkeys(("HF_MODEL_ID", "OPTION_MODEL_ID"), "acme/story"))
     assert (source.name, source.directory) == ("acme_story", fetching.found)
     assert (source.config.options.max_input_len, source.config.options.model_id) == (77, None)
     assert fetching.calls[0] == {

@@ -164,3 +164,9 @@ def test_a_model_without_attention_is_refused_before_it_is_compiled(
     model = with_config(checkpoint, tmp_path / "model", model_type="mamba")
     with pytest.raises(EngineError, match=r"model is a mamba model, which has no attention: .* TensorRT-LLM on a GPU"):
         plan_engine(configured(), inspect(model), CPU_ONLY, compile_only=compile_only)
+
+
+def test_a_scaling_that_the_export_does_not_have_is_told(checkpoint: Path) -> None:
+    for kind, told in (("dynamic", True), ("linear", False)):
+        notes = planned(checkpoint, rotary_scaling_type=kind, rotary_scaling_factor=2).notes
+        assert any(f"option.rotary_scaling_type={kind}" in note for note in notes) is told
