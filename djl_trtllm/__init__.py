@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from djl_trtllm.version import __version__
+
 if TYPE_CHECKING:
     from djl_trtllm.offline import (
         LLM,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
         TorchCompileConfig,
     )
 
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

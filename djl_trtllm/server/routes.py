@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from starlette.routing import Route, Router
@@ -33,6 +33,7 @@ from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
 from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class Endpoint:
     """A handler as an ASGI application (a class, so that Starlette passes scope, receive and send as they are).
 
-    `method` None takes every method. Errors are in the format of `dialect`.
+    `method` None takes every method; `allow` are those of the path, if there are several. Errors are in the format of
+    `dialect`.
     """
 
     handler: Handler
@@ -62,13 +64,14 @@ class Endpoint:
     options: Options
     counts: ServerCounts
     dialect: Dialect = DEFAULT
+    allow: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self.options, self.counts, self.dialect)
         try:
-            if self.method is not None and not self._takes(scope["method"]):
-                message = f"{scope['path']} takes {self.method}, not {scope['method']}"
-                raise MethodNotAllowedError(message, allow=self.method)
+            if self.method is not None and not self.takes(scope["method"]):
+                allow = self.allow or self.method
+                raise MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
             await self.handler(exchange)
         except ClientGone:
             pass
@@ -83,8 +86,21 @@ class Endpoint:
             logger.exception("request %s failed", exchange.request_id)
             await exchange.fail(error)
 
-    def _takes(self, method: str) -> bool:
+    def takes(self, method: str) -> bool:
         return method == self.method or (method == "HEAD" and self.method == "GET")
+
+
+class SharedPath:
+    """Several endpoints with one path and different methods, as an ASGI application."""
+
+    def __init__(self, endpoints: list[Endpoint]) -> None:
+        allow = ", ".join(sorted(str(endpoint.method) for endpoint in endpoints))
+        self._endpoints = [replace(endpoint, allow=allow) for endpoint in endpoints]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        first = self._endpoints[0]
+        endpoint = next((each for each in self._endpoints if each.takes(scope["method"])), first)
+        await endpoint(scope, receive, send)
 
 
 @dataclass
@@ -99,14 +115,20 @@ class Routes:
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
         # Of two paths that match, the one with more fixed characters is meant: {model}:predict before {model}.
-        endpoints = sorted((*self._own(), *self._of_dialects()), key=lambda found: -_fixed_characters(found[0]))
-        routes = [Route(path, endpoint) for path, endpoint in endpoints]
+        by_path: dict[str, list[Endpoint]] = {}
+        for path, endpoint in (*self._own(), *self._of_dialects()):
+            by_path.setdefault(path, []).append(endpoint)
+        routes = [
+            Route(path, endpoints[0] if len(endpoints) == 1 else SharedPath(endpoints))
+            for path, endpoints in sorted(by_path.items(), key=lambda item: -_fixed_characters(item[0]))
+        ]
         not_found = Endpoint(self.not_found, None, self.options, self.counts)
         return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
 
     def _own(self) -> Iterator[tuple[str, Endpoint]]:
         adapters = AdapterRoutes(self.registry)
         handlers: list[tuple[str, str | None, Handler]] = [
+            ("/", "GET", self.root),
             ("/ping", "GET", self.ping),
             ("/metrics", "GET", self.metrics),
             (MODELS, None, self.models.collection),
@@ -141,6 +163,14 @@ class Routes:
         body = {model.name: {"status": _HEALTH[model.state][1]} for model in models}
         body |= {name: {"status": "Unregistered"} for name in lost}
         await exchange.reply(Reply.json(body, status))
+
+    async def root(self, exchange: Exchange) -> None:
+        """What this is: for people who open the address in a browser."""
+        models = [{"name": model.name, "state": model.state.value} for model in self.registry.models.values()]
+        apis = {type(dialect).__name__: [*dialect.paths, *dialect.pages, *dialect.actions] for dialect in DIALECTS}
+        links = {"health": "/ping", "metrics": "/metrics", "models": MODELS}
+        about = {"name": "djl-trtllm", "version": __version__, "models": models, "links": links, "apis": apis}
+        await exchange.reply(Reply.json(about))
 
     async def metrics(self, exchange: Exchange) -> None:
         await exchange.reply(self.metrics_page.reply())

@@ -44,7 +44,7 @@ def imported(program: str, folder: Path) -> set[str]:
     [
         ("import djl_trtllm", 20),
         ("import djl_trtllm.executor.process", 200),
-        ("import djl_trtllm.deployment", 300),
+        ("import djl_trtllm.deployment", 450),
         (HELP, 800),
         ("import djl_trtllm.offline", 800),
         ("import djl_trtllm.server.app", 900),

@@ -24,6 +24,8 @@ class OpenAi(Dialect):
     pages = ("/v1/models", "/v1/models/{model}")
     actions = ("/tokenize", "/detokenize")
     names_model = True
+    aliases = frozenset({"dummy", "tgi"})
+    """What huggingface_hub's client and TGI's documents send where an address has one model."""
 
     def model_name(self, request: RawRequest) -> str | None:
         return read_model_name(request)

@@ -27,7 +27,7 @@ def hosts() -> Iterator[Hosts]:
 async def test_an_empty_name_and_the_models_own_mean_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
     async with application(tokenizer) as served:
-        for name in (b"", b"story"):
+        for name in (b"", b"story", b"tgi"):
             answer = await served.client.post("/v1/chat/completions", CHAT % name)
             assert (answer.status, json.loads(answer.body)["model"]) == (200, "story")
         answer = await served.client.post("/v1/chat/completions", CHAT % b"hen")

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.service import ServedModel
+from tests.server.application import application
+from tests.support.in_process import Hosts
+from tests.support.virtual_time import in_virtual_time, until
+
+BODY = b'{"inputs": "the wolf", "parameters": {"max_new_tokens": 2}}'
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with Hosts().installed() as hosts:
+        yield hosts
+
+
+@in_virtual_time
+async def test_generate_answers_an_object_and_the_root_a_list(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with application(tokenizer) as served:
+        text = tokenizer.decode(tokenizer.encode("the wolf")[:2])
+        assert (await served.client.post("/generate", BODY)).json == {"generated_text": text}
+        answer = await served.client.post("/", BODY)
+        assert answer.body.decode() == f'[{{"generated_text":"{text}"}}]'
+
+
+@in_virtual_time
+async def test_the_root_takes_get_for_people_and_post_for_clients(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        about = (await served.client.get("/")).json
+        assert (about["name"], [model["name"] for model in about["models"]]) == ("djl-trtllm", ["story"])
+        refused = await served.client.get("/", method="PUT")
+        assert (refused.status, refused.headers["allow"]) == (405, "GET, POST")
+
+
+@in_virtual_time
+async def test_health_and_info(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer, max_input_len=77) as served:
+        healthy = await served.client.get("/health")
+        assert (healthy.status, healthy.body) == (200, b"")
+        info = (await served.client.get("/info")).json
+        assert (info["model_id"], info["max_input_tokens"]) == ("story", 77)
+        served.registry.add(ServedModel("fable", "/fable"))
+        unhealthy = await served.client.get("/health")
+        assert (unhealthy.status, unhealthy.json["error_type"]) == (503, "healthcheck")
+        assert (await served.client.get("/info")).status == 404
+
+
+@in_virtual_time
+async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        stream = served.client.begin("POST", "/generate_stream", BODY)
+        await until(lambda: bool(hosts.last.submitted))
+        stream.leave()
+        await stream.end()
+        assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
