@@ -6,6 +6,7 @@
     │   ├── ArchiveError            an archive that is broken or unsafe to extract
     │   ├── DownloadError           files from the hub or S3 that are unavailable or incomplete
     │   ├── LayoutError             a directory that is not a model, or not one that this server can run
+    │   ├── NotDescribedError       a model of which only the description was fetched, which does not say what it is
     │   └── TokenizerError          missing or unreadable tokenizer files
     ├── EngineError                 compiled engines
     │   ├── BuildError              compiling failed (carries the log's path and last lines)
@@ -70,6 +71,10 @@ class ArchiveError(ModelError):
 
 class DownloadError(ModelError):
     """Files from the Hugging Face hub or S3 are unavailable or incomplete. No partial download is kept as complete."""
+
+
+class NotDescribedError(ModelError):
+    """What a model is cannot be told before all of its files are fetched."""
 
 
 class LayoutError(ModelError):

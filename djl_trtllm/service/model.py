@@ -24,7 +24,7 @@ from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.preparation import prepare_engine
-from djl_trtllm.errors import ModelError
+from djl_trtllm.errors import ModelError, NotDescribedError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, inspect_config, load_tokenizer, open_model
 from djl_trtllm.model.remote.fetch import fetch, is_remote
@@ -159,12 +159,15 @@ def plan(source: ModelSource, hardware: Hardware | None = None) -> tuple[Config,
 
 
 def layout_of(source: ModelSource) -> Layout:
-    """The kind of model and its files. Raises ModelError."""
+    """The kind of model and its files. Raises ModelError, and NotDescribedError if only a part of it was fetched."""
     files = model_files(source)
     own = source.config.options.model_id is None
     fetched = source.fetched if own else _local(source, source.config.options.model_id or "") is None
-    described = inspect_config(files) if fetched and source.config_only else None
-    return described or inspect(files)
+    if not (fetched and source.config_only):
+        return inspect(files)
+    if (described := inspect_config(files)) is not None:
+        return described
+    raise NotDescribedError("its files are looked at when the model is served")
 
 
 def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:

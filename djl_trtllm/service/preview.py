@@ -14,7 +14,7 @@ from djl_trtllm.config import Config, load
 from djl_trtllm.engines.gpu import Gpu
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
-from djl_trtllm.errors import DjlTrtllmError, DownloadError
+from djl_trtllm.errors import DjlTrtllmError, DownloadError, NotDescribedError
 from djl_trtllm.model import Layout
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
@@ -112,6 +112,8 @@ def _planned(source: ModelSource, machine: _Machine) -> Preview:
         if machine.wants_gpus(config):
             machine = replace(machine, gpus=(Gpu(),) * _ranks(config, layout_of(source)))
         config, layout, engine_plan = plan(source, machine.hardware)
+    except NotDescribedError as error:
+        return Preview(config, machine.hardware, remarks=(f"not planned: {error}",))
     except DjlTrtllmError as error:
         return Preview(config, machine.hardware, refusal=str(error), remarks=machine.remarks())
     remarks = machine.remarks(engine_plan)

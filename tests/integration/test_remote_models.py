@@ -43,6 +43,24 @@ def test_hf_model_id_is_fetched_and_served_and_nothing_else_is(tiny_stories: Pat
         assert hub.fetched == []
 
 
+def test_config_looks_at_a_model_of_the_hub_without_its_weights(tiny_stories: Path, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_stories.iterdir() if path.is_file()}
+    hub = Hub({"acme/tiny-stories": files | {"serving.properties": b"option.max_input_len=77\n"}})
+    with hub_server(hub) as endpoint:
+        settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+        environ = environment(tmp_path, **settings, HF_HUB_DISABLE_XET="1")
+        shown = run_cli("config", "acme/tiny-stories", "--backend", "tensorrt", environ=environ)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert "option.max_input_len = 77 tokens" in shown.stdout and "max_input_len=77" in shown.stdout
+        assert not any(name.endswith(("model.safetensors", "tokenizer.json")) for name in hub.fetched)
+        refused = run_cli("config", "acme/tiny-stories", environ={**environ, "OPTION_QUANTIZE": "fp8"})
+        assert refused.returncode == 1
+        assert "cannot be served: " in refused.stdout and "OPTION_QUANTIZE" in refused.stdout
+        missing = run_cli("config", "acme/nowhere", environ=environ)
+        assert missing.returncode == 1
+        assert "there is no such model" in missing.stdout
+
+
 @pytest.mark.slow
 def test_an_s3_address_is_fetched_once_and_served(tiny_stories: Path, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()

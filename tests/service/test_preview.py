@@ -124,6 +124,15 @@ def test_the_file_that_comes_with_a_remote_model_counts(hub: Path) -> None:
     assert preview("acme/story", {}).refusal is None
 
 
+def test_a_remote_model_that_is_no_checkpoint_is_not_planned(hub: Path) -> None:
+    properties(hub, "option.max_input_len=77")
+    for text in ('{"pretrained_config": {}, "build_config": {}}', "{}"):
+        (hub / "config.json").write_text(text)
+        found = preview("acme/story", {})
+        assert (found.config.options.max_input_len, found.plan, found.refusal) == (77, None, None)
+        assert found.remarks == ("not planned: its files are looked at when the model is served",)
+
+
 def test_a_remote_model_that_is_not_there_cannot_be_served(hub: Path) -> None:
     found = preview("acme/other", {"OPTION_MAX_INPUT_LEN": "77"})
     assert found.config.options.max_input_len == 77
