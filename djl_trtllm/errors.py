@@ -74,7 +74,7 @@ class DownloadError(ModelError):
 
 
 class NotDescribedError(ModelError):
-    """What a model is cannot be told before all of its files are fetched."""
+    """The fetched files do not say what the model is; its other files are fetched when it is served."""
 
 
 class LayoutError(ModelError):
