@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import copy
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -23,6 +24,8 @@ from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.engines import in_use
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
+
+log = logging.getLogger(__name__)
 
 _OPTIONS = ("rotary_base", "rotary_dim", "rotary_scaling_type", "rotary_scaling_factor")
 _FOLDER = "overlays"
@@ -52,7 +55,9 @@ def with_rotary_options(config: Config, layout: Layout) -> tuple[Layout, tuple[s
         return layout, told
     if not layout.weight_files:  # only described: there is nothing to run
         return replace(layout, config=changed), told
-    return inspect(_overlay(layout.path, changed, config.engine_cache_dir / _FOLDER)), told
+    overlay = _overlay(layout.path, changed, config.engine_cache_dir / _FOLDER)
+    log.info("the engine reads %s as %s, whose config.json has the rotary options", layout.path, overlay)
+    return inspect(overlay), told
 
 
 def _change(config: Config, layout: Layout, given: list[str]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -59,12 +59,16 @@ def test_without_the_options_there_is_no_overlay(tmp_path: Path, tiny_stories: P
     assert not cache.exists()
 
 
-def test_an_overlay_is_the_checkpoint_with_another_config(tmp_path: Path, tiny_stories: Path, cache: Path) -> None:
+def test_an_overlay_is_the_checkpoint_with_another_config(
+    tmp_path: Path, tiny_stories: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     layout = checkpoint(tmp_path, tiny_stories)
     before = (layout.path / "config.json").read_text()
     config = options("option.rotary_base=20000", cache)
     found, told = with_rotary_options(config, layout)
     assert told == () and found.kind is layout.kind
+    assert f"the engine reads {layout.path} as {found.path}, whose config.json" in caplog.text
     assert found.path.name == "checkpoint" and found.path.parent.parent == cache / "overlays"
     assert sorted(path.name for path in found.path.iterdir()) == sorted(path.name for path in layout.path.iterdir())
     assert (found.path / "model.safetensors").samefile(tiny_stories / "model.safetensors")
