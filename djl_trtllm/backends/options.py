@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from djl_trtllm.backends import effects
 from djl_trtllm.backends.effects import Effects
 from djl_trtllm.backends.registry import backend_named, backends
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.options.registry import DeclaredOption
+from djl_trtllm.config.rules.running import check_running
+from djl_trtllm.engines.plan import EnginePlan
 
 
 def option_maps() -> dict[Backend, Effects]:
@@ -33,9 +38,19 @@ def describe(declared: DeclaredOption, backend: Backend, *, under_djl: bool = Fa
     return effects.describe(declared, _effects_on(backend), backend)
 
 
-def without_effect(config: Config, backend: Backend, *, under_djl: bool = False) -> tuple[str, ...]:
-    """One line for each option that the user set and that has no effect on the backend, with the reason."""
-    return effects.without_effect(config, _effects_on(backend), backend, under_djl=under_djl)
+def deviations(
+    config: Config, backend: Backend, plan: EnginePlan | None = None, *, under_djl: bool = False
+) -> tuple[str, ...]:
+    """One line for each option that the user set and that does nothing on the backend, something else, or less."""
+    return effects.deviations(config, _effects_on(backend), backend, plan, under_djl=under_djl)
+
+
+def with_effects(
+    config: Config, backend: Backend, plan: EnginePlan | None = None, *, under_djl: bool = False
+) -> Config:
+    """The configuration with what there is to say of it on a backend: `deviations`, and rules about running engines."""
+    checked = check_running(config, partial(effects.effective_value, config, _effects_on(backend)))
+    return replace(checked, notes=(*deviations(config, backend, plan, under_djl=under_djl), *checked.notes))
 
 
 def _effects_on(backend: Backend) -> Effects:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ def show_configuration(
 ) -> None:
     """Print the configuration of a model. Exits with status 1 if there is no such model or it cannot be served."""
     with errors_for_the_reader():
+        from djl_trtllm.backends.options import with_effects
         from djl_trtllm.backends.select import likely_backend
         from djl_trtllm.config import explain
         from djl_trtllm.engines.gpu_models import gpus_named
@@ -34,6 +36,8 @@ def show_configuration(
 
         found = preview(model, os.environ, backend, () if gpu is None else gpus_named(gpu))
         chosen = likely_backend(found.config, found.hardware) if found.plan is None else found.plan.backend
+        if found.plan is None:
+            found = replace(found, config=with_effects(found.config, chosen, under_djl=found.under_djl))
         describe = _describe(found)
         if as_json:
             told = explain.as_json(found.config, chosen, describe=describe)

@@ -14,7 +14,8 @@ from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption, find, suggest
 from djl_trtllm.config.options.values import NotAValueError, is_quoted, without_comment
 from djl_trtllm.config.rules.context import context_of_draft
-from djl_trtllm.config.rules.table import OPTION_RULES, check
+from djl_trtllm.config.rules.rule import check
+from djl_trtllm.config.rules.table import OPTION_RULES
 from djl_trtllm.config.sources.environment import read_environment, variables_of
 from djl_trtllm.config.sources.origin import Origin, OriginKind
 from djl_trtllm.config.sources.properties import Layer, Setting, Source, read_arguments, read_properties

@@ -11,7 +11,7 @@ from pathlib import Path
 from djl_trtllm.api.custom.formatters import FILE_NAME as CUSTOM_FILE
 from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
 from djl_trtllm.backends.as_built import describe_limits
-from djl_trtllm.backends.options import without_effect
+from djl_trtllm.backends.options import with_effects
 from djl_trtllm.backends.planning import plan_engine, served_as_built
 from djl_trtllm.backends.tensorrt_llm.quantization import method_of
 from djl_trtllm.batching.limits import BatchLimits
@@ -136,11 +136,13 @@ def remote_name(text: str) -> str:
     return re.sub(r"\W", "_", text.removeprefix("hf://"))
 
 
-def plan(source: ModelSource, hardware: Hardware | None = None) -> tuple[Config, Layout, EnginePlan]:
+def plan(
+    source: ModelSource, hardware: Hardware | None = None, *, under_djl: bool = False
+) -> tuple[Config, Layout, EnginePlan]:
     """Inspect the model's files and plan its engine for `hardware`, by default this machine's. Raises DjlTrtllmError.
 
-    Returns the source's configuration, checked against the kind of model and its files; an engine's own limits are its
-    defaults.
+    Returns the source's configuration, checked against the kind of model, its files and the backend; an engine's own
+    limits are its defaults. `under_djl` as in `prepare`.
     """
     layout, told = with_rotary_options(source.config, layout_of(source))
     if (tokenizer_dir := tokenizer_files(source)) is not None:
@@ -155,7 +157,8 @@ def plan(source: ModelSource, hardware: Hardware | None = None) -> tuple[Config,
     # The description of a remote model does not say whether it has one.
     if not layout.kind.is_engine and layout.weight_files:
         require_tokenizer(layout)
-    return config, layout, plan_engine(config, layout, hardware)
+    engine_plan = plan_engine(config, layout, hardware)
+    return with_effects(config, engine_plan.backend, engine_plan, under_djl=under_djl), layout, engine_plan
 
 
 def layout_of(source: ModelSource) -> Layout:
@@ -175,11 +178,11 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
 
     `under_djl`: inside DJL Serving, which reads some options that have no effect elsewhere.
     """
-    config, layout, engine_plan = plan(source)
+    config, layout, engine_plan = plan(source, under_djl=under_djl)
     options = config.options
     logger.info("%s", engine_plan.describe())
     logger.info("%s", describe_limits(config))
-    for line in (*without_effect(config, engine_plan.backend, under_djl=under_djl), *config.notes):
+    for line in config.notes:
         logger.info("%s", line)
     for line in (*config.warnings, *engine_plan.notes):
         logger.warning("%s", line)

@@ -40,7 +40,7 @@ class Preview:
     @property
     def under_djl(self) -> bool:
         """Whether the model is meant for DJL Serving: in its container, or by the handler that its options name."""
-        return "DJL_SERVING_HOME" in os.environ or self.config.options.entry_point in _HANDLERS
+        return _under_djl(self.config)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _planned(source: ModelSource, machine: _Machine) -> Preview:
             return _unopened(model_id, config, machine)
         if machine.wants_gpus(config):
             machine = replace(machine, gpus=(Gpu(),) * _ranks(config, layout_of(source)))
-        config, layout, engine_plan = plan(source, machine.hardware)
+        config, layout, engine_plan = plan(source, machine.hardware, under_djl=_under_djl(config))
     except NotDescribedError as error:
         return Preview(config, machine.hardware, remarks=(f"not planned: {error}",))
     except DjlTrtllmError as error:
@@ -120,6 +120,10 @@ def _planned(source: ModelSource, machine: _Machine) -> Preview:
     if not layout.weight_files:
         remarks += ("the weights are fetched and checked when the model is served",)
     return Preview(config, machine.hardware, plan=engine_plan, remarks=remarks)
+
+
+def _under_djl(config: Config) -> bool:
+    return "DJL_SERVING_HOME" in os.environ or config.options.entry_point in _HANDLERS
 
 
 def _ranks(config: Config, layout: Layout) -> int:

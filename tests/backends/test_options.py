@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.backends.options import automatic_backends, describe, option_maps, without_effect
+from djl_trtllm.backends.options import automatic_backends, describe, deviations, option_maps, with_effects
 from djl_trtllm.config import Backend
 from djl_trtllm.config.options.registry import OPTIONS
 from tests.config.helpers import from_text
@@ -41,19 +41,35 @@ def test_autodeploy_has_the_options_of_the_pytorch_backend() -> None:
 
 def test_what_has_no_effect_depends_on_the_backend() -> None:
     config = from_text("option.tokens_per_block=128")
-    (line,) = without_effect(config, Backend.OPENVINO)
-    assert line == "option.tokens_per_block = 128 tokens (serving.properties:1): no effect: OpenVINO's block size is 32"
-    assert without_effect(config, Backend.TENSORRT) == ()
+    (line,) = deviations(config, Backend.OPENVINO)
+    assert line == "option.tokens_per_block = 128 tokens (serving.properties:1): always 32: OpenVINO's block size"
+    assert deviations(config, Backend.TENSORRT) == ()
+
+
+CONTRADICTED = {
+    "batch_scheduler_policy": "static_batch",
+    "max_attention_window": "8",
+    "max_num_tokens": "512\noption.max_input_len=2048",
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTED)
+def test_no_warning_says_what_the_backend_does_not_do(name: str) -> None:
+    config = from_text(f"option.{name}={CONTRADICTED[name]}")
+    assert len(with_effects(config, Backend.TENSORRT).warnings) == 1
+    on_openvino = with_effects(config, Backend.OPENVINO)
+    assert on_openvino.warnings == ()
+    assert len(on_openvino.notes) == (name != "max_num_tokens")
 
 
 def test_options_that_djl_serving_reads_have_their_effect_there() -> None:
     config = from_text("option.async_mode=true\nminWorkers=1\noption.task=text-generation")
-    assert [line.split()[0] for line in without_effect(config, Backend.OPENVINO)] == [
+    assert [line.split()[0] for line in deviations(config, Backend.OPENVINO)] == [
         "option.task",
         "option.async_mode",
         "minWorkers",
     ]
-    assert [line.split()[0] for line in without_effect(config, Backend.OPENVINO, under_djl=True)] == ["option.task"]
+    assert [line.split()[0] for line in deviations(config, Backend.OPENVINO, under_djl=True)] == ["option.task"]
     for backend in (Backend.AUTO, Backend.OPENVINO):
         assert describe(OPTIONS["async_mode"], backend, under_djl=True) == "DJL Serving's async mode"
         assert describe(OPTIONS["min_workers"], backend, under_djl=True) == "read by DJL Serving"

@@ -9,7 +9,7 @@ import pytest
 
 from djl_trtllm.config import Layer, OriginKind, Setting, Source, load, parse_properties, read_arguments, resolve
 from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.rules.table import Rule, Severity
+from djl_trtllm.config.rules.rule import Rule, Severity
 from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, problems_of

@@ -246,8 +246,8 @@ def test_a_secret_in_a_model_id_is_not_told(checkpoint: Path) -> None:
 def test_the_kind_of_model_is_that_of_config_json(checkpoint: Path) -> None:
     environ = {**OPENVINO, "OPTION_ROTARY_DIM": "64", "OPTION_USE_FUSED_MLP": "true"}
     config, _, _ = plan(open_source(checkpoint, environ))
-    (note,) = config.notes
-    assert note.endswith("is documented for GPT-J only, and this model is llama")
+    (told, note) = config.notes
+    assert told.startswith("option.use_fused_mlp = true") and "GPT-J only, and this model is llama" in note
 
 
 def test_a_compiled_engine_cannot_be_quantised(checkpoint: Path) -> None:

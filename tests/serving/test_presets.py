@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.backends.options import without_effect
+from djl_trtllm.backends.options import deviations
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.config import Backend, Config, load
 from djl_trtllm.config.options.registry import find
@@ -104,7 +104,7 @@ def test_a_preset_says_what_it_has_to_say(config: Config) -> None:
 def test_every_option_of_a_preset_has_an_effect_on_each_of_its_backends(config: Config) -> None:
     asked = config.options.backend
     backends = (Backend.TENSORRT, Backend.PYTORCH) if asked is Backend.AUTO else (asked,)
-    assert [without_effect(config, backend) for backend in backends] == [()] * len(backends)
+    assert [deviations(config, backend) for backend in backends] == [()] * len(backends)
 
 
 def test_the_rules_about_kinds_of_models_have_nothing_against_a_preset(preset: str, config: Config) -> None:

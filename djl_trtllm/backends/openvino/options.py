@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from djl_trtllm.backends.effects import Derived, Effects, derived, without
+from djl_trtllm.backends.effects import Derived, Effects, bounded, derived, fixed, without
+from djl_trtllm.config.options.choices import BatchingType, ChunkingPolicy, KvCacheType, LoadFormat, SchedulerPolicy
 
 _SMALLER = "limit at admission, the smaller of this and max_rolling_batch_size"
 
-EFFECTS: Effects = {
+_EFFECTS: Effects = {
     "trust_remote_code": Derived("trust_remote_code of the export and of the tokenizer"),
     "dtype": Derived("weight format of the export and INFERENCE_PRECISION_HINT"),
     "max_input_len": Derived("limit at admission"),
@@ -23,8 +24,9 @@ EFFECTS: Effects = {
     "kv_cache_dtype": Derived(
         "KV_CACHE_PRECISION; auto is fp16, because OpenVINO's own default (u8) changes greedy output"
     ),
-    "batch_scheduler_policy": Derived(
-        "always guaranteed_no_evict: requests lose their output when this engine runs out of cache"
+    **fixed(
+        "requests lose their output when this engine runs out of cache",
+        batch_scheduler_policy=SchedulerPolicy.GUARANTEED_NO_EVICT,
     ),
     "inference_num_threads": Derived("INFERENCE_NUM_THREADS"),
     "quantize": Derived(
@@ -32,21 +34,21 @@ EFFECTS: Effects = {
         "w4a8_awq, smoothquant and fp8 are refused"
     ),
     "awq_format": Derived("int4_awq is 4-bit weights with NNCF's AWQ; w4a8_awq is refused"),
-    **without("weights are always loaded", "load_format"),
-    **without("OpenVINO's block size is 32", "tokens_per_block"),
+    **fixed("weights are always loaded", load_format=LoadFormat.AUTO),
+    **fixed("OpenVINO's block size", tokens_per_block=32),
     **without("the window is that of the model's config.json", "max_attention_window"),
     **without("the cache is in host memory", "host_cache_size", "onboard_blocks", "use_uvm"),
     **without("whole blocks are reused", "enable_partial_reuse", "copy_on_partial_reuse"),
     **without("there is no GPU", "max_gpu_total_bytes", "cuda_graph_mode", "cuda_graph_cache_size"),
-    **without("the KV cache is always paged", "kv_cache_type", "paged_kv_cache"),
-    **without("prompts are split in the order of arrival", "context_chunking_policy"),
-    **without("always on (SchedulerConfig.dynamic_split_fuse)", "enable_chunked_prefill"),
-    **without("always in flight", "batching_type"),
+    **fixed("OpenVINO's continuous batching", kv_cache_type=KvCacheType.PAGED, paged_kv_cache=True),
+    **fixed(
+        "prompts are split in the order of arrival", context_chunking_policy=ChunkingPolicy.FIRST_COME_FIRST_SERVED
+    ),
+    **fixed("SchedulerConfig.dynamic_split_fuse", enable_chunked_prefill=True),
+    **fixed("OpenVINO's continuous batching", batching_type=BatchingType.INFLIGHT),
+    **fixed("one CPU engine", tensor_parallel_degree=1, pipeline_parallel_degree=1, context_parallel_size=1),
     **without(
         "one CPU engine",
-        "tensor_parallel_degree",
-        "pipeline_parallel_degree",
-        "context_parallel_size",
         "moe_tensor_parallel_size",
         "moe_expert_parallel_size",
         "moe_cluster_parallel_size",
@@ -57,7 +59,7 @@ EFFECTS: Effects = {
         "gpus_per_node",
         "orchestrator_type",
     ),
-    **without("a model runs on one machine", "num_nodes", "cluster_size"),
+    **fixed("a model runs on one machine", num_nodes=1, cluster_size=1),
     **without("encoder-decoder models are not served", "max_encoder_input_len"),
     **without("chosen per request", "gather_generation_logits"),
     **without("compiling works inside the engine cache", "workspace"),
@@ -78,7 +80,7 @@ EFFECTS: Effects = {
     **without("use option.quantize", "quant_algo"),
     **without("use option.kv_cache_dtype", "kv_cache_quant_algo"),
     **without("read from the checkpoint's config.json", "chatglm_model_version", "gpt_model_version"),
-    **without("requests with beams are answered with an error", "max_beam_width"),
+    **fixed("requests with beams are answered with an error", max_beam_width=1),
     **without("OpenVINO brings its own", "guided_decoding_backend"),
     **without(
         "adapters are not served on the CPU; merge the adapter into the checkpoint",
@@ -93,4 +95,6 @@ EFFECTS: Effects = {
         "lora_cache_host_memory_bytes",
     ),
 }
+
+EFFECTS = bounded(_EFFECTS)
 """On OpenVINO GenAI's continuous batching pipeline (`option.backend=openvino`)."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from djl_trtllm.backends.effects import Derived, Effects
+from djl_trtllm.backends.effects import Derived, Effects, bounded
 
 _LIMITS = ("max_input_len", "max_output_len", "max_seq_len", "max_rolling_batch_size", "max_num_sequences")
 
-EFFECTS: Effects = {
-    **dict.fromkeys(_LIMITS, Derived("limit at admission")),
-    "script": Derived("what the executor plays, as JSON"),
-}
+EFFECTS: Effects = bounded(
+    {
+        **dict.fromkeys(_LIMITS, Derived("limit at admission")),
+        "max_num_tokens": Derived("raises lengths and batch, and nothing else"),
+        "script": Derived("what the executor plays, as JSON"),
+    }
+)

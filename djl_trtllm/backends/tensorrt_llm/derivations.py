@@ -143,11 +143,6 @@ def _paged_context(builder: ArgumentBuilder) -> None:
 
 def _scheduler(builder: ArgumentBuilder) -> None:
     options = builder.options
-    if options.context_chunking_policy is not None and not options.enable_chunked_prefill:
-        builder.notes.append(
-            f"{builder.format_setting('context_chunking_policy')} has no effect without "
-            f"option.enable_chunked_prefill=true"
-        )
     if any(Target("DynamicBatchConfig", name) in builder for name in _DYNAMIC_BATCH):
         for name, value in _DYNAMIC_BATCH.items():
             if Target("DynamicBatchConfig", name) not in builder:

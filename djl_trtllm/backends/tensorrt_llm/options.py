@@ -6,13 +6,13 @@ several options, or from model and machine, are computed in `derivations`.
 
 from __future__ import annotations
 
-from djl_trtllm.backends.effects import Derived, Effects, derived, fields, passed, without
+from djl_trtllm.backends.effects import Derived, Effects, bounded, derived, fields, fixed, needing, passed, without
+from djl_trtllm.config.options.choices import BatchingType, KvCacheType
 
 _SMOOTHQUANT = (
     "smoothquant_per_token and smoothquant_per_channel choose one of W8A8_SQ_PER_..._PLUGIN; with neither of them set "
     "it is W8A8_SQ_PER_CHANNEL"
 )
-_ALL_MACHINES = "GPUs of all machines, where option.tensor_parallel_degree is max"
 _MODEL_VERSION = "it becomes the last part of the path, by which TensorRT-LLM knows the version"
 
 _BOTH: Effects = {
@@ -54,23 +54,33 @@ _BOTH: Effects = {
         "attention_dp_events_gather_period_ms",
         max_tokens_in_paged_kv_cache="max_tokens",
     ),
-    **fields("SchedulerConfig", "context_chunking_policy", batch_scheduler_policy="capacity_scheduler_policy"),
-    **fields("LoraConfig", "max_lora_rank", "lora_dir", "lora_ckpt_source", "lora_target_modules"),
-    **fields(
-        "PeftCacheConfig",
-        lora_cache_optimal_adapter_size="optimal_adapter_size",
-        lora_cache_max_adapter_size="max_adapter_size",
-        lora_cache_gpu_memory_fraction="device_cache_percent",
-        lora_cache_host_memory_bytes="host_cache_size",
+    **fields("SchedulerConfig", batch_scheduler_policy="capacity_scheduler_policy"),
+    **needing("enable_chunked_prefill", True, fields("SchedulerConfig", "context_chunking_policy")),
+    **needing(
+        "enable_lora",
+        True,
+        {
+            **fields("LoraConfig", "max_lora_rank", "lora_dir", "lora_ckpt_source", "lora_target_modules"),
+            **fields(
+                "PeftCacheConfig",
+                lora_cache_optimal_adapter_size="optimal_adapter_size",
+                lora_cache_max_adapter_size="max_adapter_size",
+                lora_cache_gpu_memory_fraction="device_cache_percent",
+                lora_cache_host_memory_bytes="host_cache_size",
+            ),
+        },
     ),
     "kv_cache_free_gpu_mem_fraction": derived("0.95 when not set", KvCacheConfig="free_gpu_memory_fraction"),
-    "num_nodes": derived(_ALL_MACHINES, LLM="tensor_parallel_size"),
-    "cluster_size": derived(_ALL_MACHINES, LLM="tensor_parallel_size"),
+    **needing(
+        "tensor_parallel_degree",
+        "max",
+        dict.fromkeys(("num_nodes", "cluster_size"), derived("GPUs of all machines", LLM="tensor_parallel_size")),
+    ),
     "stop_in_engine": Derived("stop strings and stop ids go to the engine, or the server alone looks for them"),
     **without("the engine runs on the GPU", "inference_num_threads"),
 }
 
-ENGINE: Effects = {
+_ENGINE: Effects = {
     **_BOTH,
     **fields(
         "BuildConfig",
@@ -190,9 +200,10 @@ ENGINE: Effects = {
     **without("a compiled engine always gathers them", "enable_iter_perf_stats"),
     **without("whether a compiled engine follows it is not known", "pp_partition"),
 }
+ENGINE = bounded(_ENGINE)
 """On an engine that TensorRT-LLM compiles (`option.backend=tensorrt`)."""
 
-PYTORCH: Effects = {
+_PYTORCH: Effects = {
     **_BOTH,
     **fields(
         "LLM",
@@ -239,8 +250,8 @@ PYTORCH: Effects = {
     "quantize": Derived("refused unless the checkpoint is quantised so: this backend does not quantise"),
     "use_cuda_graph": derived("None when false", LLM="cuda_graph_config"),
     "enforce_eager": derived("None when true", LLM="cuda_graph_config"),
-    **without("the KV cache is always paged", "kv_cache_type", "paged_kv_cache"),
-    **without("always in flight", "batching_type"),
+    **fixed("this backend's only one", kv_cache_type=KvCacheType.PAGED, paged_kv_cache=True),
+    **fixed("this backend's only one", batching_type=BatchingType.INFLIGHT),
     **without("chosen per request", "gather_context_logits"),
     **without("the kernels choose", "multi_block_mode"),
     **without("the model's code chooses", "use_fused_mlp"),
@@ -250,4 +261,5 @@ PYTORCH: Effects = {
     **without("use option.kv_cache_dtype", "kv_cache_quant_algo"),
     **without("read from the checkpoint's config.json", "chatglm_model_version", "gpt_model_version"),
 }
+PYTORCH = bounded(_PYTORCH)
 """On TensorRT-LLM's PyTorch backend and on AutoDeploy (`option.backend=pytorch`, `autodeploy`)."""

@@ -1,66 +1,24 @@
 """The table of rules between options; nothing else checks one option against another.
 
 Rules that need only options run in `resolve.resolve`; rules about the model's files run in `check_model`,
-when the files are there. A rule that today's engines no longer have gives a note and never an error.
+when the files are there; rules about what an engine does are in `running`, for when the engine is chosen. A rule that
+today's engines no longer have gives a note and never an error.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from djl_trtllm.config.configuration import Config
-from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
-from djl_trtllm.config.options.documents import DJL, LMI, RUNTIME, TRTLLM
+from djl_trtllm.config.options.choices import ChatGlmVersion, QuantAlgorithm, Quantization
+from djl_trtllm.config.options.documents import DJL, LMI, RUNTIME
 from djl_trtllm.config.rules.context import RuleContext, context_of
+from djl_trtllm.config.rules.rule import Rule, Severity, adder, check
+from djl_trtllm.config.rules.running import RUNNING_RULES
 from djl_trtllm.errors import ConfigError
 
-_Broken = Callable[[RuleContext], str | None]
-
-
-class Severity(enum.Enum):
-    """The result of a broken rule: an error refuses the configuration, a note is only shown."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule.
-
-    `options` are names of fields, `condition` describes the rule, and `broken` returns a message, or None if the rule
-    holds. `lifted` describes whether today's engines still have the rule; `document` is its source. If `broken` is
-    None, the type of the option checks the rule. `needs_model` rules wait until the model's files are known.
-    """
-
-    name: str
-    options: tuple[str, ...]
-    condition: str
-    severity: Severity
-    lifted: str
-    document: str
-    broken: _Broken | None = None
-    needs_model: bool = False
-
-
-RULES: list[Rule] = []
-"""Every rule between options, in the order of the documents."""
-
-
-def _rule(
-    options: tuple[str, ...], condition: str, severity: Severity, lifted: str, document: str, needs_model: bool = False
-) -> Callable[[_Broken], _Broken]:
-    """Adds the rule that the function checks, under the function's name; see `Rule`."""
-
-    def add(broken: _Broken) -> _Broken:
-        RULES.append(Rule(broken.__name__, options, condition, severity, lifted, document, broken, needs_model))
-        return broken
-
-    return add
+_TABLE: list[Rule] = []
+_rule = adder(_TABLE)
 
 
 @_rule(("engine",), "Python or MPI", Severity.WARNING, "yes: option.backend chooses the engine", DJL)
@@ -94,8 +52,8 @@ def rotary_scaling_pair(context: RuleContext) -> str | None:
     )
 
 
-RULES.append(Rule("rotary_scaling_words", ("rotary_scaling_type",), "linear or dynamic", Severity.ERROR, "no", LMI))
-RULES.append(Rule("rotary_scaling_range", ("rotary_scaling_factor",), "greater than 1", Severity.ERROR, "no", LMI))
+_TABLE.append(Rule("rotary_scaling_words", ("rotary_scaling_type",), "linear or dynamic", Severity.ERROR, "no", LMI))
+_TABLE.append(Rule("rotary_scaling_range", ("rotary_scaling_factor",), "greater than 1", Severity.ERROR, "no", LMI))
 
 
 @_rule(
@@ -239,26 +197,20 @@ def chatglm_version(context: RuleContext) -> str | None:
 
 
 @_rule(
-    ("max_num_tokens", "max_input_len", "enable_chunked_prefill"),
-    "max_num_tokens at least max_input_len, without chunked prefill",
-    Severity.WARNING,
-    "no; OpenVINO always splits prompts",
-    TRTLLM,
+    ("chatglm_model_version", "gpt_model_version"),
+    "only for ChatGLM, and for GPT-2 and its variants",
+    Severity.NOTE,
+    "no: other models have no versions that a path must name",
+    LMI,
+    needs_model=True,
 )
-def max_num_tokens_holds_a_prompt(context: RuleContext) -> str | None:
-    tokens, longest = context.value("max_num_tokens"), context.value("max_input_len")
-    if tokens is None or tokens >= longest or context.value("enable_chunked_prefill"):
-        return None
-    if context.value("backend") is Backend.OPENVINO:
-        return None
-    return (
-        f"{context.formatted('max_num_tokens')} is below {context.formatted('max_input_len')}: TensorRT-LLM refuses "
-        f"prompts of more than {tokens} tokens although up to {longest} are allowed; set "
-        f"option.enable_chunked_prefill=true, or option.max_num_tokens={longest}"
+def model_version_family(context: RuleContext) -> str | None:
+    return _outside(context, "chatglm_model_version", ("chatglm",), "ChatGLM") or _outside(
+        context, "gpt_model_version", ("gpt2", "gptbigcode"), "GPT-2, SantaCoder and StarCoder"
     )
 
 
-RULES.append(
+_TABLE.append(
     Rule(
         "memory_fraction_range",
         ("kv_cache_free_gpu_mem_fraction",),
@@ -285,36 +237,6 @@ def cap_and_fraction(context: RuleContext) -> str | None:
         f"{context.formatted(cap)} and {context.formatted(fraction)}: the KV cache holds the smaller of "
         f"{context.value(cap)} tokens and what fits into {100 * context.value(fraction):g} % of the memory "
         "that is free once the model is loaded"
-    )
-
-
-@_rule(("batch_scheduler_policy",), "static_batch is not for production", Severity.WARNING, "no", RUNTIME)
-def static_batch(context: RuleContext) -> str | None:
-    if context.value("batch_scheduler_policy") is not SchedulerPolicy.STATIC_BATCH:
-        return None
-    return (
-        f"{context.formatted('batch_scheduler_policy')} finishes a whole batch before the next one begins, a legacy "
-        "mode that is not for production; write max_utilization or guaranteed_no_evict"
-    )
-
-
-@_rule(("max_attention_window",), "not below the longest sequence", Severity.WARNING, "no", RUNTIME)
-def attention_window(context: RuleContext) -> str | None:
-    windows = context.value("max_attention_window")
-    if windows is None:
-        return None
-    name = "max_seq_len"
-    longest = context.value(name)
-    given = context.formatted(name)
-    if longest is None:
-        longest = context.value("max_input_len") + context.value("max_output_len")
-        given = f"{context.formatted('max_input_len')} plus {context.formatted('max_output_len')}"
-    if min(windows) >= longest:
-        return None
-    return (
-        f"{context.formatted('max_attention_window')} is below the longest sequence of {longest} tokens ({given}): of "
-        f"longer sequences only the last {min(windows)} tokens are attended to, which is faster and less accurate; "
-        "leave it out for full attention"
     )
 
 
@@ -351,30 +273,9 @@ def _without(context: RuleContext, names: tuple[str, ...], method: str) -> str |
     return f"{' and '.join(given)} {verb} no effect without option.quantize={method}: add that, or leave it out"
 
 
-@dataclass
-class Findings:
-    """Messages of broken rules, by severity."""
-
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def check(context: RuleContext, rules: Iterable[Rule]) -> Findings:
-    found = Findings()
-    into: Mapping[Severity, list[Any]] = {
-        Severity.ERROR: found.problems,
-        Severity.WARNING: found.warnings,
-        Severity.NOTE: found.notes,
-    }
-    for rule in rules:
-        message = rule.broken(context) if rule.broken is not None else None
-        if message is not None:
-            into[rule.severity].append(message)
-    return found
-
-
-OPTION_RULES = tuple(rule for rule in RULES if rule.broken is not None and not rule.needs_model)
+RULES = (*_TABLE, *RUNNING_RULES)
+"""Every rule between options."""
+OPTION_RULES = tuple(rule for rule in _TABLE if rule.broken is not None and not rule.needs_model)
 MODEL_RULES = tuple(rule for rule in RULES if rule.needs_model)
 
 

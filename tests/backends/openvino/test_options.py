@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from djl_trtllm.backends.effects import NoEffect, Target, has_effect
+from djl_trtllm.backends.effects import Derived, Fixed, NoEffect, Passed, Target, has_effect
 from djl_trtllm.backends.openvino.options import EFFECTS
 from djl_trtllm.config.options.registry import OPTIONS
 
@@ -9,7 +9,6 @@ def test_the_options_that_openvino_has() -> None:
     effective = {name for name in EFFECTS if has_effect(OPTIONS[name], EFFECTS)}
     assert effective == {
         "awq_format",
-        "batch_scheduler_policy",
         "dtype",
         "enable_kv_cache_reuse",
         "inference_num_threads",
@@ -28,10 +27,12 @@ def test_the_options_that_openvino_has() -> None:
 
 
 def test_targets_are_fields_of_its_scheduler() -> None:
-    targets = {target for effect in EFFECTS.values() if not isinstance(effect, NoEffect) for target in effect.targets}
+    targets = {
+        target for effect in EFFECTS.values() if isinstance(effect, Passed | Derived) for target in effect.targets
+    }
     names = ("enable_prefix_caching", "max_num_batched_tokens", "num_kv_blocks")
     assert targets == {Target("SchedulerConfig", name) for name in names}
 
 
 def test_every_reason_is_given() -> None:
-    assert all(len(effect.reason) > 5 for effect in EFFECTS.values() if isinstance(effect, NoEffect))
+    assert all(len(effect.reason) > 5 for effect in EFFECTS.values() if isinstance(effect, NoEffect | Fixed))

@@ -92,12 +92,6 @@ def test_two_options_of_the_kind_of_cache_must_agree(roomy: Path) -> None:
     assert "contradict each other: leave one of them out" in problem
 
 
-def test_a_chunking_policy_without_chunks_is_told(roomy: Path) -> None:
-    (note,) = planned(roomy, context_chunking_policy="equal_progress").notes
-    assert note.endswith("has no effect without option.enable_chunked_prefill=true")
-    assert planned(roomy, context_chunking_policy="equal_progress", enable_chunked_prefill="true").notes == ()
-
-
 def test_a_switch_of_its_own_counts_before_the_object_of_switches(roomy: Path) -> None:
     arguments = running(
         roomy,

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.rules.context import context_of
-from djl_trtllm.config.rules.table import MODEL_RULES, OPTION_RULES, RULES, Rule, Severity, check, check_model
+from djl_trtllm.config.rules.rule import Severity
+from djl_trtllm.config.rules.running import RUNNING_RULES
+from djl_trtllm.config.rules.table import MODEL_RULES, OPTION_RULES, RULES, check_model
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text
 
@@ -55,16 +56,14 @@ def test_what_is_refused_and_what_waits_for_the_model() -> None:
         "awq_family",
         "quantize_compiled",
         "chatglm_version",
+        "model_version_family",
     ]
     assert [rule.name for rule in OPTION_RULES] == [
         "engine_of_djl_serving",
         "rotary_scaling_pair",
         "smoothquant_parts",
         "awq_parts",
-        "max_num_tokens_holds_a_prompt",
         "cap_and_fraction",
-        "static_batch",
-        "attention_window",
     ]
 
 
@@ -74,31 +73,12 @@ def test_a_rule_that_is_lifted_refuses_nothing() -> None:
     assert [rule.name for rule in lifted if rule.severity is Severity.ERROR] == []
 
 
-def test_a_rule_runs_once_with_the_options_or_with_the_model() -> None:
+def test_a_rule_runs_once_with_the_options_the_model_or_the_engine() -> None:
     with_a_condition = [rule for rule in RULES if rule.broken is not None]
-    assert sorted(with_a_condition, key=id) == sorted((*OPTION_RULES, *MODEL_RULES), key=id)
+    assert sorted(with_a_condition, key=id) == sorted((*OPTION_RULES, *MODEL_RULES, *RUNNING_RULES), key=id)
     assert [rule.name for rule in OPTION_RULES if rule.needs_model] == []
     assert [rule.name for rule in MODEL_RULES if not rule.needs_model] == []
-    assert len(OPTION_RULES) > 5 and len(MODEL_RULES) > 5
-
-
-def test_a_broken_rule_is_told_by_its_severity() -> None:
-    context = context_of(from_text(""), None, None)
-
-    def rule(severity: Severity, message: str | None) -> Rule:
-        return Rule("name", (), "always", severity, "no", "document", lambda _: message)
-
-    found = check(
-        context,
-        [
-            rule(Severity.ERROR, "an error"),
-            rule(Severity.WARNING, "a warning"),
-            rule(Severity.NOTE, "a note"),
-            rule(Severity.ERROR, None),
-            Rule("name", (), "held by its values", Severity.ERROR, "no", "document"),
-        ],
-    )
-    assert (found.problems, found.warnings, found.notes) == (["an error"], ["a warning"], ["a note"])
+    assert len(OPTION_RULES) > 3 and len(MODEL_RULES) > 5
 
 
 def test_what_the_model_breaks_is_added_to_what_was_told_before() -> None:
