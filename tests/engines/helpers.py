@@ -59,7 +59,7 @@ def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     (path / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
     save_file(_weights(seed), path / "model.safetensors", metadata={"format": "pt"})
-    _write_tokenizer(path)
+    write_tokenizer(path)
     return path
 
 
@@ -92,7 +92,7 @@ def _weights(seed: int) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(path: Path) -> None:
+def write_tokenizer(path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

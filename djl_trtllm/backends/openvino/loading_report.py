@@ -13,7 +13,7 @@ from typing import Any
 
 from djl_trtllm.model.weights import bounded
 
-MARK = "checkpoint does not fit: "
+MARK = "tensors of "
 """How the line starts that the compiler prints and its parent recognises."""
 
 _SHOWN = 8

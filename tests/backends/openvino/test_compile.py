@@ -18,6 +18,7 @@ from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.engines.build import build_engine
 from djl_trtllm.engines.manifest import EngineDir
 from djl_trtllm.engines.preparation import prepare_engine
+from djl_trtllm.errors import BuildError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CPU_ONLY, VOCABULARY, configured
 
@@ -138,6 +139,25 @@ def test_a_compiled_directory_is_complete_for_serving(checkpoint: Path, engine: 
 def test_the_weights_keep_the_checkpoints_16_bits(checkpoint: Path, engine: EngineDir) -> None:
     weights = (checkpoint / "model.safetensors").stat().st_size
     assert weights * 0.95 < (engine.path / "openvino_model.bin").stat().st_size < weights * 1.05
+
+
+def test_a_checkpoint_that_lacks_a_tensor_and_has_another_is_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    model = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.mlp.another.weight"] = tensors.pop("model.layers.1.mlp.up_proj.weight")
+    tensors["model.layers.1.self_attn.rotary_emb.inv_freq"] = tensors["model.norm.weight"]
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(BuildError) as caught:
+        build_engine(plan_of(model), tmp_path / "engine", print)
+    assert caught.value.cause == "checkpoint does not fit its config.json"
+    first = str(caught.value).splitlines()[0]
+    assert (
+        "LlamaForCausalLM needs 1 tensor that the weight files do not have: model.layers.1.mlp.up_proj.weight" in first
+    )
+    assert first.endswith("have 1 tensor that LlamaForCausalLM does not have: model.layers.1.mlp.another.weight")
+    assert not (tmp_path / "engine").exists()
 
 
 def test_compiling_told_its_phases(engine: EngineDir, build_progress: list[str]) -> None:
