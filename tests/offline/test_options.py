@@ -62,7 +62,7 @@ def test_a_fetched_model_does_not_allow_its_own_code_to_run(
     fetched = scripted_model(tmp_path / "model", **{"option.trust_remote_code": True})
     ran = tmp_path / "ran"
     (fetched / "model.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    monkeypatch.setattr("djl_trtllm.service.model.fetch_model", lambda text, config, revision: fetched)
+    monkeypatch.setattr("djl_trtllm.service.model.fetch_model", lambda text, config, revision, **kinds: fetched)
     assert open_offline_model("acme/story", options).config.options.trust_remote_code is allowed
     assert ran.exists() is allowed
 

@@ -134,7 +134,7 @@ def test_every_field_of_a_request_can_be_set() -> None:
     request = params.template()
     assert (request.sampling.min_p, request.sampling.no_repeat_ngram_size, request.bad) == (0.25, 3, ("wolf",))
     assert (request.logprobs, request.needs_logprobs, request.asks_logprobs) == (True, True, False)
-    set_by_llm = {"prompt", "prompt_ids", "messages", "adapter", "asks_logprobs"}
+    set_by_llm = {"prompt", "prompt_ids", "messages", "template", "adapter", "asks_logprobs"}
     neutral = GenerationRequest()
     unset = {name for name in GenerationRequest.__struct_fields__ if getattr(request, name) == getattr(neutral, name)}
     assert unset == set_by_llm
