@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.backends.effects import Passed, Target
+from djl_trtllm.backends.effects import Derived, Passed, Target
 from djl_trtllm.backends.tensorrt_llm.argument_types import choices
 from djl_trtllm.backends.tensorrt_llm.names import all_members, default_of, has, members, owners
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
@@ -252,6 +252,13 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict) and "enum" in value:
         return f"{value['enum']}.{value['name']}"
     return repr(value)
+
+
+def is_of_build(option: str) -> bool:
+    """Whether an option has its effect while an engine is compiled, and none when it runs."""
+    effect = ENGINE.get(option)
+    targets = effect.targets if isinstance(effect, Passed | Derived) else ()
+    return bool(targets) and all(_phases(target, Backend.TENSORRT) is Phase.BUILD for target in targets)
 
 
 def _phases(target: Target, backend: Backend) -> Phase:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.backends.tensorrt_llm.arguments import is_of_build
 from djl_trtllm.config import Config, DType, KvCacheDType
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.config.options.choices import BatchingType
@@ -317,16 +318,18 @@ def _features(engine: BuiltEngine, found: _Findings) -> None:
             if not compiled and found.value(name)
         ]
     cache = (engine.kv_cache_type or "PAGED").upper()
-    found.compared |= {"enable_lora", "kv_cache_type", "paged_kv_cache"}
+    found.compared |= {"enable_lora", "max_lora_rank", "kv_cache_type", "paged_kv_cache", *_CONTEXT_LOGITS}
     if cache != "PAGED" and config.options.batching_type is not BatchingType.STATIC:
         found.mismatches.append(f"its KV cache is {cache}, and in-flight batching needs a paged one")
 
 
 def _flags_without_effect(engine: BuiltEngine, found: _Findings) -> None:
-    """Flags of the build that a person set to something else than what the engine was compiled with."""
+    """Options of the build that a person set, except to what the engine was compiled with."""
     config = found.config
     for name in sorted(config.user_set - found.compared - {*_RUNTIME}):
         if name not in engine.built_with:
+            if is_of_build(name):
+                found.notes.append(f"{format_setting(config, name)} has no effect: the engine is compiled already")
             continue
         asked, compiled = _flag_text(getattr(config.options, name)), _flag_text(engine.built_with[name])
         if asked.lower() != compiled.lower():

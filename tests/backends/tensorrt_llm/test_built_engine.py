@@ -355,6 +355,11 @@ def test_a_flag_of_the_build_that_differs_has_no_effect_and_is_told() -> None:
     assert notes(configured(gemm_plugin="disable"), built) == []
 
 
+def test_an_option_that_only_compiling_reads_has_no_effect_on_an_engine_and_is_told() -> None:
+    (note,) = notes(configured(calib_batches=8, sink_token_length=4), engine())
+    assert note.endswith("OPTION_CALIB_BATCHES) has no effect: the engine is compiled already")
+
+
 def test_every_mismatch_is_told_at_once_with_where_it_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.max_num_sequences=128\noption.tensor_parallel_degree=4\n")
     config = load(tmp_path, {"OPTION_MAX_SEQ_LEN": "16384"})
