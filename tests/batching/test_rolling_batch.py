@@ -40,6 +40,17 @@ def test_admission_is_refused_with_the_numbers_before_there_are_tokens(bench: Be
     bench.batch.admit(8)
 
 
+def test_the_batch_counts_sequences_and_not_requests(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_batch_size=64, max_queue_size=64)
+    bench.submit(n=20, do_sample=True)
+    bench.submit(best_of=20, do_sample=True)
+    bench.submit(beam_width=20)
+    bench.submit(n=5, do_sample=True)
+    # 20, 20, 20, and 4 of the last five.
+    assert len(bench.executor.submitted) == 20 + 20 + 1 + 4
+    assert (bench.batch.running, bench.batch.waiting) == (64, 1)
+
+
 def test_what_runs_is_no_queue(bench: Bench) -> None:
     bench.submit(n=3, do_sample=True)
     bench.batch.admit(5)
