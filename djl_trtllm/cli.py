@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -234,7 +235,13 @@ def version() -> None:
 
 
 def main() -> None:
+    # As Ctrl-C does it, so that what is half done is removed. `serve` drains instead, once it serves.
+    signal.signal(signal.SIGTERM, _end)
     app()
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

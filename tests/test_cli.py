@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -115,3 +117,19 @@ def test_a_model_may_be_named_by_a_variable_alone(
     assert cli._find_model(None) == str(tiny_stories)
     result = runner.invoke(cli.app, ["config", "--json"])
     assert "backend openvino" in "".join(json.loads(result.stdout)["summary"])
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does_so_that_it_can_clean_up() -> None:
+    program = (
+        "import os, signal\n"
+        "from djl_trtllm import cli\n"
+        "def app():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    finally:\n"
+        "        print('cleaned up')\n"
+        "cli.app = app\n"
+        "cli.main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (143, "cleaned up\n")

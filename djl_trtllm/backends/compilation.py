@@ -18,6 +18,7 @@ from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.config.options.values import as_text
 from djl_trtllm.engines.build import build_engine
 from djl_trtllm.engines.config_overlay import with_rotary_options
+from djl_trtllm.engines.leftovers import noted_output
 from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.staging import sweep
@@ -59,15 +60,16 @@ def compile_checkpoint(
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
     load_fitting_tokenizer(layout, trust_remote_code=config.options.trust_remote_code)
     plan = plan_engine(config, layout, compile_only=True)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        engine = _replace(plan, out, progress)
-    else:
-        if out.exists():
-            out.rmdir()
-        sweep(out)
-        engine = build_engine(plan, out, progress)
-        out.with_name(f"{out.name}.log").unlink(missing_ok=True)
-    _write_properties(config, plan, out)
+    with noted_output(config.engine_cache_dir, out):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            engine = _replace(plan, out, progress)
+        else:
+            if out.exists():
+                out.rmdir()
+            sweep(out)
+            engine = build_engine(plan, out, progress)
+            out.with_name(f"{out.name}.log").unlink(missing_ok=True)
+        _write_properties(config, plan, out)
     return engine
 
 

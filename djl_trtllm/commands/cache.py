@@ -10,10 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
+from djl_trtllm.commands.console import errors_for_the_reader, escaped, progress_printer
 from djl_trtllm.config import load
 from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.engines.config_overlay import sweep_overlays
+from djl_trtllm.engines.leftovers import find_leftovers
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model.remote.progress import format_bytes
@@ -45,6 +46,11 @@ def list_entries() -> None:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
             table.add_row(entry.key, format_bytes(entry.size), used, compiled, options)
         Console().print(table)
+        left = find_leftovers(cache.root)
+        if left:
+            Console(soft_wrap=True).print("left by interrupted downloads and compiles; `prune` removes it:")
+        for item in left:
+            Console(soft_wrap=True).print(f"  {escaped(str(item.path))} ({format_bytes(item.size)})", highlight=False)
 
 
 @app.command()
@@ -68,12 +74,17 @@ def verify() -> None:
 def prune(
     keep_gb: Annotated[float, typer.Option("--keep", help="GB to keep, most recently used first.", min=0)] = 0.0,
 ) -> None:
-    """Remove engines, the least recently used first; engines in use stay."""
+    """Remove what interrupted processes left, and engines, the least recently used first; those in use stay."""
     with errors_for_the_reader():
         cache = _cache()
         progress = progress_printer()
         sweep_overlays(cache.root)
+        left = find_leftovers(cache.root)
+        for item in left:
+            item.remove()
+            progress(f"removed {item.path} ({format_bytes(item.size)}), left by an interrupted download or compile")
         removed = cache.prune(int(keep_gb * 1e9))
         for entry in removed:
             progress(f"removed {entry.key} ({format_bytes(entry.size)})")
-        progress(f"{format_bytes(sum(entry.size for entry in removed))} freed; {len(cache.entries())} engines are left")
+        freed = sum(item.size for item in left) + sum(entry.size for entry in removed)
+        progress(f"{format_bytes(freed)} freed; {len(cache.entries())} engines are left")

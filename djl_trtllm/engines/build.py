@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from djl_trtllm.engines.compiler import DISK, HOST_MEMORY, Compiler
 from djl_trtllm.engines.manifest import EngineDir, Manifest
@@ -23,6 +22,7 @@ from djl_trtllm.engines.spec import PHASE_MARK
 from djl_trtllm.engines.staging import staged
 from djl_trtllm.errors import BuildError, EngineError, EngineMismatchError
 from djl_trtllm.model.remote.progress import format_bytes
+from djl_trtllm.model.work_directory import temporary_directory
 
 DEFAULT_TIMEOUT_SECONDS = 4 * 3600.0
 _POLL_SECONDS = 0.1
@@ -47,9 +47,10 @@ def build_engine(
 ) -> EngineDir:
     """Compile the plan's checkpoint into `out`, which appears complete or not at all.
 
-    `progress` gets one line per compiler phase with the seconds since the start; the compiler's output goes to
-    `OUT.log` beside `out`. The compiler's process group is killed after `timeout` seconds, or when this thread is
-    interrupted. Tests replace the compiler by `command`, which gets the spec file as its last argument.
+    `progress` gets one line per compiler phase with the seconds since the start. The compiler's output goes to
+    `OUT.log` beside `out`, which stays unless this thread is interrupted. The compiler's process group is killed after
+    `timeout` seconds, or when this thread is interrupted. Tests replace the compiler by `command`, which gets the spec
+    file as its last argument.
 
     Raises CompilerMissingError, BuildError (with the cause, what to do and the log's last lines) and EngineError
     (this backend compiles nothing, or `out` cannot be written).
@@ -65,7 +66,7 @@ def build_engine(
     log_path = out.with_name(f"{out.name}.log")
     started = time.monotonic()
     try:
-        with staged(out) as partial, TemporaryDirectory(prefix="djl-trtllm-", ignore_cleanup_errors=True) as temporary:
+        with staged(out) as partial, temporary_directory() as temporary:
             spec = plan.compile_spec(partial)
             spec_path = partial / "spec.json"
             spec.save(spec_path)
@@ -78,6 +79,9 @@ def build_engine(
                     shutil.rmtree(spec.workspace, ignore_errors=True)
             spec_path.unlink()
             _accept(plan, partial, log_path)
+    except (KeyboardInterrupt, SystemExit):
+        log_path.unlink(missing_ok=True)
+        raise
     except OSError as error:
         advice = f"; {DISK.advice}" if error.errno in _FULL else ""
         raise EngineError(f"cannot write the engine {out}: {error}{advice}") from error

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from djl_trtllm.model.work_directory import marked
+
 _SUFFIX = ".partial"
 
 
@@ -23,8 +25,9 @@ def staged(out: Path) -> Iterator[Path]:
     partial = out.parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
     partial.mkdir()
     try:
-        yield partial
-        partial.rename(out)
+        with marked(partial):
+            yield partial
+            partial.rename(out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

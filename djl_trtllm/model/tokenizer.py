@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import tokenizers.processors
 from djl_trtllm.errors import InvalidRequestError, TokenizerError
 from djl_trtllm.model import chat_template, sentencepiece_model, tokenizer_conversion
 from djl_trtllm.model.json_file import is_lfs_pointer, read_object
+from djl_trtllm.model.work_directory import temporary_directory
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def _open(
     models = [path / name for name in sentencepiece_model.FILES if (path / name).is_file()]
     if models and "auto_map" not in config:
         return sentencepiece_model.read(models[0], config)
-    with tempfile.TemporaryDirectory(prefix="djl-trtllm-tokenizer-") as directory:
+    with temporary_directory() as directory:
         converted = tokenizer_conversion.convert(path, Path(directory), trust_remote_code=trust_remote_code)
         config.update(converted.affixes)
         if converted.file is not None:

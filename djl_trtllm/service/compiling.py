@@ -13,6 +13,7 @@ from djl_trtllm.engines.manifest import MANIFEST_FILE
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.model.remote.upload import is_remote_destination, upload
+from djl_trtllm.model.work_directory import marked
 from djl_trtllm.service.model import fetch_model, model_files, open_source, remote_name, tokenizer_files
 
 _NEO_INPUT = "/opt/ml/model/input"
@@ -43,7 +44,8 @@ def compile_model(
         # Kept if the upload fails, so that the next run uploads it without compiling.
     local = config.engine_cache_dir / "outgoing" / remote_name(out)
     compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer)
-    upload(local, out, progress, last=MANIFEST_FILE)
+    with marked(local):
+        upload(local, out, progress, last=MANIFEST_FILE)
     shutil.rmtree(local, ignore_errors=True)
     return out
 

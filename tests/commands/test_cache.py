@@ -25,3 +25,18 @@ def test_cache_lists_verifies_and_prunes(tmp_path: Path) -> None:
     pruned = runner.invoke(cli.app, ["cache", "prune"], env=settings)
     assert pruned.exit_code == 0 and "0 engines are left" in pruned.stderr
     assert EngineCache(tmp_path).entries() == []
+
+
+def test_cache_shows_and_prunes_what_interrupted_processes_left(tmp_path: Path) -> None:
+    settings = {"OPTION_ENGINE_CACHE_DIR": str(tmp_path)}
+    build(tmp_path / "openvino-one")
+    partial = tmp_path / ".openvino-two.1.abcd.partial"
+    partial.mkdir()
+    (partial / "model.bin").write_bytes(bytes(2000))
+    listed = runner.invoke(cli.app, ["cache", "ls"], env=settings)
+    assert "left by interrupted downloads and compiles; `prune` removes it:" in listed.stdout
+    assert f"{partial} (2.0 kB)" in listed.stdout
+    pruned = runner.invoke(cli.app, ["cache", "prune", "--keep", "1"], env=settings)
+    assert f"removed {partial} (2.0 kB), left by an interrupted download or compile" in pruned.stderr
+    assert "1 engines are left" in pruned.stderr
+    assert "left by" not in runner.invoke(cli.app, ["cache", "ls"], env=settings).stdout

@@ -42,6 +42,12 @@ def main() -> None:
                 raise SystemExit("RuntimeError: writing failed") from None
     if behaviour == "killed":
         os.kill(os.getpid(), 9)
+    if behaviour == "slow":
+        from djl_trtllm.engines.parent_watchdog import die_with_parent
+
+        die_with_parent()
+        Path(os.environ["TMPDIR"], "work").touch()
+        time.sleep(0.2)
     for phase in ("convert", "tokenizer", "save"):
         print(f"@@phase {phase}", flush=True)
     if behaviour == "half":

@@ -1,0 +1,147 @@
+"""What interrupted downloads and compiles left behind, in the cache and where they write besides."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from djl_trtllm.engines.manifest import MANIFEST_FILE
+from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, is_abandoned, marked
+
+_OUTPUTS = "outputs"
+_OUTGOING = "outgoing"
+_HASHES = "hashes"
+_DOWNLOADS = "downloads"
+_MODELS = "models"
+_BESIDE = re.compile(r"\.partial$|\.\d+\.new(\.log)?$")
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file or directory that nobody works on and nobody needs, with its size in bytes."""
+
+    path: Path
+    size: int
+
+    @classmethod
+    def of(cls, path: Path) -> Leftover:
+        size = 0
+        for file in [path, *path.rglob("*")]:
+            with suppress(OSError):
+                size += file.lstat().st_size if not file.is_dir() else 0
+        return cls(path, size)
+
+    def remove(self) -> None:
+        if self.path.is_dir():
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def noted_output(root: Path, out: Path) -> Iterator[None]:
+    """While the block writes `out`, which is outside the cache, note its place in the cache at `root`."""
+    note = root / _OUTPUTS / hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:32]
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(str(out.absolute()), encoding="utf-8")
+    except OSError:
+        # A cache that cannot be written is no reason not to compile to another place.
+        yield
+        return
+    try:
+        with marked(note):
+            yield
+    finally:
+        with suppress(OSError):
+            note.unlink(missing_ok=True)
+            note.parent.rmdir()
+
+
+def find_leftovers(root: Path) -> list[Leftover]:
+    """What is left in the cache at `root`, beside outputs and in the folder for temporary files, ordered by path."""
+    found = (_of_cache, _of_models, _of_downloads, _of_outgoing, _of_outputs)
+    paths = {path for of in found for path in of(root)} | set(_of_temporary_files()) | set((root / _HASHES).glob(".*"))
+    return [Leftover.of(path) for path in sorted(paths)]
+
+
+def _of_cache(root: Path) -> Iterator[Path]:
+    if not root.is_dir():
+        return
+    for path in root.iterdir():
+        name = path.name
+        if name.startswith(".") and name.endswith(".partial"):
+            if is_abandoned(path):
+                yield path
+        elif name.startswith(".") and name.endswith(".removed"):
+            if _is_free(root / f"{name[1:].removesuffix('.removed')}.lock"):
+                yield path
+        elif name.endswith(".log"):
+            if not (path.with_suffix("") / MANIFEST_FILE).is_file() and _is_free(path.with_suffix(".lock")):
+                yield path
+        elif _is_incomplete(path) and _is_free(path.with_name(f"{name}.lock")):
+            yield path
+
+
+def _is_incomplete(entry: Path) -> bool:
+    """Whether a directory is an entry of the engine cache, which has a lock beside it, without an engine."""
+    return entry.is_dir() and entry.with_name(f"{entry.name}.lock").exists() and not (entry / MANIFEST_FILE).is_file()
+
+
+def _of_models(root: Path) -> Iterator[Path]:
+    for path in (root / _MODELS).glob(".*.partial-*"):
+        name = path.name.partition(".partial-")[0]
+        if _is_free(path.with_name(f"{name}.lock")):
+            yield path
+
+
+def _of_downloads(root: Path) -> Iterator[Path]:
+    # The next download of the same address continues with it.
+    for path in (root / _DOWNLOADS).glob("*/*/.*.partial"):
+        if _is_free(path.with_name(".lock")):
+            yield path
+
+
+def _of_outgoing(root: Path) -> Iterator[Path]:
+    """Engines that were compiled and not uploaded: the next run uploads them."""
+    for path in (root / _OUTGOING).glob("*"):
+        if not path.name.startswith(".") and (is_abandoned(path) or not path.is_dir()):
+            yield path
+
+
+def _of_outputs(root: Path) -> Iterator[Path]:
+    for note in (root / _OUTPUTS).glob("*"):
+        if not is_abandoned(note):
+            continue
+        out = Path(note.read_text(encoding="utf-8"))
+        beside = [path for path in out.parent.glob(".*") if path.name.lstrip(".").startswith(f"{out.name}.")]
+        yield from (path for path in beside if _BESIDE.search(path.name))
+        if (log := out.with_name(f"{out.name}.log")).is_file():
+            yield log
+        yield note
+
+
+def _of_temporary_files() -> Iterator[Path]:
+    for path in Path(tempfile.gettempdir()).glob(f"{TEMPORARY_PREFIX}*"):
+        with suppress(OSError):
+            if path.stat().st_uid == os.getuid() and is_abandoned(path):
+                yield path
+
+
+def _is_free(lock: Path) -> bool:
+    if not lock.exists():
+        return True
+    try:
+        with FileLock(lock).acquire(timeout=0):
+            return True
+    except (Timeout, OSError):
+        return False

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from djl_trtllm.engines.leftovers import Leftover, find_leftovers, noted_output
+from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, marked
+from tests.engines.cache_entries import KEY, build, locked
+from tests.engines.helpers import wait_until
+
+DEAD = 2**22 + 1
+"""More than any process id."""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, of this test alone."""
+    path = tmp_path / "tmp"
+    path.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(path))
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "cache"
+    path.mkdir()
+    return path
+
+
+def names(root: Path) -> list[str]:
+    return [item.path.name for item in find_leftovers(root)]
+
+
+def file(path: Path, size: int = 7) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    return path
+
+
+def test_an_empty_cache_and_whole_engines_have_no_leftovers(root: Path) -> None:
+    assert names(root / "not there") == []
+    build(root / KEY)
+    (root / f"{KEY}.lock").touch()
+    file(root / f"{KEY}.log")
+    assert names(root) == []
+
+
+def test_what_a_killed_builder_left_in_the_cache(root: Path, temporary: Path) -> None:
+    file(root / f".{KEY}.{DEAD}.abcd.partial" / "model.bin", 100)
+    file(root / f".{KEY}.removed" / "model.bin")
+    file(root / "openvino-failed.log")
+    (root / "openvino-half.lock").touch()
+    file(root / "openvino-half" / "model.bin")
+    file(root / "hashes" / ".aaaa.json.bbbb")
+    file(temporary / f"{TEMPORARY_PREFIX}x" / "torch")
+    found = find_leftovers(root)
+    assert {item.path.name: item.size for item in found} == {
+        f".{KEY}.{DEAD}.abcd.partial": 100,
+        f".{KEY}.removed": 7,
+        "openvino-failed.log": 7,
+        "openvino-half": 7,
+        ".aaaa.json.bbbb": 7,
+        f"{TEMPORARY_PREFIX}x": 7,
+    }
+    for item in found:
+        item.remove()
+    assert names(root) == []
+
+
+def test_what_a_builder_works_on_stays(root: Path, temporary: Path) -> None:
+    partial = file(root / f".{KEY}.1.abcd.partial" / "model.bin").parent
+    work = file(temporary / f"{TEMPORARY_PREFIX}x" / "torch").parent
+    file(root / f"{KEY}.log")
+    file(root / f".{KEY}.removed" / "model.bin")
+    file(root / KEY / "model.bin")
+    with locked(root / f"{KEY}.lock"), marked(partial), marked(work):
+        assert names(root) == []
+    assert len(names(root)) == 5
+
+
+@pytest.mark.parametrize("place", ["models/.abc.partial-xyz", "downloads/s3/model-1/.v1.partial"])
+def test_interrupted_downloads_are_leftovers_unless_they_go_on(root: Path, place: str) -> None:
+    partial = root / place
+    file(partial / "model.safetensors")
+    lock = partial.with_name(".abc.lock" if place.startswith("models") else ".lock")
+    lock.touch()
+    with locked(lock):
+        assert names(root) == []
+    assert names(root) == [partial.name]
+
+
+def test_an_engine_that_was_not_uploaded_is_a_leftover(root: Path) -> None:
+    engine = file(root / "outgoing" / "bucket" / "model.bin").parent
+    with marked(engine):
+        assert names(root) == []
+    assert names(root) == ["bucket"]
+
+
+def test_outputs_beside_the_cache_are_found_by_their_notes(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines" / "out"
+    with pytest.raises(ZeroDivisionError), noted_output(root, out):
+        assert [note.read_text() for note in (root / "outputs").iterdir()] == [str(out)]
+        _ = 1 / 0
+    assert not (root / "outputs").exists()
+
+    (root / "outputs").mkdir()
+    file(root / "outputs" / "note").write_text(str(out))
+    file(out.parent / f".out.{DEAD}.abcd.partial" / "model.bin")
+    file(out.parent / f".out.{DEAD}.new" / "model.bin")
+    file(out.parent / f"..out.{DEAD}.new.{DEAD}.abcd.partial" / "model.bin")
+    file(out.parent / "out.log")
+    file(out.parent / ".out-of-interest")
+    file(out.parent / ".outer.5.abcd.partial" / "another")
+    with marked(root / "outputs" / "note"):
+        assert names(root) == []
+    assert sorted(names(root)) == sorted(
+        [
+            f".out.{DEAD}.abcd.partial",
+            f".out.{DEAD}.new",
+            f"..out.{DEAD}.new.{DEAD}.abcd.partial",
+            "out.log",
+            "note",
+        ]
+    )
+
+
+def test_a_cache_that_cannot_be_written_does_not_keep_one_from_compiling(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with noted_output(tmp_path / "file", tmp_path / "out"):
+        pass
+
+
+def test_what_is_gone_already_is_no_error(tmp_path: Path) -> None:
+    Leftover(tmp_path / "gone", 0).remove()
+
+
+_COMPILE = """
+import sys
+from pathlib import Path
+from djl_trtllm.config import load
+from djl_trtllm.backends.planning import plan_engine
+from djl_trtllm.engines import build, leftovers, preparation
+from djl_trtllm.engines.leftovers import noted_output
+from djl_trtllm.model import inspect
+checkpoint, root, out, *command = sys.argv[1:]
+config, layout = load(None, {"OPTION_ENGINE_CACHE_DIR": root}), inspect(Path(checkpoint))
+plan = plan_engine(config, layout)
+original = build.build_engine
+def quick(*arguments, **options):
+    return original(*arguments, command=command, **options)
+preparation.build_engine = quick
+print("started", flush=True)
+if out == "-":
+    preparation.prepare_engine(config, layout, print, plan=plan)
+else:
+    with noted_output(Path(root), Path(out)):
+        quick(plan, Path(out), print)
+        Path(f"{out}.log").unlink()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("into", ["cache", "output"])
+def test_a_signal_at_any_moment_leaves_nothing_that_prune_does_not_remove(
+    checkpoint: Path,
+    root: Path,
+    tmp_path: Path,
+    temporary: Path,
+    fake_compiler: Callable[..., list[str]],
+    number: signal.Signals,
+    into: str,
+) -> None:
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    out = "-" if into == "cache" else str(outputs / "out")
+    moments = random.Random(number)
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _COMPILE, str(checkpoint), str(root), out, *fake_compiler("slow")],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(temporary)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(moments.uniform(0, 0.6))
+        process.send_signal(number)
+        process.wait()
+        process.stdout.close()
+
+        def is_clean() -> bool:
+            # The compiler ends by itself when its parent is gone.
+            for item in find_leftovers(root):
+                item.remove()
+            return not [path for folder in (root, outputs, temporary) for path in folder.iterdir() if not _stays(path)]
+
+        wait_until(is_clean, 60)
+
+
+def _stays(path: Path) -> bool:
+    """Whether it is an engine, the log of one in the cache, an empty lock or an empty folder of notes."""
+    if path.suffix in (".lock", ".use"):
+        return path.stat().st_size == 0
+    if path.name == "outputs":
+        return not any(path.iterdir())
+    return (path.with_suffix("") / "manifest.json").is_file()
