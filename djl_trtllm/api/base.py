@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 
+from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, RequestError
 from djl_trtllm.model import Tokenizer
@@ -163,6 +164,7 @@ class ModelStatus(NamedTuple):
     name: str
     ready: bool
     context: ModelContext | None
+    statistics: Statistics
 
 
 class Dialect(ABC):

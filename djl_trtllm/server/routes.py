@@ -247,4 +247,4 @@ def _request(exchange: Exchange, path: str, body: bytes = b"") -> RawRequest:
 
 def _status(model: ServedModel) -> ModelStatus:
     ready = model.state is State.READY
-    return ModelStatus(model.name, ready, model.model if ready else None)
+    return ModelStatus(model.name, ready, model.model if ready else None, model.statistics)

@@ -27,11 +27,13 @@ from djl_trtllm.config.options.quantization import QuantizationOptions
 from djl_trtllm.config.options.scheduler import SchedulerOptions
 from djl_trtllm.config.options.server import ServerOptions
 from djl_trtllm.config.options.serving import ServingOptions
+from djl_trtllm.config.options.triton import TritonOptions
 
 
 class Options(
     LegacyOptions,  # type: ignore[valid-type, misc]
     DjlServerOptions,
+    TritonOptions,
     ServerOptions,
     ServingOptions,
     LoraOptions,
@@ -81,7 +83,7 @@ GROUPS: tuple[Group, ...] = (
     Group("lora", "Adapters", LoraOptions),
     Group("serving", "Serving one model", ServingOptions),
     Group("server", "The server process", ServerOptions),
-    Group("triton", "Keys of Triton repositories"),
+    Group("triton", "Triton's API and model repositories", TritonOptions),
     Group("djl_handler", "Options of DJL Serving's handlers"),
     Group("djl_worker", "DJL Serving's workers"),
     Group("djl_server", "DJL Serving's front end", DjlServerOptions),
