@@ -1,7 +1,8 @@
-"""Request headers that dialects use: custom attributes and the request id."""
+"""Request headers that dialects use: custom attributes, the request id, and what the client accepts."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,11 @@ from collections.abc import Iterable, Mapping
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 INFERENCE_ID = "x-amzn-sagemaker-inference-id"
 REQUEST_ID = "x-request-id"
+
+_EVENTS = "text/event-stream"
+_LINES = frozenset({"application/jsonlines", "application/json-lines", "application/x-ndjson"})
+_READS_EVENTS = ("hf_hub/", "openai/")
+"""In the User-Agent of huggingface_hub and of OpenAI's libraries, which read streams as events only."""
 
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 """An id appears in logs and in a response header: printable ASCII without spaces, of limited length."""
@@ -48,3 +54,34 @@ def request_id(properties: Mapping[str, str], header: str = REQUEST_ID) -> str:
         if _USABLE_ID.fullmatch(given):
             return given
     return str(uuid.uuid4())
+
+
+def from_hugging_face(properties: Mapping[str, str]) -> bool:
+    """Whether the client is huggingface_hub, which expects TGI's names in what it reads."""
+    return "hf_hub/" in properties.get("user-agent", "").lower()
+
+
+def prefers_events(properties: Mapping[str, str]) -> bool | None:
+    """Whether the client wants streams as server-sent events (True) or as lines (False); None if it does not say.
+
+    `Accept` decides. Without either type in it, clients that read nothing but events get events: they send
+    `Accept: */*` or `application/json`, and would skip every line of a stream without an error.
+    """
+    best, found = 0.0, None
+    for item in properties.get("accept", "").lower().split(","):
+        media_type, *parameters = (part.strip() for part in item.split(";"))
+        quality = _quality(parameters)
+        if (media_type == _EVENTS or media_type in _LINES) and quality > best:
+            best, found = quality, media_type == _EVENTS
+    if found is None and any(name in properties.get("user-agent", "").lower() for name in _READS_EVENTS):
+        return True
+    return found
+
+
+def _quality(parameters: Iterable[str]) -> float:
+    """The `q` of a media type, 1 if there is none that is a number."""
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            with contextlib.suppress(ValueError):
+                return float(parameter[2:])
+    return 1.0

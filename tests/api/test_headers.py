@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import uuid
 
+import pytest
+
 from djl_trtllm.api import headers
 
 
@@ -51,3 +53,37 @@ def test_an_id_of_256_characters_is_the_longest() -> None:
 def test_request_id_is_generated_where_none_is_usable() -> None:
     for given in ({}, {"x-request-id": ""}, {"x-request-id": "a\r\nb"}, {"x-request-id": "x" * 300}):
         assert uuid.UUID(headers.request_id(given))
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("text/event-stream", True),
+        ("Application/JSON, Text/Event-Stream;q=0.5", True),
+        ("application/jsonlines", False),
+        ("application/x-ndjson", False),
+        ("application/jsonlines, text/event-stream", False),
+        ("application/jsonlines;q=0.5, text/event-stream", True),
+        ("text/event-stream; charset=utf-8; q=0.4, application/json-lines; q=0.6", False),
+        ("text/event-stream;q=0", None),
+        ("text/event-stream;q=x", True),
+        ("application/json", None),
+        ("*/*", None),
+        ("", None),
+    ],
+)
+def test_accept_says_whether_a_stream_is_events(accept: str, wanted: bool | None) -> None:
+    assert headers.prefers_events({"accept": accept}) is wanted
+
+
+@pytest.mark.parametrize("agent", ["unknown/None; hf_hub/1.21.0; python/3", "OpenAI/Python 3.54.0", "AsyncOpenAI/JS"])
+def test_clients_that_read_only_events_get_events(agent: str) -> None:
+    assert headers.prefers_events({"accept": "application/json", "user-agent": agent}) is True
+    assert headers.prefers_events({"accept": "application/jsonlines", "user-agent": agent}) is False
+    assert headers.from_hugging_face({"user-agent": agent}) is ("hf_hub" in agent)
+
+
+def test_other_clients_do_not_say() -> None:
+    assert headers.prefers_events({"user-agent": "curl/8.5"}) is None
+    assert headers.prefers_events({}) is None
+    assert not headers.from_hugging_face({})

@@ -12,7 +12,8 @@ Where DJL's documents leave it open, or DJL differs by version:
 - Every parameter has its effect or is refused by name, unless its value changes nothing. Types are JSON's, strictly.
 - The encoder: `parameters.output_formatter`, else the option, else `json`, or for streams `jsonlines` (`sse` with
   `tgi_compat`). Chat: `json_chat` or `jsonlines_chat`, unless the request or the option names another *chat*
-  formatter. An unknown name is logged and ignored.
+  formatter. An unknown name is logged and ignored. Where the request does not name one, its `Accept` decides between
+  lines and events (`headers.prefers_events`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm.api.base import Call, ResponseEncoder
+from djl_trtllm.api.headers import from_hugging_face, prefers_events
 from djl_trtllm.api.lmi.bedrock import BedrockEncoder, BedrockStreamEncoder
 from djl_trtllm.api.lmi.chat_encoders import ChatEncoder, ChatStreamEncoder
 from djl_trtllm.api.lmi.encoders import JsonEncoder, JsonLinesEncoder, PlainTextEncoder
@@ -107,11 +109,11 @@ def parse_payload(
         )
         problems.raise_any(PREFIX)
     if "messages" in payload:
-        call = _parse_chat(payload, options, problems)
+        call = _parse_chat(payload, options, properties, problems)
     elif options.bedrock_compat:
         call = _parse_bedrock(payload, options, properties, problems)
     else:
-        call = _parse_inputs(payload, options, problems)
+        call = _parse_inputs(payload, options, properties, problems)
     problems.raise_any(PREFIX)
     adapter = properties.get("x-amzn-sagemaker-adapter-identifier")
     (request,) = call.requests
@@ -120,8 +122,13 @@ def parse_payload(
     return call
 
 
-def choose_encoder(name: str | None, presentation: Presentation, *, several: bool = False) -> ResponseEncoder:
-    """The encoder for an `output_formatter` name. `several`: more than one sequence is generated, whatever `n` is."""
+def choose_encoder(
+    name: str | None, presentation: Presentation, *, several: bool = False, events: bool | None = None
+) -> ResponseEncoder:
+    """The encoder for an `output_formatter` name. `several`: more than one sequence is generated, whatever `n` is.
+
+    `events` chooses between lines and events, whichever `name` means.
+    """
     if name is not None and name not in FORMATTERS:
         _logger.warning("Unsupported output formatter: %s; using the default", show(name))
         name = None
@@ -129,6 +136,8 @@ def choose_encoder(name: str | None, presentation: Presentation, *, several: boo
         name = "json" if not presentation.stream else "sse" if presentation.tgi_compat else "jsonlines"
     if several and name in _SINGLE:
         name = "json"
+    if events is not None:
+        name = (_EVENTS if events else _LINES).get(name, name)
     return FORMATTERS[name](presentation)
 
 
@@ -146,11 +155,13 @@ FORMATTERS: dict[str, Callable[[Presentation], ResponseEncoder]] = {
 """The encoder for each `output_formatter`."""
 
 _CHAT_FORMATTERS = ("json_chat", "jsonlines_chat", "sse_chat")
+_EVENTS = {"jsonlines": "sse", "jsonlines_chat": "sse_chat"}
+_LINES = {name: lines for lines, name in _EVENTS.items()}
 _SINGLE = ("jsonlines", "sse", "3p", "3p_stream")
 """Formats for a single sequence."""
 
 
-def _parse_inputs(payload: dict[str, Any], options: Options, problems: Problems) -> Call:
+def _parse_inputs(payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems) -> Call:
     inputs = _read_prompt(payload, "inputs", problems)
     parameters = payload.get("parameters")
     if parameters is None:
@@ -180,16 +191,18 @@ def _parse_inputs(payload: dict[str, Any], options: Options, problems: Problems)
         details=several or values.get("details", options.tgi_compat),
         return_full_text=values.get("return_full_text", False),
         prefill=values.get("prefill", False),
-        tgi_compat=options.tgi_compat,
+        tgi_compat=options.tgi_compat or from_hugging_face(properties),
         n=sampling.n,
     )
-    encoder = choose_encoder(values.get("output_formatter", options.output_formatter), presentation, several=several)
+    named = values.get("output_formatter")
+    events = None if named else prefers_events(properties)
+    encoder = choose_encoder(named or options.output_formatter, presentation, several=several, events=events)
     # In the LMI schema every token has its log-probability.
     logprobs = encoder.stream or presentation.details
     return Call((generation_request(values, sampling, logprobs, prompt=inputs),), encoder)
 
 
-def _parse_chat(payload: dict[str, Any], options: Options, problems: Problems) -> Call:
+def _parse_chat(payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems) -> Call:
     messages = read_messages(payload["messages"], problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
     values.setdefault("do_sample", True)
@@ -210,13 +223,14 @@ def _parse_chat(payload: dict[str, Any], options: Options, problems: Problems) -
         include_usage=stream_options.get("include_usage") is True,
     )
     name = values.get("output_formatter")
+    events = None if name else prefers_events(properties)
     if name is None and options.output_formatter in _CHAT_FORMATTERS:
         name = options.output_formatter
     if name not in FORMATTERS:
         if name is not None:
             _logger.warning("Unsupported output formatter: %s; using the default", show(name))
         name = "jsonlines_chat" if stream else "json_chat"
-    encoder = choose_encoder(name, presentation, several=sampling.n > 1)
+    encoder = choose_encoder(name, presentation, several=sampling.n > 1, events=events)
     logprobs = presentation.logprobs or name in ("json", "jsonlines", "sse")
     return Call((generation_request(values, sampling, logprobs, messages=messages),), encoder)
 

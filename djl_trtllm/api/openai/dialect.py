@@ -15,13 +15,15 @@ from djl_trtllm.errors import NotReadyError, UnknownModelError
 
 _STARTED = int(time.time())
 _OWNER = "djl-trtllm"
+_PREFIXES = ("/v1", "/invocations", "/invocations/v1")
+"""OpenAI's own, and what OpenAI's and Hugging Face's clients make of the address of /invocations."""
 
 
 class OpenAi(Dialect):
     """Chat completions, completions and models, and vLLM's `/tokenize` and `/detokenize`."""
 
-    paths = ("/v1/chat/completions", "/v1/completions")
-    pages = ("/v1/models", "/v1/models/{model}")
+    paths = tuple(prefix + path for prefix in _PREFIXES for path in ("/chat/completions", "/completions"))
+    pages = (*(f"{prefix}/models" for prefix in _PREFIXES), "/v1/models/{model}")
     actions = ("/tokenize", "/detokenize")
     names_model = True
     aliases = frozenset({"dummy", "tgi"})
