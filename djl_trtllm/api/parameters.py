@@ -8,6 +8,7 @@ refused by name. All problems of a request are reported together.
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,13 +16,20 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from djl_trtllm.config import Options
+from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
+
+_logger = logging.getLogger(__name__)
 
 IGNORED = ""
 """Target of parameters that are accepted and have no effect, on purpose."""
 
 _SHOWN = 80
 _MOST_PROBLEMS = 10
+_MOST_LOGGED = 1000
+_logged: set[str] = set()
+"""Unknown names that the log has already."""
 # Every token is checked against every stop string, so their number is limited.
 _MOST_STRINGS = 64
 _MOST_IDS = 1024
@@ -53,8 +61,35 @@ class Parameter:
 
 @dataclass(slots=True)
 class Problems:
+    """What is wrong with a request. With `warn`, unknown names are `ignored` instead (`option.unknown_parameters`)."""
+
     invalid: list[str] = field(default_factory=list)
     unsupported: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    warn: bool = False
+
+    @classmethod
+    def of(cls, options: Options) -> Problems:
+        """No problems yet, of a request for a model with these options."""
+        return cls(warn=options.unknown_parameters is UnknownParameters.WARN)
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """The response header that names what was ignored."""
+        if not self.ignored:
+            return ()
+        shown = ", ".join(map(_in_header, self.ignored[:_MOST_PROBLEMS]))
+        if len(self.ignored) > _MOST_PROBLEMS:
+            shown += f" and {len(self.ignored) - _MOST_PROBLEMS} more"
+        return (("Warning", f'299 djl-trtllm "unknown and ignored: {shown} (option.unknown_parameters=warn)"'),)
+
+    def ignore(self, name: str, where: str) -> None:
+        """Take note of an unknown name. The log has each name once, as long as there are not very many."""
+        self.ignored.append(name)
+        name = name[:_SHOWN]
+        if name not in _logged and len(_logged) < _MOST_LOGGED:
+            _logged.add(name)
+            _logger.warning("unknown %s %s in requests: ignored (option.unknown_parameters=warn)", where, show(name))
 
     def raise_any(self, prefix: str = "") -> None:
         """Raise one error with all problems, UnsupportedParameterError if no parameter is invalid."""
@@ -83,7 +118,9 @@ class Table:
             if raw is None:
                 continue
             row = self.rows.get(name)
-            if row is None:
+            if row is None and problems.warn and name not in self._elsewhere:
+                problems.ignore(name, where)
+            elif row is None:
                 problems.invalid.append(self._unknown(name, where))
             elif row.target is None:
                 if not any(raw is neutral or (raw == neutral and type(raw) is not bool) for neutral in row.neutral):
@@ -112,6 +149,11 @@ class Table:
         near = difflib.get_close_matches(name[:_SHOWN], self.rows, n=1)
         hint = f", did you mean '{near[0]}'?" if near else ""
         return f"unknown {where} {show(name)}{hint}"
+
+
+def _in_header(name: str) -> str:
+    """The name inside the quotation marks of a header."""
+    return ascii(name[:_SHOWN])[1:-1].replace('"', '\\"')
 
 
 def show(value: object) -> str:

@@ -87,8 +87,8 @@ class CustomFormatters:
                 n=generation.sampling.n,
                 indexed_tokens=self.indexed_tokens,
             )
-            return Call((msgspec.structs.replace(generation, logprobs=True),), encoder)
-        return Call(call.requests, ObjectEncoder(formatter, call.encoder))
+            return call._replace(requests=(msgspec.structs.replace(generation, logprobs=True),), encoder=encoder)
+        return call._replace(encoder=ObjectEncoder(formatter, call.encoder))
 
     def _call_input(self, argument: Any) -> Any:
         function = self.input_formatter

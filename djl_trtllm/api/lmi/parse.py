@@ -101,7 +101,7 @@ def parse_payload(
     properties: Mapping[str, str] = _NO_PROPERTIES,
 ) -> Call:
     """`parse` from the decoded payload on."""
-    problems = Problems()
+    problems = Problems.of(options)
     if type(payload) is not dict:
         problems.invalid.append(
             "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
@@ -118,8 +118,8 @@ def parse_payload(
     adapter = properties.get("x-amzn-sagemaker-adapter-identifier")
     (request,) = call.requests
     if adapter and request.adapter is None:
-        return Call((replace(request, adapter=adapter),), call.encoder)
-    return call
+        request = replace(request, adapter=adapter)
+    return Call((request,), call.encoder, problems.headers)
 
 
 def choose_encoder(

@@ -97,3 +97,6 @@ TOKENIZE_FIELDS = Table(
     )
 )
 """The body of `/tokenize`."""
+
+DETOKENIZE_FIELDS = Table((Parameter(("model",), target=IGNORED), Parameter(("tokens",), target=IGNORED)))
+"""The body of `/detokenize`."""

@@ -48,19 +48,19 @@ def read_model_name(request: RawRequest) -> str | None:
 
 def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
-    payload, problems = read_object(request), Problems()
+    payload, problems = read_object(request), Problems.of(model.options)
     messages = read_messages(payload.get("messages"), problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
     sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
     problems.raise_any()
     generation = generation_request(values, sampling, response.logprobs, messages=messages, template=_template(values))
     encoder = ChatStreamEncoder(response) if response.stream else ChatEncoder(response)
-    return Call((generation,), encoder)
+    return Call((generation,), encoder, problems.headers)
 
 
 def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/completions`. Raises InvalidRequestError."""
-    payload, problems = read_object(request), Problems()
+    payload, problems = read_object(request), Problems.of(model.options)
     prompts = _read_prompts(payload.get("prompt"), model, problems)
     values = COMPLETION_FIELDS.read(payload, problems, "field")
     values["default_new_tokens"] = _COMPLETION_TOKENS
@@ -83,7 +83,8 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     requests = tuple(
         _with_prompt(generation_request(values, sampling, response.logprobs), prompt) for prompt in prompts
     )
-    return Call(requests, CompletionStreamEncoder(response) if response.stream else CompletionEncoder(response))
+    encoder = CompletionStreamEncoder(response) if response.stream else CompletionEncoder(response)
+    return Call(requests, encoder, problems.headers)
 
 
 def read_template(values: dict[str, Any]) -> dict[str, Any]:

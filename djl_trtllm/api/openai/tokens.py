@@ -6,7 +6,7 @@ from typing import Any
 
 from djl_trtllm.api.base import ModelContext, RawRequest, Reply
 from djl_trtllm.api.messages import read_messages
-from djl_trtllm.api.openai.parameters import TOKENIZE_FIELDS
+from djl_trtllm.api.openai.parameters import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from djl_trtllm.api.openai.parse import read_object, read_template
 from djl_trtllm.api.parameters import Problems, show
 from djl_trtllm.errors import InvalidRequestError
@@ -16,7 +16,7 @@ _MOST_IDS = 2**20
 
 def tokenize(request: RawRequest, model: ModelContext) -> Reply:
     """Token ids of a `prompt`, or of `messages` in the model's chat template. Raises InvalidRequestError."""
-    payload, problems = read_object(request), Problems()
+    payload, problems = read_object(request), Problems.of(model.options)
     values = TOKENIZE_FIELDS.read(payload, problems, "field")
     if ("messages" in payload) == ("prompt" in payload):
         problems.invalid.append("expected either 'prompt' or 'messages'")
@@ -32,15 +32,15 @@ def tokenize(request: RawRequest, model: ModelContext) -> Reply:
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.options.max_seq_len, "tokens": ids}
     if values.get("return_token_strs"):
         reply["token_strs"] = [tokenizer.raw.id_to_token(id_) for id_ in ids]
-    return Reply.json(reply)
+    return Reply.json(reply)._replace(headers=problems.headers)
 
 
 def detokenize(request: RawRequest, model: ModelContext) -> Reply:
     """The text of `tokens`. Raises InvalidRequestError."""
-    payload = read_object(request)
+    payload, problems = read_object(request), Problems.of(model.options)
+    DETOKENIZE_FIELDS.read(payload, problems, "field")
+    problems.raise_any()
     ids, size = payload.get("tokens"), model.tokenizer.vocab_size
-    if unknown := sorted(payload.keys() - {"tokens", "model"}):
-        raise InvalidRequestError(f"unknown field {show(unknown[0])}: expected 'tokens'")
     if type(ids) is not list or len(ids) > _MOST_IDS or not all(type(id_) is int and 0 <= id_ < size for id_ in ids):
         raise InvalidRequestError(f"'tokens' is {show(ids)}: expected a list of token ids from 0 to {size - 1}")
-    return Reply.json({"prompt": model.tokenizer.decode(ids, False)})
+    return Reply.json({"prompt": model.tokenizer.decode(ids, False)})._replace(headers=problems.headers)

@@ -47,7 +47,7 @@ class Tgi(Dialect):
         )
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
-        return parse(request)
+        return parse(request, model.options)
 
     def encode_error(self, error: BaseException, options: Options) -> Reply:
         return encode_error(error, options)

@@ -12,6 +12,7 @@ from djl_trtllm.api.base import Call, RawRequest
 from djl_trtllm.api.parameters import BOOLEAN, IGNORED, TEXT, Parameter, Problems, Table, integer, number, show
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
 from djl_trtllm.api.tgi.encoders import GenerateEncoder, GenerateStreamEncoder, Shown
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 
 _DEFAULT_NEW_TOKENS = 100
@@ -46,11 +47,11 @@ PARAMETERS = Table(
 """`parameters`."""
 
 
-def parse(request: RawRequest) -> Call:
+def parse(request: RawRequest, options: Options) -> Call:
     """Read a body. On `/generate_stream` the response is a stream, on `/` if `stream` says so. Raises
     InvalidRequestError.
     """
-    payload, problems = request.json, Problems()
+    payload, problems = request.json, Problems.of(options)
     if type(payload) is not dict:
         raise InvalidRequestError(f"the body is {show(payload)}: expected a JSON object with 'inputs'")
     fields = FIELDS.read(payload, problems, "field")
@@ -82,4 +83,5 @@ def parse(request: RawRequest) -> Call:
         n=sampling.n,
     )
     generation = generation_request(values, sampling, stream or shown.details, prompt=inputs)
-    return Call((generation,), GenerateStreamEncoder(shown) if stream else GenerateEncoder(shown))
+    encoder = GenerateStreamEncoder(shown) if stream else GenerateEncoder(shown)
+    return Call((generation,), encoder, problems.headers)

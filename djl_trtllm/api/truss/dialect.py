@@ -26,7 +26,7 @@ class Truss(Dialect):
         return Reply.json({})
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
-        return parse(request)
+        return parse(request, model.options)
 
     def encode_error(self, error: BaseException, options: Options) -> Reply:
         return encode_error(error, options)

@@ -25,6 +25,7 @@ from djl_trtllm.api.parameters import (
 )
 from djl_trtllm.api.sampling import MOST_TOKENS, SAMPLING, generation_request, read_sampling
 from djl_trtllm.api.truss.encoders import TextEncoder, WholeTextEncoder
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 
 _DEFAULT_NEW_TOKENS = 50
@@ -46,9 +47,9 @@ FIELDS = Table(
 )
 
 
-def parse(request: RawRequest) -> Call:
+def parse(request: RawRequest, options: Options) -> Call:
     """Read the body. Raises InvalidRequestError."""
-    payload, problems = request.json, Problems()
+    payload, problems = request.json, Problems.of(options)
     if type(payload) is not dict:
         raise InvalidRequestError(f"the body is {show(payload)}: expected a JSON object with 'prompt'")
     values = FIELDS.read(payload, problems, "field")
@@ -71,4 +72,4 @@ def parse(request: RawRequest) -> Call:
     problems.raise_any()
     encoder: ResponseEncoder = TextEncoder() if stream else WholeTextEncoder()
     generation = generation_request(values, sampling, False, prompt=None if messages else prompt, messages=messages)
-    return Call((generation,), encoder)
+    return Call((generation,), encoder, problems.headers)

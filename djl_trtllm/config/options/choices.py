@@ -232,6 +232,13 @@ class IgnoredSeed(Choice):
     WARN = "warn"
 
 
+class UnknownParameters(Choice):
+    """What becomes of a request with fields that are not known."""
+
+    REFUSE = "refuse"
+    WARN = "warn"
+
+
 class Orchestrator(Choice):
     """How the ranks of an engine talk to each other, other than by MPI."""
 

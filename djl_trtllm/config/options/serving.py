@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.config.options.documents import DJL, OURS
 from djl_trtllm.config.options.group import OptionGroup
 from djl_trtllm.config.options.option import option
@@ -84,6 +85,14 @@ class ServingOptions(OptionGroup):
         "Read and answer the schema of Bedrock's Llama models (`prompt`, `max_gen_len`, `generation`).",
         effect="request and response schema",
         source=DJL,
+    )
+    unknown_parameters: UnknownParameters = option(
+        UnknownParameters.REFUSE,
+        "What happens to a request with a field or parameter that is not known: `refuse` it, or ignore the field and "
+        "name it in the response header `Warning`, and once in the log. A known field in the wrong place is refused "
+        "either way.",
+        effect="refuses unknown fields of requests, or warns of them",
+        source=OURS,
     )
     strict: bool = option(
         False,

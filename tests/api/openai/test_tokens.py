@@ -69,3 +69,13 @@ async def test_tokenising_needs_a_model_that_is_ready_and_named(hosts: Hosts, to
         assert (await served.client.post("/tokenize", b'{"prompt": "a"}')).status == 404
         assert (await served.client.post("/tokenize", b'{"prompt": "a", "model": "fable"}')).status == 529
         assert (await served.client.post("/tokenize", b'{"prompt": "a", "model": "story"}')).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", b'{"prompt": "a", "x": 1}'), ("/detokenize", b'{"tokens": [5], "x": 1}')]
+)
+@in_virtual_time
+async def test_unknown_fields_may_be_ignored(hosts: Hosts, tokenizer: Tokenizer, path: str, body: bytes) -> None:
+    async with application(tokenizer, unknown_parameters="warn") as served:
+        answer = await served.client.post(path, body)
+        assert (answer.status, "ignored: x " in answer.headers["warning"]) == (200, True)

@@ -7,12 +7,13 @@ import pytest
 
 from djl_trtllm.api import Call, RawRequest
 from djl_trtllm.api.tgi.parse import parse
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 
 
 def read(path: str = "/generate", **body: Any) -> Call:
-    return parse(RawRequest(orjson.dumps(body), {}, path))
+    return parse(RawRequest(orjson.dumps(body), {}, path), Options())
 
 
 def test_inputs_alone_are_100_greedy_tokens() -> None:
@@ -114,4 +115,4 @@ def test_what_a_stream_cannot_have_is_refused(parameters: dict[str, Any]) -> Non
 
 def test_a_body_is_an_object() -> None:
     with pytest.raises(InvalidRequestError, match="expected a JSON object with 'inputs'"):
-        parse(RawRequest(b"3", {}, "/"))
+        parse(RawRequest(b"3", {}, "/"), Options())

@@ -7,12 +7,13 @@ import pytest
 
 from djl_trtllm.api import Call, RawRequest
 from djl_trtllm.api.truss.parse import parse
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Sampling
 
 
 def read(**body: Any) -> Call:
-    return parse(RawRequest(orjson.dumps(body), {}))
+    return parse(RawRequest(orjson.dumps(body), {}), Options())
 
 
 def test_a_prompt_alone_is_50_greedy_tokens_streamed() -> None:
@@ -76,4 +77,4 @@ def test_what_is_wrong_is_named(body: dict[str, Any], message: str) -> None:
 
 def test_a_body_is_an_object() -> None:
     with pytest.raises(InvalidRequestError, match="expected a JSON object with 'prompt'"):
-        parse(RawRequest(b"[]", {}))
+        parse(RawRequest(b"[]", {}), Options())
