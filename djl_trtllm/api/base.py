@@ -12,7 +12,7 @@ until every sequence has ended, then the body. Nothing in this package waits or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -106,12 +106,14 @@ class ResponseEncoder(Protocol):
 class Call(NamedTuple):
     """A parsed request: what to generate, all of it or nothing, and the encoder of the one response.
 
-    `headers` are additional headers of the response.
+    `headers` are additional headers of the response, `late_headers` those that are known when the encoder has returned
+    the first bytes.
     """
 
     requests: tuple[GenerationRequest, ...]
     encoder: ResponseEncoder
     headers: tuple[tuple[str, str], ...] = ()
+    late_headers: Callable[[], tuple[tuple[str, str], ...]] = tuple
 
     @property
     def sequences(self) -> int:

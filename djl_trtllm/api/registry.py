@@ -6,12 +6,14 @@ from djl_trtllm.api.base import Dialect
 from djl_trtllm.api.lmi.dialect import LMI
 from djl_trtllm.api.openai.dialect import OPENAI
 from djl_trtllm.api.tgi.dialect import TGI
+from djl_trtllm.api.triton.dialect import TRITON
 from djl_trtllm.api.truss.dialect import TRUSS
 
 DIALECTS: list[Dialect] = [
     LMI,
     OPENAI,
     TGI,
+    TRITON,
     TRUSS,
 ]
 """The server mounts the paths of all of them."""

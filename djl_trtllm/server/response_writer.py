@@ -64,6 +64,7 @@ class ResponseWriter:
     def __init__(self, call: Call, exchange: Exchange) -> None:
         self._encoder = call.encoder
         self._headers = call.headers
+        self._late_headers = call.late_headers
         self._exchange = exchange
         self._unfinished = call.sequences
         self._write_timeout = exchange.options.stream_write_timeout
@@ -137,7 +138,7 @@ class ResponseWriter:
         return self._first(message, len(data) if self._complete else None)
 
     async def _first(self, message: dict[str, Any], length: int | None) -> None:
-        await self._exchange.begin(200, self._encoder.content_type, length, self._headers)
+        await self._exchange.begin(200, self._encoder.content_type, length, (*self._headers, *self._late_headers()))
         await self._exchange.send(message)
 
     def _run(self, messages: Coroutine[Any, Any, None]) -> None:

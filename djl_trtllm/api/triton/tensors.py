@@ -68,7 +68,7 @@ def check(name: str, datatype: Any, shape: Any) -> int:
     return count
 
 
-def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> Tensor:
+def from_bytes(name: str, datatype: Any, shape: Any, raw: bytes) -> Tensor:
     """A tensor from its bytes: little-endian elements, strings after their length. Raises InvalidRequestError."""
     count = check(name, datatype, shape)
     if datatype == BYTES:

@@ -134,7 +134,7 @@ class ScriptedExecutor:
         finish: FinishReason | None = None
         if sequence.emitted == self._script.end_after and request.stop_token_ids:
             token_id = request.stop_token_ids[0]
-        if token_id in request.stop_token_ids and not request.sampling.ignore_eos:
+        if token_id in request.stop_token_ids:
             finish = FinishReason.STOP
         sequence.emitted += 1
         if finish is None and sequence.emitted >= request.sampling.max_new_tokens:

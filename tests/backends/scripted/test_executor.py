@@ -59,14 +59,14 @@ def test_it_repeats_the_prompt_and_ends_at_the_length() -> None:
     assert [delta.finish for delta in deltas] == [None, None, None, None, FinishReason.LENGTH]
 
 
-def test_a_stop_id_in_the_prompt_ends_the_sequence_unless_it_is_ignored() -> None:
+def test_a_stop_id_in_the_prompt_ends_the_sequence_even_if_the_models_own_end_does_not() -> None:
     executor = ScriptedExecutor()
     submit(executor, 1, 5, stop=[6])
     submit(executor, 2, 3, stop=[6], ignore_eos=True)
     by_id: dict[int, list[tuple[int, FinishReason | None]]] = {1: [], 2: []}
     for delta in run(executor):
         by_id[delta.request_id].append((delta.token_ids[0], delta.finish))
-    assert by_id == {1: [(5, None), (6, FinishReason.STOP)], 2: [(5, None), (6, None), (7, FinishReason.LENGTH)]}
+    assert by_id == {1: [(5, None), (6, FinishReason.STOP)], 2: [(5, None), (6, FinishReason.STOP)]}
 
 
 def test_end_after_emits_the_first_stop_id() -> None:
