@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 INFERENCE_ID = "x-amzn-sagemaker-inference-id"
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
 REQUEST_ID = "x-request-id"
 
 _EVENTS = "text/event-stream"

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.api import Dialect, Reply
 from djl_trtllm.api.endpoint_errors import endpoint_error
-from djl_trtllm.api.headers import properties, request_id
+from djl_trtllm.api.headers import TARGET_MODEL, properties, request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
 from djl_trtllm.server.metrics import ServerCounts
@@ -64,7 +64,12 @@ class Exchange:
     @property
     def model_name(self) -> str | None:
         """The model that the query or a header names, used if the path names none."""
-        return self.query.get("model_name") or self.properties.get("model_name") or None
+        return self.query.get("model_name") or self.properties.get("model_name") or self.target_model
+
+    @property
+    def target_model(self) -> str | None:
+        """The model of a SageMaker multi-model endpoint: its archive's name, or that without the ending."""
+        return self.properties.get(TARGET_MODEL, "").removesuffix(".tar.gz") or None
 
     async def body(self) -> bytes:
         """The request body. Raises BodyTooLarge and ClientGone."""
@@ -100,7 +105,7 @@ class Exchange:
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
         """Send an error with additional headers; nothing may have been sent yet."""
         reply = self.dialect.encode_error(error, self.options)
-        if self.endpoint is not None:
+        if self.endpoint is not None and self.dialect.endpoint_errors:
             reply = endpoint_error(error, reply)
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 

@@ -220,14 +220,14 @@ class Routes:
 
     def _find(self, dialect: Dialect, name: str | None, endpoint: str | None = None) -> ServedModel:
         """The model that a request is for. Raises UnknownModelError."""
-        model = self.registry.find(name if endpoint is None else endpoint)
-        if model is None and (endpoint is not None or name in dialect.aliases):
+        model = self.registry.find(name)
+        if model is None and (name is None or name in dialect.aliases):
             # SageMaker's client names the endpoint, which may also be the name of a model.
-            model = self.registry.find(None)
+            model = self.registry.find(endpoint) or self.registry.find(None)
         if model is not None:
             return model
         known = ", ".join(sorted(self.registry.models)) or "none"
-        name = name if endpoint is None else endpoint
+        name = name or endpoint
         if name is None:
             raise UnknownModelError(f"Parameter model_name is required; loaded: {known}", name=None)
         raise UnknownModelError(f"there is no model named {name!r} here; loaded: {known}", name=name)

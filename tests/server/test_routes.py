@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
 import pytest
 
 from djl_trtllm.api.lmi.dialect import Lmi
@@ -37,6 +38,9 @@ def text(tokenizer: Tokenizer, tokens: int) -> str:
         ("/invocations", "model_name=story", {}),
         ("/invocations", "", {"model_name": "story"}),
         ("/predictions/story", "model_name=fable", {}),
+        ("/invocations", "", {"X-Amzn-SageMaker-Target-Model": "story"}),
+        ("/endpoints/fable/invocations", "", {"X-Amzn-SageMaker-Target-Model": "story.tar.gz"}),
+        ("/models/story/invoke", "", {"X-Amzn-SageMaker-Target-Model": "fable"}),
     ],
 )
 @in_virtual_time
@@ -63,6 +67,21 @@ async def test_an_endpoints_name_says_nothing_where_there_is_one_model(hosts: Ho
         assert answer.status == 400
         assert answer.headers["x-amzn-errortype"] == "ValidationError"
         assert answer.json["Message"] == "there is no model named 'any-name' here; loaded: fable, story"
+
+
+@in_virtual_time
+async def test_an_endpoints_openai_body_names_the_model_before_the_endpoint(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with application(tokenizer) as served:
+        await served.load(tokenizer, "fable")
+        for endpoint, model, used in (("story", "fable", 1), ("story", "", 0), ("fable", "tgi", 1)):
+            content = orjson.dumps({"model": model, "prompt": "the wolf", "max_tokens": 2})
+            before = len(hosts.made[used].submitted)
+            answer = await served.client.post(f"/endpoints/{endpoint}/openai/v1/completions", content)
+            assert (answer.status, len(hosts.made[used].submitted)) == (200, before + 1)
+        content = orjson.dumps({"model": "hen", "prompt": "the wolf"})
+        answer = await served.client.post("/endpoints/story/openai/v1/completions", content)
+        assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
 
 @in_virtual_time

@@ -15,8 +15,16 @@ from djl_trtllm.errors import NotReadyError, UnknownModelError
 
 _STARTED = int(time.time())
 _OWNER = "djl-trtllm"
-_PREFIXES = ("/v1", "/invocations", "/invocations/v1")
-"""OpenAI's own, and what OpenAI's and Hugging Face's clients make of the address of /invocations."""
+_ENDPOINT = "/endpoints/{endpoint}"
+_PREFIXES = (
+    "/v1",
+    # What OpenAI's and Hugging Face's clients make of the address of /invocations.
+    "/invocations",
+    "/invocations/v1",
+    # SageMaker's runtime, whose container gets the request at /v1.
+    f"{_ENDPOINT}/openai/v1",
+    f"{_ENDPOINT}/inference-components/{{component}}/openai/v1",
+)
 
 
 class OpenAi(Dialect):

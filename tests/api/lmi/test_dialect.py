@@ -56,6 +56,18 @@ def test_the_formatters_of_a_models_own_come_first(tokenizer: Tokenizer, tmp_pat
     assert LMI.parse(RawRequest(b'{"text": "a wolf"}', {}), model).requests[0].prompt == "a wolf"
 
 
+def test_an_endpoints_paths_are_those_of_sagemakers_runtime(tokenizer: Tokenizer) -> None:
+    model, body = played_model(tokenizer), b'{"inputs": "a wolf", "stream": true}'
+    variant = ("x-Amzn-Invoked-Production-Variant", "AllTraffic")
+    headers = {"x-amzn-sagemaker-accept": "text/event-stream"}
+    whole = LMI.parse(RawRequest(body, headers, "/endpoints/{endpoint}/invocations"), model)
+    assert (whole.encoder.content_type, whole.headers) == ("application/jsonlines", (variant,))
+    stream = LMI.parse(RawRequest(body, headers, "/endpoints/{endpoint}/invocations-response-stream"), model)
+    assert stream.encoder.content_type == "application/vnd.amazon.eventstream"
+    assert stream.headers == (("X-Amzn-SageMaker-Content-Type", "text/event-stream"), variant)
+    assert LMI.parse(RawRequest(body, headers, "/invocations"), model).headers == ()
+
+
 def test_errors_have_the_statuses_of_the_options() -> None:
     error = OverloadedError("full", queue_depth=1, capacity=1, retry_after=7)
     options = Options(throttle_error_http_code=529)

@@ -1,0 +1,87 @@
+"""SageMaker's runtime: boto3 and OpenAI's client, unmodified, with this server in the place of an endpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import botocore.config
+import openai
+import pytest
+from botocore.exceptions import EventStreamError
+
+from djl_trtllm.model import Tokenizer
+from tests.support.client import body
+from tests.support.models import PROMPT
+from tests.support.server import Server
+
+
+@pytest.fixture
+def runtime(server: Server) -> Iterator[Any]:
+    client = boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=server.url,
+        region_name="eu-west-1",
+        aws_access_key_id="none",
+        aws_secret_access_key="none",
+        config=botocore.config.Config(retries={"max_attempts": 0}, proxies={}),
+    )
+    yield client
+    client.close()
+
+
+def parts(answer: Any) -> bytes:
+    return b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])
+
+
+def stream(runtime: Any, content: bytes, **arguments: Any) -> Any:
+    return runtime.invoke_endpoint_with_response_stream(
+        EndpointName="story", Body=content, ContentType="application/json", **arguments
+    )
+
+
+def test_boto3_reads_a_stream(runtime: Any, tokenizer: Tokenizer) -> None:
+    answer = stream(runtime, body(7, stream=True))
+    assert (answer["ContentType"], answer["InvokedProductionVariant"]) == ("application/jsonlines", "AllTraffic")
+    lines = parts(answer).splitlines()
+    text = tokenizer.decode(tokenizer.encode(PROMPT)[:7])
+    assert len(lines) == 7 and json.loads(lines[-1])["generated_text"] == text
+    answer = stream(runtime, body(7, stream=True), Accept="text/event-stream")
+    assert answer["ContentType"] == "text/event-stream"
+    assert parts(answer).startswith(b"data: ")
+    assert json.loads(parts(stream(runtime, body(7))))["generated_text"] == text
+
+
+def test_boto3_raises_the_error_of_a_stream(runtime: Any) -> None:
+    answer = stream(runtime, body(77, stream=True))
+    read = []
+    with pytest.raises(EventStreamError, match="scripted error") as raised:
+        for event in answer["Body"]:
+            read.append(event["PayloadPart"]["Bytes"])
+    assert raised.value.response["Error"]["Code"] == "ModelStreamError"
+    last = json.loads(b"".join(read).splitlines()[-1])
+    assert last["details"]["finish_reason"] == "error"
+
+
+def test_boto3_raises_model_error_before_a_stream(runtime: Any) -> None:
+    with pytest.raises(runtime.exceptions.ModelError, match="max_new_tokens") as raised:
+        stream(runtime, body(0, stream=True))
+    assert raised.value.response["OriginalStatusCode"] == 424
+
+
+@pytest.mark.parametrize("component", ["", "/inference-components/adapter-1"])
+def test_openais_client_on_an_endpoint(server: Server, component: str) -> None:
+    url = f"{server.url}/endpoints/story{component}/openai/v1"
+    messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": PROMPT}]
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(model="", messages=messages, max_tokens=7, temperature=0)
+        chunks = client.chat.completions.create(model="", messages=messages, max_tokens=7, temperature=0, stream=True)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert streamed == whole.choices[0].message.content != ""
+        assert [model.id for model in client.models.list()] == ["scripted"]
+        with pytest.raises(openai.NotFoundError, match="no model named 'gpt-5'"):
+            client.chat.completions.create(model="gpt-5", messages=messages)
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(model="", messages=messages, max_tokens=0)
