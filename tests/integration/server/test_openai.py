@@ -64,7 +64,7 @@ def test_errors_raise_what_the_client_has_for_them(client: openai.OpenAI) -> Non
     assert (refused.value.param, refused.value.code) == ("logit_bias", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError, match="there is no model named 'gpt-5'"):
         client.chat.completions.create(model="gpt-5", messages=MESSAGES)
-    with pytest.raises(openai.BadRequestError, match="max_seq_len"):
+    with pytest.raises(openai.BadRequestError, match="max_output_len"):
         client.completions.create(model="", prompt=PROMPT, max_tokens=10**9)
     with pytest.raises(openai.InternalServerError, match="scripted"):
         client.completions.create(model="", prompt=PROMPT, max_tokens=77)
