@@ -39,7 +39,7 @@ def parse_generate(request: RawRequest, model: ModelContext, name: str) -> Call:
     values = read_parameters(payload) | payload
     values.pop("parameters", None)
     values.pop("id", None)
-    problems = Problems()
+    problems = Problems.of(model.options)
     read = read_request(values, model, problems)
     if not streams and read.stream:
         problems.invalid.append(_ONE_RESPONSE)
@@ -54,7 +54,7 @@ def parse_generate(request: RawRequest, model: ModelContext, name: str) -> Call:
         encoder = GenerateStreamEncoder(read, head)
     else:
         encoder = GenerateEncoder(read, head, as_event=streams)
-    return Call((read.generation,), encoder)
+    return Call((read.generation,), encoder, problems.headers)
 
 
 class GenerateEncoder:
