@@ -8,12 +8,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from djl_trtllm.commands.console import errors_for_the_reader, escaped, progress_printer
+from djl_trtllm.commands.console import errors_for_the_reader, progress_printer, say
 from djl_trtllm.config import load
 from djl_trtllm.engines.cache import EngineCache
-from djl_trtllm.engines.config_overlay import sweep_overlays
 from djl_trtllm.engines.leftovers import find_leftovers
 from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineError, EngineMismatchError
@@ -32,25 +30,24 @@ def list_entries() -> None:
     with errors_for_the_reader():
         cache = _cache()
         entries = cache.entries()
-        table = Table(title=f"{cache.root}: {format_bytes(sum(entry.size for entry in entries))}", title_justify="left")
-        for heading in ("engine", "size", "last used", "compiled", "options"):
-            table.add_column(heading)
+        console = Console()
+        say(console, f"{cache.root}: {format_bytes(sum(entry.size for entry in entries))}")
         for entry in entries:
             compiled, options = "", ""
             try:
                 if (manifest := Manifest.read(entry.path)) is not None:
-                    compiled = manifest.created
-                    options = ", ".join(f"{name}={value}" for name, value in manifest.options.items())
+                    compiled = f", compiled {manifest.created}"
+                    options = "".join(f", {name}={value}" for name, value in manifest.options.items())
             except EngineMismatchError:
-                options = "unreadable manifest"
+                compiled = ", unreadable manifest"
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
-            table.add_row(entry.key, format_bytes(entry.size), used, compiled, options)
-        Console().print(table)
+            facts = f"{format_bytes(entry.size)}, last used {used}{compiled}{options}"
+            say(console, facts, label=f"{entry.key}:", style="bold")
         left = find_leftovers(cache.root)
         if left:
-            Console(soft_wrap=True).print("left by interrupted downloads and compiles; `prune` removes it:")
+            say(console, "left by interrupted processes; `prune` removes it:")
         for item in left:
-            Console(soft_wrap=True).print(f"  {escaped(str(item.path))} ({format_bytes(item.size)})", highlight=False)
+            say(console, f"  {item.path} ({format_bytes(item.size)})")
 
 
 @app.command()
@@ -78,11 +75,10 @@ def prune(
     with errors_for_the_reader():
         cache = _cache()
         progress = progress_printer()
-        sweep_overlays(cache.root)
         left = find_leftovers(cache.root)
         for item in left:
             item.remove()
-            progress(f"removed {item.path} ({format_bytes(item.size)}), left by an interrupted download or compile")
+            progress(f"removed {item.path} ({format_bytes(item.size)}), left by an interrupted process")
         removed = cache.prune(int(keep_gb * 1e9))
         for entry in removed:
             progress(f"removed {entry.key} ({format_bytes(entry.size)})")

@@ -26,10 +26,6 @@ def errors_for_the_reader() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def escaped(text: str) -> str:
-    return text.replace("[", "\\[")
-
-
 def width_of(console: Console) -> int | None:
     """The width at which lines are wrapped; None: they are not."""
     return console.width if console.is_terminal else None

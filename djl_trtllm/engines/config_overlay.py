@@ -8,6 +8,7 @@ share, so it stays as it is. The overlay has its own content, hence its own engi
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import json
 import logging
@@ -126,7 +127,8 @@ def _overlay(checkpoint: Path, changed: dict[str, Any], folder: Path) -> Path:
     overlay = own / (checkpoint.resolve().name or "checkpoint")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        sweep_overlays(folder.parent)
+        for path in list(abandoned_overlays(folder.parent)):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         in_use.hold(folder / f"{own.name}{_MARK}")
         overlay.mkdir(parents=True)
         for entry in checkpoint.iterdir():
@@ -143,18 +145,12 @@ def _overlay(checkpoint: Path, changed: dict[str, Any], folder: Path) -> Path:
     return overlay
 
 
-def sweep_overlays(cache: Path) -> list[Path]:
-    """Remove the overlays of processes that ended without doing so, and return them."""
-    return list(_swept(cache / _FOLDER))
-
-
-def _swept(folder: Path) -> Iterator[Path]:
-    for mark in sorted(folder.glob(f"*{_MARK}")):
-        with in_use.nobody(mark) as free:
+def abandoned_overlays(cache: Path) -> Iterator[Path]:
+    """The overlays of processes that ended without removing them, and their marks."""
+    for mark in sorted((cache / _FOLDER).glob(f"*{_MARK}")):
+        with contextlib.suppress(OSError), in_use.nobody(mark) as free:
             if free:
-                own = mark.with_suffix("")
-                _remove(own, os.getpid())
-                yield own
+                yield from (path for path in (mark.with_suffix(""), mark) if path.exists())
 
 
 def _remove(own: Path, process: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from djl_trtllm.engines.config_overlay import abandoned_overlays
 from djl_trtllm.engines.manifest import MANIFEST_FILE
 from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, is_abandoned, marked
 
@@ -69,7 +70,7 @@ def noted_output(root: Path, out: Path) -> Iterator[None]:
 
 def find_leftovers(root: Path) -> list[Leftover]:
     """What is left in the cache at `root`, beside outputs and in the folder for temporary files, ordered by path."""
-    found = (_of_cache, _of_models, _of_downloads, _of_outgoing, _of_outputs)
+    found = (_of_cache, _of_models, _of_downloads, _of_outgoing, _of_outputs, abandoned_overlays)
     paths = {path for of in found for path in of(root)} | set(_of_temporary_files()) | set((root / _HASHES).glob(".*"))
     return [Leftover.of(path) for path in sorted(paths)]
 

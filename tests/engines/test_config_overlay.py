@@ -13,7 +13,7 @@ import pytest
 
 from djl_trtllm.config import Config
 from djl_trtllm.engines import config_overlay
-from djl_trtllm.engines.config_overlay import sweep_overlays, with_rotary_options
+from djl_trtllm.engines.config_overlay import abandoned_overlays, with_rotary_options
 from djl_trtllm.engines.identity import checkpoint_identity
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, inspect
@@ -166,11 +166,14 @@ def test_an_overlay_ends_with_its_process(tmp_path: Path, tiny_stories: Path, ca
     )
     assert process.stdin is not None and process.stdout is not None
     overlay = Path(process.stdout.readline().strip())
-    assert overlay.is_dir() and sweep_overlays(cache) == []
+    assert overlay.is_dir() and list(abandoned_overlays(cache)) == []
     process.communicate(timeout=60)
     assert overlay.is_dir() is (end == "killed")
-    assert sweep_overlays(cache) == ([overlay.parent] if end == "killed" else [])
-    assert list((cache / "overlays").iterdir()) == []
+    mark = overlay.parent.with_name(f"{overlay.parent.name}.use")
+    assert list(abandoned_overlays(cache)) == ([overlay.parent, mark] if end == "killed" else [])
+    # The next overlay removes it.
+    with_rotary_options(options("option.rotary_base=6", cache), layout)
+    assert not overlay.is_dir() and not mark.exists()
 
 
 def test_a_forked_process_leaves_the_overlays_of_its_parent(tmp_path: Path) -> None:
