@@ -108,6 +108,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `default_new_tokens` are generated if `sampling.max_new_tokens` is 0, or fewer where a limit is lower; 0: as many as
     the limits allow.
     `template` has the keywords of the chat template beside the messages (`tools`, `add_generation_prompt`, ...).
+    `shown_tokens` are special tokens whose text is part of the output, such as the markers of tool calls.
+    `guide_from` is the parameter that asks for the guide, where that is not a guide by its name.
     """
 
     prompt: str | None = None
@@ -125,10 +127,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     guide: Guide | None = None
     adapter: str | None = None
     default_new_tokens: int = 0
+    shown_tokens: tuple[str, ...] = ()
+    guide_from: str | None = None
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
-    """One generated token. `text` is what it adds to the output: "" for special tokens and unfinished characters."""
+    """One generated token. `text` is what it adds to the output: "" for special tokens and unfinished characters.
+
+    Special tokens that the request wants to see (`shown_tokens`) have their text.
+    """
 
     id: int
     text: str

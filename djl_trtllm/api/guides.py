@@ -21,8 +21,8 @@ _MOST_CHARACTERS = 65_536
 _MOST_CHOICES = 64
 
 
-def _schema(value: Any) -> Guide:
-    """A JSON schema, as an object or as text."""
+def read_schema(value: Any) -> Guide:
+    """A JSON schema, as an object or as text. Raises ValueError with a hint."""
     if type(value) is str:
         try:
             value = orjson.loads(value)
@@ -61,7 +61,7 @@ def _bounded(kind: GuideKind, text: str) -> Guide:
 def _tgi_grammar(value: Any) -> Guide:
     if type(value) is not dict or value.keys() - {"type", "value"} or value.get("type") not in ("json", "regex"):
         raise ValueError("")
-    return _schema(value.get("value")) if value["type"] == "json" else _regex(value.get("value"))
+    return read_schema(value.get("value")) if value["type"] == "json" else _regex(value.get("value"))
 
 
 def _response_format(value: Any) -> Guide | None:
@@ -72,14 +72,14 @@ def _response_format(value: Any) -> Guide | None:
         return Guide(GuideKind.JSON_OBJECT)
     if kind == "json_schema":
         described = value.get("json_schema")
-        return _schema(described["schema"] if type(described) is dict and "schema" in described else described)
+        return read_schema(described["schema"] if type(described) is dict and "schema" in described else described)
     if kind in ("json", "regex"):  # TGI takes its grammars here as well
         return _tgi_grammar(value)
     raise ValueError("")
 
 
 def _guided_decoding(value: Any) -> Guide:
-    readers = {"json": _schema, "regex": _regex, "grammar": _grammar}
+    readers = {"json": read_schema, "regex": _regex, "grammar": _grammar}
     given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
     if len(given) != 1:
         raise ValueError("")
@@ -93,7 +93,7 @@ def _guided_decoding(value: Any) -> Guide:
 
 GUIDES = (
     Parameter(("grammar",), Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar), "guide"),
-    Parameter(("guided_json",), Kind("a JSON schema, as an object or as text", _schema), "guide"),
+    Parameter(("guided_json",), Kind("a JSON schema, as an object or as text", read_schema), "guide"),
     Parameter(("guided_regex",), Kind("a regular expression", _regex), "guide"),
     Parameter(
         ("guided_choice",), Kind(f"a list of up to {_MOST_CHOICES} strings, none of them empty", _choice), "guide"

@@ -20,7 +20,7 @@ from djl_trtllm.request import GenerationRequest, GuideKind, Sampling
 _DONE_ABOVE = frozenset(
     {
         *("prompt", "prompt_ids", "messages", "template", "truncate", "sampling", "n", "best_of", "default_new_tokens"),
-        *("stop", "logprobs", "asks_logprobs"),
+        *("stop", "logprobs", "asks_logprobs", "shown_tokens", "guide_from"),
     }
 )
 """Fields that the server honours for every engine."""
@@ -91,7 +91,8 @@ def require(request: GenerationRequest, features: frozenset[str]) -> None:
     if request.sampling.beam_width > 1 and request.needs_logprobs and Feature.BEAM_LOGPROBS not in features:
         missing.append(Feature.BEAM_LOGPROBS)
     if missing:
-        raise UnsupportedParameterError(f"not supported by this backend: {'; '.join(map(_refusal, missing))}")
+        reasons = "; ".join(_refusal(name, request.guide_from) for name in missing)
+        raise UnsupportedParameterError(f"not supported by this backend: {reasons}")
 
 
 @functools.lru_cache(maxsize=8)
@@ -108,6 +109,8 @@ def _not_honoured(features: frozenset[str]) -> list[tuple[str, list[tuple[attrge
     return found
 
 
-def _refusal(name: str) -> str:
+def _refusal(name: str, guide_from: str | None) -> str:
     shown = _NAMES.get(name, f"'{name}'")
+    if guide_from is not None and name in _GUIDES.values():
+        shown = f"'{guide_from}', which needs {shown}"
     return f"{shown}: {_ADVICE[name]}" if name in _ADVICE else shown

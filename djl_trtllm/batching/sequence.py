@@ -30,6 +30,7 @@ class OutputSequence:
         "_logprobs",
         "_matcher",
         "_ready",
+        "_shown",
         "_special_ids",
         "_stop_ids",
         "_text_end",
@@ -47,6 +48,7 @@ class OutputSequence:
         index: int,
         tokenizer: Tokenizer,
         special_ids: frozenset[int],
+        shown: Mapping[int, str] = MappingProxyType({}),
         prompt_ids: Sequence[int],
         stop: Sequence[str],
         stop_ids: Mapping[int, FinishReason] = MappingProxyType({}),
@@ -63,6 +65,8 @@ class OutputSequence:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids)
         self._matcher = StopMatcher(stop) if stop else None
         self._special_ids = special_ids
+        self._shown = shown
+        """The texts of those special tokens that are part of the output."""
         self._stop_ids = stop_ids
         """Ids that end the sequence here, each with its reason: those that the engine does not stop at."""
         self._ready: list[Token] = []
@@ -80,7 +84,7 @@ class OutputSequence:
                 logprob = logprobs[position]
                 self.cumulative_logprob += logprob or 0.0
             if token_id in self._special_ids:
-                token = Token(token_id, "", logprob, True)
+                token = Token(token_id, self._shown.get(token_id, ""), logprob, True)
             else:
                 token = Token(token_id, self._detokenizer.step(token_id), logprob, False)
             if self._matcher is None and not self._detokenizer.pending and not self._held:

@@ -35,12 +35,14 @@ class Translator:
         seed = None
         if sampling.do_sample and self._seeded:
             seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        shown = {id_: text for text in request.shown_tokens if (id_ := self._special_id(text)) is not None}
         stop_ids = {} if self._is_stopped_by_engine(request) else self._reasons(request)
         return [
             OutputSequence(
                 index=index,
                 tokenizer=self._tokenizer.raw,
                 special_ids=self._special_ids,
+                shown=shown,
                 prompt_ids=prompt_ids,
                 stop=request.stop,
                 stop_ids=stop_ids,
@@ -77,6 +79,10 @@ class Translator:
             adapter,
             _wants_logprobs(request),
         )
+
+    def _special_id(self, text: str) -> int | None:
+        id_: int | None = self._tokenizer.raw.token_to_id(text)
+        return id_ if id_ in self._special_ids else None
 
     def _is_stopped_by_engine(self, request: GenerationRequest) -> bool:
         # A beam that is cut later would not be the best one.

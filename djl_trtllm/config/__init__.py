@@ -7,7 +7,15 @@
 from djl_trtllm.config.compat.detect import names_configuration, read_source
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.options import Options
-from djl_trtllm.config.options.choices import Backend, DType, KvCacheDType, Quantization, SchedulerPolicy
+from djl_trtllm.config.options.choices import (
+    Backend,
+    DType,
+    KvCacheDType,
+    Quantization,
+    ReasoningFormat,
+    SchedulerPolicy,
+    ToolCallFormat,
+)
 from djl_trtllm.config.resolve import load, resolve
 from djl_trtllm.config.sources.environment import read_environment
 from djl_trtllm.config.sources.origin import Origin, OriginKind
@@ -30,9 +38,11 @@ __all__ = [
     "Origin",
     "OriginKind",
     "Quantization",
+    "ReasoningFormat",
     "SchedulerPolicy",
     "Setting",
     "Source",
+    "ToolCallFormat",
     "load",
     "names_configuration",
     "parse_properties",

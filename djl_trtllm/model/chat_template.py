@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any], origin: Path) -> None:
         environment = _environment()
+        self._sources = dict(sources)
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
@@ -69,6 +71,34 @@ class ChatTemplate:
             # A template is a program: given unexpected messages, it can raise anything.
             raise self._failed(messages, error) from error
 
+    def source(self, with_tools: bool = False) -> str:
+        """The template that conversations with or without tools get, "" if the model has none."""
+        return self._sources.get(self._name(with_tools), "")
+
+    @cached_property
+    def takes_arguments_as_text(self) -> bool:
+        """Whether the arguments of earlier tool calls have to be JSON as text. Most templates want objects."""
+        as_object = self._render_call({"wolf": "ran"})
+        if as_object is not None:
+            return "{'wolf': 'ran'}" in as_object  # printed as Python prints it
+        as_text = self._render_call('{"wolf": "ran"}')
+        return as_text is not None and '{"wolf": "ran"}' in as_text
+
+    def _render_call(self, arguments: Any) -> str | None:
+        """A conversation with a tool call of these arguments, None if the template fails on it."""
+        function = {"name": "f", "arguments": arguments}
+        call = {"id": "call00001", "type": "function", "function": function}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "tool_call_id": "call00001", "name": "f"},
+        ]
+        tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+        try:
+            return self.render(messages, tools=tools)
+        except InvalidRequestError:
+            return None
+
     def _failed(self, messages: Sequence[Any], error: Exception) -> InvalidRequestError:
         roles = [
             message.get("role") if isinstance(message, Mapping) else type(message).__name__ for message in messages
@@ -82,11 +112,14 @@ class ChatTemplate:
         if not self._templates:
             raise InvalidRequestError(_NO_TEMPLATE)
         if name is None:
-            name = TOOL_USE if with_tools and TOOL_USE in self._templates else DEFAULT
+            name = self._name(with_tools)
         template = self._templates.get(name)
         if template is None:
             raise InvalidRequestError(f"this model has no chat template {name!r}; it has {sorted(self._templates)}")
         return template
+
+    def _name(self, with_tools: bool) -> str:
+        return TOOL_USE if with_tools and TOOL_USE in self._sources else DEFAULT
 
 
 def read_sources(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -81,6 +81,8 @@ DONE_ABOVE = {
     **{"n": 2, "best_of": 2, "stop": ("x",), "truncate": 4, "logprobs": True, "asks_logprobs": True},
     "default_new_tokens": 30,
     "template": {"tools": []},
+    "shown_tokens": ("<tool_call>",),
+    "guide_from": "tool_choice",
 }
 """Fields that need nothing of an engine."""
 
@@ -109,6 +111,13 @@ def test_everything_that_is_missing_is_in_one_message() -> None:
         require(request, frozenset())
     missing = "; ".join(CASES[name][1] for name in ("min_p", "bad", Feature.REGEX))
     assert str(caught.value) == f"not supported by this backend: {missing}"
+
+
+def test_a_guide_of_another_parameter_is_refused_by_that_ones_name() -> None:
+    guide = Guide(GuideKind.JSON_SCHEMA, "{}")
+    with pytest.raises(UnsupportedParameterError) as caught:
+        require(GenerationRequest(prompt="a", guide=guide, guide_from="tool_choice"), frozenset())
+    assert "'tool_choice', which needs a JSON guide: this engine cannot constrain its output" in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "value"), DONE_ABOVE.items())

@@ -18,11 +18,13 @@ def sequence(
     logprobs: bool = False,
     seed: int | None = None,
     stop_ids: dict[int, FinishReason] | None = None,
+    shown: dict[int, str] | None = None,
 ) -> OutputSequence:
     return OutputSequence(
         index=0,
         tokenizer=tokenizer.raw,
         special_ids=tokenizer.special_ids | tokenizer.end_ids,
+        shown=shown or {},
         prompt_ids=[5, 6],
         stop=stop,
         stop_ids=stop_ids or {},
@@ -60,6 +62,23 @@ def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
     assert (texts(update)[-1], update.tokens[-1].special) == ("", True)
     assert update.finished is not None
     assert update.finished.generated_tokens == len(update.tokens)
+
+
+@pytest.mark.parametrize("stop", [(), ("xyz",)])
+def test_special_tokens_that_are_to_be_shown_have_their_text(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    one = sequence(tokenizer, *stop, shown={3: "<call>"})
+    one.take([3, *tokenizer.encode("the", False), 3, 1], None)
+    one.finish(FinishReason.LENGTH)
+    tokens = one.drain().tokens
+    assert "".join(token.text for token in tokens).replace(" ", "") == "<call>the<call>"
+    assert (tokens[0], tokens[-1].text) == (Token(3, "<call>", None, True), "")
+
+
+def test_a_character_that_a_shown_token_cuts_off_stands_before_it(tokenizer: Tokenizer) -> None:
+    one = sequence(tokenizer, shown={3: "<call>"})
+    one.take([*tokenizer.encode("😀", False)[:-1], 3], None)
+    one.finish(FinishReason.LENGTH)
+    assert "".join(texts(one.drain())).strip().endswith("\ufffd<call>")
 
 
 @pytest.mark.parametrize("stop", [(), ("wolf",)])

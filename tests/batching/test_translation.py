@@ -204,3 +204,9 @@ def test_sequences_have_no_seed_where_the_engine_ignores_it(lower_case: Tokenize
     request = asking(do_sample=True, seed=5)
     assert [sequence.seed for sequence in Translator(lower_case).sequences(request, [3])] == [5]
     assert [sequence.seed for sequence in Translator(lower_case, seeded=False).sequences(request, [3])] == [None]
+
+
+def test_only_special_tokens_are_shown_by_name(lower_case: Tokenizer) -> None:
+    request = asking(shown_tokens=("<s>", "the", "<tool_call>"))
+    (sequence,) = Translator(lower_case).sequences(request, [3, 4])
+    assert text_of(sequence, 1, 4, 0) == "<s>wolf"

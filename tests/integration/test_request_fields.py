@@ -112,7 +112,10 @@ DONE_BY_THE_SERVER: dict[str, dict[str, Any]] = {
     "truncate": {"truncate": 2},
     "stop": {"stop_sequences": ["little"]},
 }
-NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling", "default_new_tokens"}
+NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling", "default_new_tokens"} | {
+    "shown_tokens",
+    "guide_from",
+}
 PART_OF_LOGPROBS = {"asks_logprobs", "needs_logprobs"}
 
 

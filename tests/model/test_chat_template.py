@@ -83,3 +83,28 @@ def test_where_templates_come_from(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     assert read_sources(tmp_path, config) == expected
+
+
+def test_the_source_is_that_of_the_template_that_is_taken() -> None:
+    chat = ChatTemplate({"default": "plain", "tool_use": "tools"}, {}, Path("model"))
+    assert (chat.source(), chat.source(with_tools=True)) == ("plain", "tools")
+    assert template("plain").source(with_tools=True) == "plain"
+    assert ChatTemplate({}, {}, Path("model")).source() == ""
+
+
+_CALLS = "{% for m in messages %}{% for call in m.tool_calls or [] %}BODY{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("body", "as_text"),
+    [
+        ("{{ call.function.arguments | tojson }}", False),
+        ("{% for key, value in call.function.arguments.items() %}{{ key }}{{ value }}{% endfor %}", False),
+        ("{{ '```json' + call.function.arguments }}", True),
+        ("{{ call.function.arguments }}", True),
+        ("{% if call.function.arguments is string %}{{ call.function.arguments }}{% endif %}", False),
+        ("{{ raise_exception('no calls') }}", False),
+    ],
+)
+def test_whether_arguments_have_to_be_text_is_tried_out(body: str, as_text: bool) -> None:
+    assert template(_CALLS.replace("BODY", body)).takes_arguments_as_text is as_text

@@ -40,10 +40,7 @@ class ChatStreamEncoder(EventEncoder):
 
     def events(self, index: int, tokens: list[Token], finished: SequenceResult | None) -> bytes:
         """See `EventEncoder`. Tokens without a text add nothing, unless their log-probabilities are wanted."""
-        events = b""
-        if not self._begun[index]:
-            self._begun[index] = True
-            events = self._delta(index, {"role": "assistant", "content": "", "refusal": None})
+        events = b"" if self._begun[index] else self.first(index)
         text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
         if self.response.logprobs and tokens:
             events += self._delta(index, {"content": text}, tokens)
@@ -52,6 +49,13 @@ class ChatStreamEncoder(EventEncoder):
         if finished is not None:
             events += self._delta(index, {}, reason=FINISH_REASONS[finished.reason])
         return events
+
+    def first(self, index: int) -> bytes:
+        """The event that a choice begins with, b"" if it has begun."""
+        if self._begun[index]:
+            return b""
+        self._begun[index] = True
+        return self._delta(index, {"role": "assistant", "content": "", "refusal": None})
 
     def _delta(
         self, index: int, delta: dict[str, Any], tokens: list[Token] | None = None, reason: str | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from djl_trtllm.api.openai.tool_parameters import TOOLS
 from djl_trtllm.api.parameters import BOOLEAN, IGNORED, OBJECT, TEXT, Kind, Parameter, Table, integer, number
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING
 
@@ -14,7 +15,6 @@ _NO_MEANING = tuple(
     Parameter((name,), target=IGNORED)
     for name in (
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -58,8 +58,7 @@ CHAT_FIELDS = Table(
         Parameter(("modalities",), Kind('["text"]', _read_modalities), "modalities"),
         Parameter(("audio",), advice="this server generates text"),
         Parameter(("web_search_options",), advice="this server does not search"),
-        Parameter(("tools",), neutral=([],)),
-        Parameter(("tool_choice",), neutral=("none", "auto")),
+        *TOOLS,
         Parameter(("functions",), neutral=([],), advice="use 'tools'"),
         Parameter(("function_call",), neutral=("none", "auto"), advice="use 'tool_choice'"),
     ),
@@ -80,6 +79,7 @@ COMPLETION_FIELDS = Table(
         Parameter(("echo",), BOOLEAN, "echo"),
         Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
         Parameter(("add_special_tokens",), neutral=(True,)),
+        Parameter(("parallel_tool_calls",), target=IGNORED),
     ),
     elsewhere={"messages": "to /v1/chat/completions", "inputs": "to /invocations, here it is 'prompt'"},
 )
@@ -94,6 +94,7 @@ TOKENIZE_FIELDS = Table(
         Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
         Parameter(("return_token_strs",), BOOLEAN, "return_token_strs"),
         Parameter(("chat_template_kwargs",), OBJECT, "chat_template_kwargs"),
+        TOOLS[0],
     )
 )
 """The body of `/tokenize`."""

@@ -16,9 +16,13 @@ from djl_trtllm.api.messages import read_messages
 from djl_trtllm.api.openai.chat import ChatEncoder, ChatStreamEncoder
 from djl_trtllm.api.openai.completions import CompletionEncoder, CompletionStreamEncoder
 from djl_trtllm.api.openai.parameters import CHAT_FIELDS, COMPLETION_FIELDS
+from djl_trtllm.api.openai.parsed_chat import ParsedChatEncoder, ParsedChatStreamEncoder, Parsing
 from djl_trtllm.api.openai.response import Response
+from djl_trtllm.api.openai.tools import fit_messages, read_tool_use
+from djl_trtllm.api.output_parsers import reasoning_format
 from djl_trtllm.api.parameters import Problems, show
 from djl_trtllm.api.sampling import generation_request, read_sampling
+from djl_trtllm.config import ReasoningFormat
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Sampling
 
@@ -49,13 +53,31 @@ def read_model_name(request: RawRequest) -> str | None:
 def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
     payload, problems = read_object(request), Problems.of(model.options)
-    messages = read_messages(payload.get("messages"), problems)
+    messages = fit_messages(read_messages(payload.get("messages"), problems), model, problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
+    tools = read_tool_use(values, model, problems)
     sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
     problems.raise_any()
+    if tools is None:
+        values.pop("tools", None)
+    elif tools.guide is not None:
+        values["guide"] = tools.guide
     generation = generation_request(values, sampling, response.logprobs, messages=messages, template=_template(values))
-    encoder = ChatStreamEncoder(response) if response.stream else ChatEncoder(response)
-    return Call((generation,), encoder, problems.headers)
+    parsing = Parsing(tools, _reasoning(model, values))
+    if not parsing.needed:
+        plain = ChatStreamEncoder(response) if response.stream else ChatEncoder(response)
+        return Call((generation,), plain, problems.headers)
+    guide_from = "tool_choice" if tools is not None and tools.guide is not None else None
+    generation = replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from)
+    encoder = ParsedChatStreamEncoder if response.stream else ParsedChatEncoder
+    return Call((generation,), encoder(response, parsing), problems.headers)
+
+
+def _reasoning(model: ModelContext, values: dict[str, Any]) -> ReasoningFormat:
+    """How the output has reasoning in it. A guide leaves no room for any."""
+    if values.get("guide") is not None:
+        return ReasoningFormat.NONE
+    return reasoning_format(model.options.reasoning_parser, model.tokenizer.chat_source("tools" in values))
 
 
 def parse_completion(request: RawRequest, model: ModelContext) -> Call:
@@ -91,6 +113,8 @@ def read_template(values: dict[str, Any]) -> dict[str, Any]:
     """The chat template's keywords among the values of a request."""
     template: dict[str, Any] = dict(values.get("chat_template_kwargs", {}))
     template.pop("chat_template", None)
+    if values.get("tools"):
+        template["tools"] = values["tools"]
     if "add_generation_prompt" in values:
         template["add_generation_prompt"] = values["add_generation_prompt"]
     return template

@@ -8,6 +8,7 @@ from djl_trtllm.api.base import ModelContext, RawRequest, Reply
 from djl_trtllm.api.messages import read_messages
 from djl_trtllm.api.openai.parameters import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from djl_trtllm.api.openai.parse import read_object, read_template
+from djl_trtllm.api.openai.tools import fit_messages
 from djl_trtllm.api.parameters import Problems, show
 from djl_trtllm.errors import InvalidRequestError
 
@@ -20,7 +21,9 @@ def tokenize(request: RawRequest, model: ModelContext) -> Reply:
     values = TOKENIZE_FIELDS.read(payload, problems, "field")
     if ("messages" in payload) == ("prompt" in payload):
         problems.invalid.append("expected either 'prompt' or 'messages'")
-    messages = read_messages(payload["messages"], problems) if "messages" in payload else None
+    messages = None
+    if "messages" in payload:
+        messages = fit_messages(read_messages(payload["messages"], problems), model, problems)
     problems.raise_any()
     tokenizer = model.tokenizer
     if messages is None:

@@ -46,6 +46,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     `steps_per_second`: iterations, each with one token for every request (0: as fast as the reader reads).
     `prefill_seconds`: of the first iteration of a request. `end_after`: tokens after which the first of the request's
     stop ids is emitted. `start_seconds` and `start_error`: loading. `kv_blocks` 0: it admits all requests.
+    `features` are accepted beside `FEATURES`, and have no effect either.
     """
 
     max_sequences: int = 256
@@ -57,6 +58,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     end_after: int | None = None
     start_seconds: float = 0
     start_error: str | None = None
+    features: list[str] = []
     faults: list[Fault] = []
 
 
@@ -84,7 +86,7 @@ class ScriptedExecutor:
             max_seq_len=script.max_seq_len,
         )
         self.details: dict[str, Any] = {}
-        self.features = FEATURES
+        self.features = FEATURES.union(script.features)
 
     @property
     def busy(self) -> bool:

@@ -225,6 +225,25 @@ class SamplerType(Choice):
     TORCH = "TorchSampler"
 
 
+class ToolCallFormat(Choice):
+    """How a model writes tool calls."""
+
+    AUTO = "auto"
+    HERMES = "hermes"
+    LLAMA3_JSON = "llama3_json"
+    MISTRAL = "mistral"
+    NONE = "none"
+
+
+class ReasoningFormat(Choice):
+    """How a model writes its reasoning."""
+
+    AUTO = "auto"
+    DEEPSEEK_R1 = "deepseek_r1"
+    QWEN3 = "qwen3"
+    NONE = "none"
+
+
 class IgnoredSeed(Choice):
     """What becomes of a request whose seed the engine ignores."""
 

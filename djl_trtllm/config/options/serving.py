@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djl_trtllm.config.options.choices import UnknownParameters
+from djl_trtllm.config.options.choices import ReasoningFormat, ToolCallFormat, UnknownParameters
 from djl_trtllm.config.options.documents import DJL, OURS
 from djl_trtllm.config.options.group import OptionGroup
 from djl_trtllm.config.options.option import option
@@ -73,6 +73,24 @@ class ServingOptions(OptionGroup):
         default_note="json; streams: jsonlines, or sse with tgi_compat",
         effect="response formatter",
         source=DJL,
+    )
+    tool_call_parser: ToolCallFormat = option(
+        ToolCallFormat.AUTO,
+        "How the model writes tool calls, for requests with `tools` in OpenAI's API: `hermes` (Hermes, Qwen), "
+        "`llama3_json`, `mistral`, or `none`: the text is returned as it is. `auto` recognises the format from the "
+        "model's chat template.",
+        value_aliases={"qwen3": "hermes", "qwen": "hermes"},
+        effect="parser of tool calls",
+        source="LMI (vLLM), and TensorRT-LLM's server",
+    )
+    reasoning_parser: ReasoningFormat = option(
+        ReasoningFormat.AUTO,
+        "How the model writes its reasoning, which OpenAI's API returns as `reasoning_content`: `qwen3` (between "
+        "`<think>` and `</think>`), `deepseek_r1` (the output begins with reasoning, even without the tag), or `none`: "
+        "the text is returned as it is. `auto` is `qwen3` if the model's chat template has `</think>`.",
+        value_aliases={"deepseek-r1": "deepseek_r1"},
+        effect="parser of reasoning",
+        source="LMI (vLLM), and TensorRT-LLM's server",
     )
     tgi_compat: bool = option(
         False,

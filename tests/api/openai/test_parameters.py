@@ -12,7 +12,6 @@ NO_MEANING: dict[str, Any] = {
     "store": True,
     "metadata": {"a": "b"},
     "service_tier": "auto",
-    "parallel_tool_calls": False,
     "reasoning_effort": "low",
     "safety_identifier": "s",
     "prompt_cache_key": "k",
@@ -26,4 +25,10 @@ NO_MEANING: dict[str, Any] = {
 def test_fields_for_openais_own_service_are_accepted(table: Table) -> None:
     problems = Problems()
     assert table.read(NO_MEANING, problems, "field") == {}
+    assert problems == Problems()
+
+
+def test_parallel_tool_calls_mean_nothing_to_a_completion() -> None:
+    problems = Problems()
+    assert COMPLETION_FIELDS.read({"parallel_tool_calls": False}, problems, "field") == {}
     assert problems == Problems()

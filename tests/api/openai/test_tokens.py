@@ -5,8 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from djl_trtllm.api import RawRequest
+from djl_trtllm.api.openai.tokens import tokenize
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import ServedModel
+from tests.api.openai.tool_models import HERMES, TIME, tool_model
 from tests.server.application import application
 from tests.support.in_process import Hosts
 from tests.support.virtual_time import in_virtual_time
@@ -79,3 +82,9 @@ async def test_unknown_fields_may_be_ignored(hosts: Hosts, tokenizer: Tokenizer,
     async with application(tokenizer, unknown_parameters="warn") as served:
         answer = await served.client.post(path, body)
         assert (answer.status, "ignored: x " in answer.headers["warning"]) == (200, True)
+
+
+def test_tools_are_part_of_the_prompt(tokenizer: Tokenizer) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TIME]}
+    reply = tokenize(RawRequest(json.dumps(body).encode(), {}), tool_model(tokenizer, HERMES))
+    assert '"name": "time"' in tokenizer.decode(json.loads(reply.body)["tokens"])

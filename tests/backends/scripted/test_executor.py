@@ -216,3 +216,7 @@ def test_a_script_with_a_mistake_is_refused(options: dict[str, object]) -> None:
 def test_a_start_error_comes_out_of_loading() -> None:
     with pytest.raises(RuntimeError, match="no such engine"):
         ScriptedExecutor(start_error="no such engine")
+
+
+def test_a_script_may_accept_more() -> None:
+    assert ScriptedExecutor(features=["json"]).features == FEATURES | {"json"}
