@@ -24,16 +24,28 @@ LIMITS = (
 
 
 @dataclass(frozen=True)
+class Bound:
+    """The most that an option can be: what the engine was compiled for, or what another option of the user leaves.
+
+    `name` is the engine's name for it. `option` is the field of that other option.
+    """
+
+    value: int
+    name: str
+    option: str | None = None
+
+
+@dataclass(frozen=True)
 class Built:
     """What an engine was compiled for, by fields of `Options`.
 
-    `where` names the file that says so. `defaults` are the values of options that the user did not set. `bounds` are
-    those that the engine cannot exceed, each with the engine's own name for it and its value.
+    `where` names the file that says so. `defaults` are the values of options that the user did not set, `bounds` those
+    that options cannot exceed.
     """
 
     where: str
     defaults: Mapping[str, Any]
-    bounds: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -43,16 +55,20 @@ def apply(config: Config, built: Built) -> Config:
     A user's value above a bound is lowered to it with a warning, as TensorRT-LLM does.
     """
     warnings = []
-    for name, (engines_name, bound) in built.bounds.items():
+    asked = config
+    for name, bound in built.bounds.items():
         value = getattr(config.options, name)
-        if not config.is_set(name) or value is None or value <= bound:
+        if not config.is_set(name) or value is None or value <= bound.value:
             continue
-        warnings.append(
-            f"{format_setting(config, name)}: the engine was compiled with {engines_name} {bound}, which applies; "
-            f"leave the option out, or compile the checkpoint again for more"
-        )
+        setting = format_setting(asked, name)
+        if bound.option is None:
+            where, compiled = built.where, f"the engine was compiled with {bound.name} {bound.value}, which applies"
+            warnings.append(f"{setting}: {compiled}; leave the option out, or compile the checkpoint again for more")
+        else:
+            where = format_setting(asked, bound.option)
+            warnings.append(f"{setting}: {where} leaves {bound.name} {bound.value}, which applies; change one of them")
         config = config.replace(
-            Origin.derived(f"{built.where}, which lowers {value} ({config.origin(name)})"), **{name: bound}
+            Origin.derived(f"{where}, which lowers {value} ({asked.origin(name)})"), **{name: bound.value}
         )
     defaults = {name: value for name, value in built.defaults.items() if not config.is_set(name)}
     config = config.replace(Origin.derived(built.where), **defaults)

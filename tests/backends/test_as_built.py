@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from djl_trtllm.backends.as_built import Built, apply, describe_limits
+from djl_trtllm.backends.as_built import Bound, Built, apply, describe_limits
 from djl_trtllm.config import Config, load
 from tests.engines.helpers import configured
 
 BUILT = Built(
     "build_config in /engine/config.json",
     {"max_rolling_batch_size": 256, "max_seq_len": 3072},
-    {"max_rolling_batch_size": ("max_batch_size", 256), "max_num_sequences": ("max_batch_size", 256)},
+    {name: Bound(256, "max_batch_size") for name in ("max_rolling_batch_size", "max_num_sequences")},
     ("a note",),
 )
 
@@ -51,6 +51,22 @@ def test_what_the_user_set_above_a_bound_is_lowered_to_it_and_told() -> None:
     )
     assert config.is_set("max_rolling_batch_size")
     assert apply(configured(max_rolling_batch_size=256), BUILT).warnings == ()
+
+
+def test_what_another_option_of_the_user_bounds_is_not_said_of_the_engine() -> None:
+    built = Built("build_config", {}, {"max_input_len": Bound(1024, "a longest prompt of", "max_num_tokens")})
+    config = apply(configured(max_num_tokens=1024, max_input_len=3000), built)
+    assert config.options.max_input_len == 1024
+    (warning,) = config.warnings[-1:]
+    assert warning == (
+        "option.max_input_len=3000 (environment variable OPTION_MAX_INPUT_LEN): option.max_num_tokens=1024 "
+        "(environment variable OPTION_MAX_NUM_TOKENS) leaves a longest prompt of 1024, which applies; change one of "
+        "them"
+    )
+    assert str(config.origin("max_input_len")) == (
+        "derived from option.max_num_tokens=1024 (environment variable OPTION_MAX_NUM_TOKENS), which lowers 3000 "
+        "(environment variable OPTION_MAX_INPUT_LEN)"
+    )
 
 
 def test_the_presets_of_another_server_give_way_to_the_engine(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from djl_trtllm.backends.as_built import Built
+from collections.abc import Mapping
+
+from djl_trtllm.backends.as_built import Bound, Built
 from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine
 from djl_trtllm.config import Config
-
-_LONGEST_PROMPT = "longest prompt"
 
 
 def built_limits(config: Config, engine: BuiltEngine) -> Built:
@@ -42,18 +42,28 @@ def built_limits(config: Config, engine: BuiltEngine) -> Built:
         "max_lora_rank": engine.max_lora_rank if engine.lora else None,
         "enable_chunked_prefill": chunked or None,
     }
+    # Of equal bounds the first one counts: the engine's.
+    longest_prompts = {
+        None: engine.longest_prompt(chunked_prefill=chunked),
+        "max_num_tokens": longest_prompt if "max_num_tokens" in asked else None,
+        "max_seq_len": longest_output if "max_seq_len" in asked else None,
+    }
+    longest_outputs = {
+        None: None if engine.max_seq_len is None else engine.max_seq_len - 1,
+        "max_seq_len": longest_output if "max_seq_len" in asked else None,
+    }
     bounds = {
-        "max_rolling_batch_size": ("max_batch_size", engine.max_batch_size),
-        "max_num_sequences": ("max_batch_size", engine.max_batch_size),
-        "max_num_tokens": ("max_num_tokens", engine.max_num_tokens),
-        "max_seq_len": ("max_seq_len", engine.max_seq_len),
-        "max_input_len": (_LONGEST_PROMPT, longest_prompt),
-        "max_output_len": ("longest output", longest_output),
+        "max_rolling_batch_size": _bound("max_batch_size", {None: engine.max_batch_size}),
+        "max_num_sequences": _bound("max_batch_size", {None: engine.max_batch_size}),
+        "max_num_tokens": _bound("max_num_tokens", {None: engine.max_num_tokens}),
+        "max_seq_len": _bound("max_seq_len", {None: engine.max_seq_len}),
+        "max_input_len": _bound("a longest prompt of", longest_prompts),
+        "max_output_len": _bound("a longest output of", longest_outputs),
     }
     return Built(
         f"build_config in {engine.directory / 'config.json'}",
         {name: value for name, value in defaults.items() if value is not None},
-        {name: (engines_name, bound) for name, (engines_name, bound) in bounds.items() if bound is not None},
+        {name: bound for name, bound in bounds.items() if bound is not None},
     )
 
 
@@ -64,6 +74,12 @@ def _chunked(config: Config, engine: BuiltEngine) -> bool:
     if not engine.use_paged_context_fmha or not engine.packed:
         return False
     return (engine.max_input_len or 0) > (engine.max_num_tokens or engine.max_input_len or 0)
+
+
+def _bound(name: str, values: Mapping[str | None, int | None]) -> Bound | None:
+    """The least of `values`, which are by the option that they follow from."""
+    known = [Bound(value, name, option) for option, value in values.items() if value is not None]
+    return min(known, key=lambda bound: bound.value, default=None)
 
 
 def _least(*values: int | None) -> int | None:

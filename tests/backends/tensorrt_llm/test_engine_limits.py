@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.backends.as_built import Built
+from djl_trtllm.backends.as_built import Bound, Built
 from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine, read_built_engine
 from djl_trtllm.backends.tensorrt_llm.engine_limits import built_limits
 from tests.engines.helpers import configured, write_tensorrt_engine
@@ -37,12 +37,12 @@ def test_batch_lengths_tokens_and_beams_are_the_engines() -> None:
         "max_beam_width": 1,
     }
     assert built.bounds == {
-        "max_rolling_batch_size": ("max_batch_size", 256),
-        "max_num_sequences": ("max_batch_size", 256),
-        "max_num_tokens": ("max_num_tokens", 8192),
-        "max_seq_len": ("max_seq_len", 3072),
-        "max_input_len": ("longest prompt", 3071),
-        "max_output_len": ("longest output", 3071),
+        "max_rolling_batch_size": Bound(256, "max_batch_size"),
+        "max_num_sequences": Bound(256, "max_batch_size"),
+        "max_num_tokens": Bound(8192, "max_num_tokens"),
+        "max_seq_len": Bound(3072, "max_seq_len"),
+        "max_input_len": Bound(3071, "a longest prompt of"),
+        "max_output_len": Bound(3071, "a longest output of"),
     }
 
 
@@ -60,7 +60,7 @@ def test_batch_lengths_tokens_and_beams_are_the_engines() -> None:
 )
 def test_the_longest_prompt_is_what_the_runtime_takes(built: dict[str, Any], longest: int) -> None:
     assert limits(built).defaults["max_input_len"] == longest
-    assert limits(built).bounds["max_input_len"] == ("longest prompt", longest)
+    assert limits(built).bounds["max_input_len"] == Bound(longest, "a longest prompt of")
 
 
 def test_prompts_are_split_where_the_engine_was_compiled_for_longer_ones_than_an_iteration() -> None:
@@ -78,6 +78,14 @@ def test_a_users_smaller_sequence_or_iteration_bounds_the_other_defaults() -> No
     assert (shorter.defaults["max_input_len"], shorter.defaults["max_output_len"]) == (511, 511)
     assert limits(max_num_tokens=256).defaults["max_input_len"] == 256
     assert limits(max_num_tokens=256, enable_chunked_prefill="true").defaults["max_input_len"] == 3071
+
+
+def test_what_a_users_smaller_sequence_or_iteration_bounds_is_not_the_engines() -> None:
+    shorter = limits(max_seq_len=512).bounds
+    assert shorter["max_input_len"] == Bound(511, "a longest prompt of", "max_seq_len")
+    assert shorter["max_output_len"] == Bound(511, "a longest output of", "max_seq_len")
+    assert limits(max_num_tokens=256).bounds["max_input_len"] == Bound(256, "a longest prompt of", "max_num_tokens")
+    assert limits(max_num_tokens=9999, max_seq_len=9999).bounds == limits().bounds
 
 
 def test_a_users_smaller_batch_of_the_engine_is_that_of_the_server_too() -> None:
