@@ -18,6 +18,7 @@ from djl_trtllm.errors import DjlTrtllmError, DownloadError, NotDescribedError
 from djl_trtllm.model import Layout
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
+from djl_trtllm.model.vocabulary import load_fitting_tokenizer
 from djl_trtllm.service.model import ModelSource, layout_of, open_remote, open_source, plan
 
 _HANDLERS = ("djl_trtllm.handler", "djl_trtllm.async_handler")
@@ -112,6 +113,7 @@ def _planned(source: ModelSource, machine: _Machine) -> Preview:
         if machine.wants_gpus(config):
             machine = replace(machine, gpus=(Gpu(),) * _ranks(config, layout_of(source)))
         config, layout, engine_plan = plan(source, machine.hardware, under_djl=_under_djl(config))
+        _check_tokenizer(layout)
     except NotDescribedError as error:
         return Preview(config, machine.hardware, remarks=(f"not planned: {error}",))
     except DjlTrtllmError as error:
@@ -120,6 +122,12 @@ def _planned(source: ModelSource, machine: _Machine) -> Preview:
     if not layout.weight_files:
         remarks += ("the weights are fetched and checked when the model is served",)
     return Preview(config, machine.hardware, plan=engine_plan, remarks=remarks)
+
+
+def _check_tokenizer(layout: Layout) -> None:
+    """Raise TokenizerError as `serve` does, where the tokenizer is read in a moment and without code of the model."""
+    if layout.tokenizer_dir is not None and (layout.tokenizer_dir / "tokenizer.json").is_file():
+        load_fitting_tokenizer(layout, trust_remote_code=False)
 
 
 def _under_djl(config: Config) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def test_what_cannot_be_served_has_the_reason(tmp_path: Path) -> None:
     found = preview(str(properties(tmp_path / "empty", "option.max_input_len=77")), {})
     assert found.config.options.max_input_len == 77
     assert found.plan is None and "is not a model that can be served" in str(found.refusal)
+
+
+def test_the_tokenizer_of_another_model_cannot_be_served(checkpoint: Path) -> None:
+    path = checkpoint / "tokenizer.json"
+    described = json.loads(path.read_text())
+    described["model"]["vocab"] |= {f"word {number}": 10_000 + number for number in range(3)}
+    path.write_text(json.dumps(described))
+    assert "it is the tokenizer of another model" in str(preview(str(checkpoint), {}).refusal)
+    path.write_text("{")
+    assert str(path) in str(preview(str(checkpoint), {}).refusal)
 
 
 def test_a_backend_that_a_file_names_has_to_be_there(checkpoint: Path) -> None:
