@@ -36,6 +36,7 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
 COPY serving/djl /opt/djl/conf
 COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
 COPY docker/trt_llm_partition.py /opt/djl/partition/trt_llm_partition.py
+COPY scripts/launch_triton_server.py /opt/djl-trtllm/scripts/launch_triton_server.py
 
 # The caches are in the old container's places. SERVING_FEATURES stays unset, because Java would look for the old
 # container's scripts. With cuda.fork, Java queries the GPUs in a subprocess and keeps no memory on them.

@@ -20,6 +20,7 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     mkdir -p /opt/ml/model
 COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
 COPY docker/trt_llm_partition.py /opt/djl/partition/trt_llm_partition.py
+COPY scripts/launch_triton_server.py /opt/djl-trtllm/scripts/launch_triton_server.py
 
 # The caches are in the old container's places: on SageMaker /tmp is the instance's large disk. Without
 # the OMPI variables Open MPI, which starts TensorRT-LLM's processes, refuses to run as root.

@@ -45,7 +45,7 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
     6     SERVING_* variables                    config.properties
     7     plain variables                        serving.properties
     8     config.pbtxt, config.yaml              config.pbtxt, config.yaml
-    9     variables of other servers
+    9     variables of other servers             presets of Triton and Truss
     10    config.properties
     11    presets of Triton and Truss
     ====  =====================================  =====================================  ===========================
@@ -76,6 +76,7 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
             Layer.SERVER_FILE,
             Layer.FILE,
             Layer.FOREIGN,
+            Layer.PRESET,
         )
     return (
         Layer.ARGUMENTS,

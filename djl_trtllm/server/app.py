@@ -20,11 +20,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
-from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.server.exchange import ABORT
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
+from djl_trtllm.server.triton_ports import further_ports, listen, ready_table
 from djl_trtllm.service import Model, Registry, ServedModel, settle_garbage_collector
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,22 @@ class Server(uvicorn.Server):
             )
         )
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the server's own port and on those for clients of Triton."""
+        await super().startup(sockets)
+        config = self.config
+
+        def protocol() -> asyncio.Protocol:
+            return _HttpProtocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        try:
+            self.servers += await listen(self._options, protocol, config.backlog)
+        except ConfigError as error:
+            logger.error("%s", error)
+            self._exit(1)
+        for port, name in further_ports(self._options).items():
+            logger.info("listening on %s:%d as well (%s)", self._options.host, port, name)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM or SIGINT: refuse new requests, wait for the others, stop uvicorn. A second SIGINT stops at once."""
         if self._loop is None:
@@ -138,8 +155,11 @@ class Server(uvicorn.Server):
     async def _load(self) -> None:
         """Load the models one after the other: compiling needs all the memory."""
         for startup in self._startup:
+            model = self._registry.models[startup.name]
             try:
-                await self._registry.models[startup.name].load(startup.prepare)
+                await model.load(startup.prepare)
+                if table := ready_table(model.model.directory):
+                    logger.info("models of %s:\n%s", startup.source, table)
             except DjlTrtllmError:
                 self._exit(1)
             except Exception:

@@ -31,6 +31,8 @@ CLI = ("-m", "djl_trtllm.cli")
 START_SECONDS = 300.0
 _CONFIGURING = ("OPTION_", "SERVING_", "DJL_", "HF_", "SM_", "SAGEMAKER_")
 _NO_LOOPBACK_PROXY = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+_NO_TRITON_PORTS = {"SERVING_TRITON_HTTP_PORT": "0", "SERVING_TRITON_METRICS_PORT": "0"}
+"""Servers of Triton repositories run beside each other."""
 _LEEWAY = 2
 """A connection is one descriptor, and a new host may have taken another number of pipes."""
 _POOL = min(32, (os.cpu_count() or 1) + 4)
@@ -83,7 +85,7 @@ class Server:
         with self._log.open("wb") as output:
             self.process = psutil.Popen(
                 [sys.executable, *program, "serve", *named, "--port", str(self.port), "--host", "127.0.0.1"],
-                env=environment(cache, **(environ or {})),
+                env=environment(cache, **{**_NO_TRITON_PORTS, **(environ or {})}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

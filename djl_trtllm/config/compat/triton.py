@@ -26,7 +26,11 @@ from djl_trtllm.config.compat.triton_names import (
 from djl_trtllm.config.sources.properties import Layer, Source
 
 CONFIG_FILE = "config.pbtxt"
-_PRESETS = {"option.batch_scheduler_policy": "guaranteed_no_evict"}
+_PRESETS = {
+    "option.batch_scheduler_policy": "guaranteed_no_evict",
+    "triton_http_port": "8000",
+    "triton_metrics_port": "8002",
+}
 _SCHEDULER = "it configures Triton's own scheduler, which is not used here"
 _READ_INSIDE = {
     "dynamic_batching": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from djl_trtllm.config.options.documents import TRITON
 from djl_trtllm.config.options.group import OptionGroup
-from djl_trtllm.config.options.option import option
+from djl_trtllm.config.options.option import Scope, option
 
 
 class TritonOptions(OptionGroup):
@@ -19,4 +19,26 @@ class TritonOptions(OptionGroup):
         default_note="true",
         effect="streams of Triton's API",
         source=TRITON,
+    )
+    triton_http_port: int = option(
+        0,
+        "A further port of the server with Triton's number. A Triton repository with `ensemble` and the other models "
+        "presets 8000; 0 is no further port.",
+        key="triton_http_port",
+        at_least=0,
+        at_most=65535,
+        effect="listening port with all routes, beside inference_port",
+        source=TRITON,
+        scope=Scope.SERVER,
+    )
+    triton_metrics_port: int = option(
+        0,
+        "A further port of the server, for `/metrics` where Triton has it. A Triton repository with `ensemble` and the "
+        "other models presets 8002; 0 is no further port.",
+        key="triton_metrics_port",
+        at_least=0,
+        at_most=65535,
+        effect="listening port with all routes, beside inference_port",
+        source=TRITON,
+        scope=Scope.SERVER,
     )

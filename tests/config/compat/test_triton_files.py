@@ -94,7 +94,11 @@ def test_a_repository_without_its_engine_is_told_where_to_put_it(tmp_path: Path)
 
 def test_what_triton_presets() -> None:
     source = triton.triton_presets()
-    assert values(source) == [("option.batch_scheduler_policy", "guaranteed_no_evict")]
+    assert values(source) == [
+        ("option.batch_scheduler_policy", "guaranteed_no_evict"),
+        ("triton_http_port", "8000"),
+        ("triton_metrics_port", "8002"),
+    ]
     assert str(source.settings[0].origin) == "derived from the presets of Triton"
 
 

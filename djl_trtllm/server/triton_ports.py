@@ -1,0 +1,58 @@
+"""What a server of a Triton repository has besides: Triton's ports with the same routes, and its table of models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from djl_trtllm.config import Options
+from djl_trtllm.config.compat.triton import repository_files
+from djl_trtllm.errors import ConfigError
+
+_OPTIONS = ("triton_http_port", "triton_metrics_port")
+_VERSION = "1"
+
+
+def further_ports(options: Options) -> dict[int, str]:
+    """The ports beside the server's own, each with the option that it is from."""
+    ports = {getattr(options, name): name for name in reversed(_OPTIONS)}
+    return {port: name for port, name in sorted(ports.items()) if port not in (0, options.port)}
+
+
+async def listen(
+    options: Options, protocol: Callable[[], asyncio.Protocol], backlog: int
+) -> list[asyncio.base_events.Server]:
+    """Listen on the further ports. Raises ConfigError if one is in use; then none is open."""
+    servers: list[asyncio.base_events.Server] = []
+    loop = asyncio.get_running_loop()
+    for port, name in further_ports(options).items():
+        try:
+            servers.append(await loop.create_server(protocol, options.host, port, backlog=backlog))
+        except OSError as error:
+            for server in servers:
+                server.close()
+            variable = f"SERVING_{name.upper()}"
+            raise ConfigError(
+                [
+                    f"{name}={port}: cannot listen on {options.host}:{port}: {error.strerror or error}; end the "
+                    f"program that uses the port, or set {variable} to another one or to 0 for none"
+                ]
+            ) from None
+    return servers
+
+
+def ready_table(directory: Path) -> str:
+    """The models of a Triton repository as Triton prints them; "" for any other directory."""
+    files = repository_files(directory)
+    return _table(sorted(path.parent.name for path in files)) if len(files) > 1 else ""
+
+
+def _table(names: Sequence[str]) -> str:
+    rows = [("Model", "Version", "Status"), *((name, _VERSION, "READY") for name in names)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    line = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    shown = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    return "\n".join([line, shown[0], line, *shown[1:], line])

@@ -1,0 +1,132 @@
+"""The script that Triton's workflow starts, with a program in the place of djl-trtllm that says how it was called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "launch_triton_server.py"
+PROGRAM = f"""#!{sys.executable}
+import json, os, sys
+kept = {{name: value for name, value in os.environ.items() if name.startswith(("SERVING_", "OPTION_"))}}
+print(json.dumps([sys.argv[1:], kept]))
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "repo" / "tensorrt_llm" / "1").mkdir(parents=True)
+    return tmp_path / "repo"
+
+
+def launch(
+    repository: Path, *arguments: str, world_size: str = "1", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    folder = repository.parent / "bin"
+    folder.mkdir(exist_ok=True)
+    program = folder / "djl-trtllm"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), f"--world_size={world_size}", f"--model_repo={repository}", *arguments],
+        env={"PATH": f"{folder}:{os.environ['PATH']}", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=repository.parent,
+    )
+
+
+def called(*given: Any, **more: Any) -> tuple[list[str], dict[str, str]]:
+    done = launch(*given, **more)
+    assert done.returncode == 0, done.stderr
+    arguments, environment = json.loads(done.stdout)
+    return arguments, environment
+
+
+def write_config(repository: Path, config: object) -> None:
+    (repository / "tensorrt_llm" / "1" / "config.json").write_text(json.dumps(config))
+
+
+def test_it_serves_the_repository(repository: Path) -> None:
+    assert called(repository) == (["serve", str(repository)], {})
+
+
+def test_ports_become_options(repository: Path) -> None:
+    ports = ("--http_port=7000", "--grpc_port", "7001", "--metrics_port=0")
+    assert called(repository, *ports)[1] == {
+        "SERVING_TRITON_HTTP_PORT": "7000",
+        "SERVING_TRITON_GRPC_PORT": "7001",
+        "SERVING_TRITON_METRICS_PORT": "0",
+    }
+
+
+def test_arguments_of_the_other_script_are_taken(repository: Path) -> None:
+    others = ("--force", "-f", "--multi-model", "--no-mpi", "--oversubscribe", "--disable-spawn-processes")
+    named = ("--tritonserver", "/opt/tritonserver", "--tensorrt_llm_model_name=x", "--exit-timeout-secs=3")
+    assert called(repository, *others, *named) == (["serve", str(repository)], {})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"pretrained_config": {"mapping": {"world_size": 2}}, "build_config": {}},
+        {"builder_config": {"tensor_parallel": 2, "pipeline_parallel": 1}},
+    ],
+)
+def test_the_world_size_is_that_of_the_engine(repository: Path, config: object) -> None:
+    write_config(repository, config)
+    assert called(repository, world_size="2")[1] == {}
+    wrong = launch(repository)
+    assert (wrong.returncode, "was compiled for 2" in wrong.stderr) == (2, True)
+
+
+def test_without_an_engine_that_says_it_the_world_size_is_the_tensor_parallel_degree(repository: Path) -> None:
+    write_config(repository, {"model_type": "llama"})
+    assert called(repository, world_size="2")[1] == {"OPTION_TENSOR_PARALLEL_DEGREE": "2"}
+    assert (
+        called(repository, world_size="2", OPTION_TENSOR_PARALLEL_DEGREE="1")[1]["OPTION_TENSOR_PARALLEL_DEGREE"] == "1"
+    )
+
+
+def test_the_log_goes_to_a_file(repository: Path) -> None:
+    done = launch(repository, "--log", "--log-file=here.txt")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert json.loads((repository.parent / "here.txt").read_text())[0][0] == "serve"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--world_size=0",), "expected at least 1"),
+        (("--model_repo=/nowhere",), "no such folder"),
+        (("--hen",), "--hen"),
+    ],
+)
+def test_what_is_wrong_is_named(repository: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = launch(repository, *arguments)
+    assert (done.returncode, message in done.stderr) == (2, True)
+
+
+def test_without_the_program_scripts_serve_makes_an_environment(repository: Path) -> None:
+    """The script beside it, which has this name in the repository."""
+    copy = repository.parent / "scripts" / SCRIPT.name
+    copy.parent.mkdir()
+    copy.write_text(SCRIPT.read_text())
+    serve = copy.with_name("serve")
+    serve.write_text(PROGRAM)
+    serve.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, str(copy), f"--model_repo={repository}"],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)[0] == [str(repository)]
