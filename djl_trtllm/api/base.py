@@ -15,10 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 
+from djl_trtllm.api.schemas import any_of
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, RequestError
@@ -169,6 +171,28 @@ class ModelStatus(NamedTuple):
     statistics: Statistics
 
 
+class Described(Protocol):
+    """What describes a body: a table of parameters (`api.parameters`)."""
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema."""
+
+
+class Operation(NamedTuple):
+    """What the description at `/openapi.json` says of one method of a path, beside its errors.
+
+    `bodies` and `responses` (of status 200) are JSON schemas by media type, `query` those of the query's parameters.
+    `example` is a body that works. `errors` are the statuses with which a page may answer instead, and what they mean.
+    """
+
+    summary: str = ""
+    bodies: Mapping[str, Any] = MappingProxyType({})
+    responses: Mapping[str, Any] = MappingProxyType({"*/*": {}})
+    query: Mapping[str, Any] = MappingProxyType({})
+    example: Any = None
+    errors: Mapping[int, str] = MappingProxyType({})
+
+
 class Dialect(ABC):
     """One HTTP API. An object without state: `api.registry` lists one of each, and the server mounts its paths.
 
@@ -185,6 +209,11 @@ class Dialect(ABC):
     """Whether errors on paths with `{endpoint}` have the shape that SageMaker gives them (`endpoint_errors`)."""
     aliases: frozenset[str] = frozenset()
     """Names that mean the only model, if no model has that name."""
+    tables: Mapping[str, tuple[Described, ...]] = MappingProxyType({})
+    """The tables of the parameters of a path of `paths` or `actions`; with several, a body fits one of them."""
+    descriptions: Mapping[str, Operation] = MappingProxyType({})
+    """What the description says of a path beside the tables: a summary, an example, the responses. A page's key begins
+    with "GET "."""
 
     def model_name(self, request: RawRequest) -> str | None:
         """The model that the request names. Called before `parse`; None for the only model."""
@@ -200,6 +229,15 @@ class Dialect(ABC):
         Called in a thread, because tokenising takes time. Raises RequestError.
         """
         raise NotImplementedError(f"{type(self).__name__} has no action {request.path}")
+
+    def describe(self, path: str, *, page: bool = False) -> Operation:
+        """What the description at `/openapi.json` says of one of `paths` and `actions`, or of one of `pages`."""
+        if page:
+            return self.descriptions.get(f"GET {path}", Operation())
+        described = self.descriptions.get(path, Operation())
+        schemas = [table.schema() for table in self.tables.get(path, ())]
+        body: dict[str, Any] = {"application/json": any_of(*schemas)} if schemas else {}
+        return described._replace(bodies={**body, **described.bodies} or {"*/*": {}})
 
     @abstractmethod
     def parse(self, request: RawRequest, model: ModelContext) -> Call:

@@ -30,7 +30,11 @@ def read_schema(value: Any) -> Guide:
             raise ValueError(f" (the schema is not JSON: {error})") from None
     if type(value) is not dict:
         raise ValueError(" (the schema has to be an object)")
-    return _bounded(GuideKind.JSON_SCHEMA, orjson.dumps(value).decode())
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # orjson reads 1,024 levels and writes 254
+        raise ValueError(" (the schema is nested too deeply, at most 250 levels are accepted)") from None
+    return _bounded(GuideKind.JSON_SCHEMA, text)
 
 
 def _regex(value: Any) -> Guide:
@@ -91,22 +95,50 @@ def _guided_decoding(value: Any) -> Guide:
     return readers[name](item)
 
 
+_TEXT = {"type": "string", "minLength": 1, "maxLength": _MOST_CHARACTERS}
+_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "minLength": 2}], "description": "A JSON schema."}
+_TGI_GRAMMAR = {
+    "type": "object",
+    "properties": {"type": {"enum": ["json", "regex"]}, "value": {"anyOf": [{"type": "object"}, _TEXT]}},
+    "required": ["type", "value"],
+    "additionalProperties": False,
+}
+_RESPONSE_FORMAT = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", "json_object", "json_schema", "json", "regex"]}, "json_schema": {}},
+    "required": ["type"],
+}
+_GUIDED_DECODING = {
+    "type": "object",
+    "properties": {"json": {}, "regex": {}, "grammar": {}, "json_object": {}},
+}
+
 GUIDES = (
-    Parameter(("grammar",), Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar), "guide"),
-    Parameter(("guided_json",), Kind("a JSON schema, as an object or as text", read_schema), "guide"),
-    Parameter(("guided_regex",), Kind("a regular expression", _regex), "guide"),
+    Parameter(("grammar",), Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar, _TGI_GRAMMAR), "guide"),
+    Parameter(("guided_json",), Kind("a JSON schema, as an object or as text", read_schema, _SCHEMA), "guide"),
+    Parameter(("guided_regex",), Kind("a regular expression", _regex, _TEXT), "guide"),
     Parameter(
-        ("guided_choice",), Kind(f"a list of up to {_MOST_CHOICES} strings, none of them empty", _choice), "guide"
+        ("guided_choice",),
+        Kind(
+            f"a list of up to {_MOST_CHOICES} strings, none of them empty",
+            _choice,
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": _MOST_CHOICES},
+        ),
+        "guide",
     ),
-    Parameter(("guided_grammar",), Kind("an EBNF grammar", _grammar), "guide"),
+    Parameter(("guided_grammar",), Kind("an EBNF grammar", _grammar, _TEXT), "guide"),
     Parameter(
         ("response_format",),
-        Kind('{"type": "text", "json_object" or "json_schema"}, the last with a "json_schema"', _response_format),
+        Kind(
+            '{"type": "text", "json_object" or "json_schema"}, the last with a "json_schema"',
+            _response_format,
+            _RESPONSE_FORMAT,
+        ),
         "guide",
     ),
     Parameter(
         ("guided_decoding",),
-        Kind('an object with one of "json", "regex", "grammar" and "json_object"', _guided_decoding),
+        Kind('an object with one of "json", "regex", "grammar" and "json_object"', _guided_decoding, _GUIDED_DECODING),
         "guide",
     ),
 )

@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from djl_trtllm.api.parameters import Problems, show
+from djl_trtllm.api.parameters import Kind, Problems, show
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "minLength": 1},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
+    },
+    "required": ["role"],
+}
+MESSAGES = Kind(
+    "a list of at least one message", lambda value: value, {"type": "array", "items": _MESSAGE, "minItems": 1}
+)
+"""Describes the parameter that `read_messages` reads."""
 
 
 def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 A row has the names of a parameter, its type and range, and where its value goes. Rows without a `target` are
 parameters of the API that this server does not support: a value that changes nothing is accepted, any other is
-refused by name. All problems of a request are reported together.
+refused by name. All problems of a request are reported together. The same tables describe requests: `Table.schema`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -36,10 +37,14 @@ _MOST_IDS = 1024
 
 
 class Kind(NamedTuple):
-    """A type and its range. `read` returns the value to use, or raises ValueError with a hint (may be empty)."""
+    """A type and its range. `read` returns the value to use, or raises ValueError with a hint (may be empty).
+
+    `schema` is the JSON schema of the values: no value outside it is accepted. Empty: any value.
+    """
 
     expected: str
     read: Callable[[Any], Any]
+    schema: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ class Parameter:
     """One row.
 
     `names`: the first is the documented one. `target`: the key of the value in the result of `read`, `IGNORED`, or
-    None for a parameter that is refused unless its value is one of `neutral`. `advice` completes the refusal.
+    None for a parameter that is refused unless its value is one of `neutral`. `advice` completes the refusal. The
+    kind of an `IGNORED` row only describes it: other code reads it, or nothing does.
     A request may use several names of one row with equal values; with `union`, their lists are joined.
     """
 
@@ -104,11 +110,17 @@ class Problems:
 
 
 class Table:
-    """Rows by name. `elsewhere` says where misplaced names belong."""
+    """Rows by name. `elsewhere` says where misplaced names belong; requests without a `required` one are refused."""
 
-    def __init__(self, *groups: Iterable[Parameter], elsewhere: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *groups: Iterable[Parameter],
+        elsewhere: Mapping[str, str] | None = None,
+        required: tuple[str, ...] = (),
+    ) -> None:
         self.rows: dict[str, Parameter] = {name: row for group in groups for row in group for name in row.names}
         self._elsewhere = elsewhere or {}
+        self._required = required
 
     def read(self, given: Mapping[str, Any], problems: Problems, where: str) -> dict[str, Any]:
         """Return the values by target. A JSON null means not given. `where` is the kind of name in errors."""
@@ -142,6 +154,17 @@ class Table:
                         f"'{name}' and '{origins[row.target]}' mean the same and have different values: give one"
                     )
         return values
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the objects that `read` accepts, closed: it names every member."""
+        properties = {name: _described(name, row, name in self._required) for name, row in self.rows.items()}
+        schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+        return schema | {"required": list(self._required)} if self._required else schema
+
+    @property
+    def kind(self) -> Kind:
+        """Of a row that holds such an object."""
+        return Kind("an object", OBJECT.read, self.schema())
 
     def _unknown(self, name: str, where: str) -> str:
         if name in self._elsewhere:
@@ -178,7 +201,7 @@ def integer(low: int, high: int | None = None) -> Kind:
             raise ValueError("")
         return value
 
-    return Kind(expected, read)
+    return Kind(expected, read, {"type": "integer", "minimum": low} | ({} if high is None else {"maximum": high}))
 
 
 def number(low: float, high: float = math.inf, *, above: bool = False) -> Kind:
@@ -195,16 +218,17 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Kind:
             raise ValueError("")
         return float(value)
 
-    return Kind(expected, read)
+    schema = {"type": "number", "exclusiveMinimum" if above else "minimum": low}
+    return Kind(expected, read, schema if high == math.inf else schema | {"maximum": high})
 
 
-def _of_type(expected: str, kind: type) -> Kind:
+def _of_type(expected: str, kind: type, name: str) -> Kind:
     def read(value: Any) -> Any:
         if type(value) is not kind:
             raise ValueError(_unquote(value) if kind is bool else "")
         return value
 
-    return Kind(expected, read)
+    return Kind(expected, read, {"type": name})
 
 
 def _read_strings(value: Any) -> tuple[str, ...]:
@@ -236,12 +260,48 @@ def _read_token_ids(value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(value))
 
 
-BOOLEAN = _of_type("true or false", bool)
-TEXT = _of_type("a string", str)
-STRINGS = Kind(f"a string or a list of up to {_MOST_STRINGS} strings, none of them empty", _read_strings)
-STRINGS_OR_NONE = Kind(f"a string or a list of up to {_MOST_STRINGS} strings", _read_strings_or_none)
-TOKEN_IDS = Kind(f"a list of up to {_MOST_IDS} token ids", _read_token_ids)
-OBJECT = _of_type("an object", dict)
+def _list(items: Mapping[str, Any], most: int) -> dict[str, Any]:
+    return {"type": "array", "items": items, "maxItems": most}
+
+
+_WORD = {"type": "string", "minLength": 1}
+
+BOOLEAN = _of_type("true or false", bool, "boolean")
+TEXT = _of_type("a string", str, "string")
+PROMPT = Kind("a string", TEXT.read, _WORD)
+"""A text that code refuses if it is empty."""
+STRINGS = Kind(
+    f"a string or a list of up to {_MOST_STRINGS} strings, none of them empty",
+    _read_strings,
+    {"anyOf": [_WORD, _list(_WORD, _MOST_STRINGS)]},
+)
+STRINGS_OR_NONE = Kind(
+    f"a string or a list of up to {_MOST_STRINGS} strings",
+    _read_strings_or_none,
+    {"anyOf": [{"type": "string"}, _list(_WORD, _MOST_STRINGS)]},
+)
+TOKEN_IDS = Kind(
+    f"a list of up to {_MOST_IDS} token ids",
+    _read_token_ids,
+    _list({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, _MOST_IDS),
+)
+OBJECT = _of_type("an object", dict, "object")
+
+
+def _described(name: str, row: Parameter, required: bool) -> dict[str, Any]:
+    """The schema of the values of one name. All may be null, which means not given, except those that are required."""
+    if row.target is None:
+        # `read` takes 0 for false and 1 for true, where the parameter changes nothing.
+        numbers = {int(value) for value in row.neutral if type(value) is bool}
+        numbers -= {value for value in row.neutral if type(value) is int}
+        description = f"Accepted for compatibility. {row.advice}".strip()
+        return {"enum": [*row.neutral, *sorted(numbers), None], "description": description}
+    if row.kind is None or not row.kind.schema:
+        return {"description": "Accepted, without effect."} if row.target == IGNORED else {}
+    schema = dict(row.kind.schema)
+    if not required:
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    return schema if name == row.names[0] else schema | {"description": f"The same as {row.names[0]}."}
 
 
 def _unquote(value: object) -> str:

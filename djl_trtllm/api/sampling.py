@@ -36,7 +36,11 @@ def _read_top_k(value: object) -> int:
     return max(count, 0)
 
 
-_TOP_K = Kind(f"an integer from 0 to {MOST_TOKENS}, 0 for the whole vocabulary", _read_top_k)
+_TOP_K = Kind(
+    f"an integer from 0 to {MOST_TOKENS}, 0 for the whole vocabulary",
+    _read_top_k,
+    {"type": "integer", "minimum": -1, "maximum": MOST_TOKENS},
+)
 
 
 def _read_adapter(value: object) -> str | None:
@@ -46,9 +50,12 @@ def _read_adapter(value: object) -> str | None:
     return TEXT.read(names[0]) or None if names else None
 
 
-ADAPTER = (
-    Parameter(("adapters", "adapter_id"), Kind("the name of an adapter, or a list of one", _read_adapter), "adapter"),
+_ADAPTER = Kind(
+    "the name of an adapter, or a list of one",
+    _read_adapter,
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 1}]},
 )
+ADAPTER = (Parameter(("adapters", "adapter_id"), _ADAPTER, "adapter"),)
 _MOST_BEAMS = 64
 
 SAMPLING = (

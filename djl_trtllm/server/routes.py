@@ -28,6 +28,7 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
+from djl_trtllm.server.description import Description
 from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
@@ -113,6 +114,9 @@ class Routes:
     metrics_page: MetricsPage
     counts: ServerCounts
 
+    def __post_init__(self) -> None:
+        self._description = Description(DIALECTS, self.options)
+
     def router(self, lifespan: Lifespan[Router]) -> Router:
         # Of two paths that match, the one with more fixed characters is meant: {model}:predict before {model}.
         by_path: dict[str, list[Endpoint]] = {}
@@ -129,6 +133,9 @@ class Routes:
         adapters = AdapterRoutes(self.registry)
         handlers: list[tuple[str, str | None, Handler]] = [
             ("/", "GET", self.root),
+            ("/version", "GET", self.version),
+            ("/openapi.json", "GET", self.openapi),
+            ("/docs", "GET", self.docs),
             ("/ping", "GET", self.ping),
             ("/metrics", "GET", self.metrics),
             (MODELS, None, self.models.collection),
@@ -168,9 +175,24 @@ class Routes:
         """What this is: for people who open the address in a browser."""
         models = [{"name": model.name, "state": model.state.value} for model in self.registry.models.values()]
         apis = {type(dialect).__name__: [*dialect.paths, *dialect.pages, *dialect.actions] for dialect in DIALECTS}
-        links = {"health": "/ping", "metrics": "/metrics", "models": MODELS}
+        links = {
+            "docs": "/docs",
+            "openapi": "/openapi.json",
+            "health": "/ping",
+            "metrics": "/metrics",
+            "models": MODELS,
+        }
         about = {"name": "djl-trtllm", "version": __version__, "models": models, "links": links, "apis": apis}
         await exchange.reply(Reply.json(about))
+
+    async def version(self, exchange: Exchange) -> None:
+        await exchange.reply(Reply.json({"version": __version__}))
+
+    async def openapi(self, exchange: Exchange) -> None:
+        await exchange.reply(self._description.document())
+
+    async def docs(self, exchange: Exchange) -> None:
+        await exchange.reply(self._description.page())
 
     async def metrics(self, exchange: Exchange) -> None:
         await exchange.reply(self.metrics_page.reply())
@@ -207,7 +229,9 @@ class Routes:
     async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         """A dialect's action, on all models or on the one that the request names."""
         request = await _read(exchange, path)
-        name = request.parameters.get("model") or (dialect.model_name(request) if dialect.names_model else None)
+        name = request.parameters.get("model") or exchange.model_name
+        if name is None and dialect.names_model:
+            name = dialect.model_name(request)
         models = self._named(dialect, name)
         await exchange.reply(await asyncio.to_thread(dialect.act, request, models))
 

@@ -129,3 +129,11 @@ def test_a_request_has_one_guide() -> None:
     assert problems.invalid == [
         "'guided_json' and 'guided_regex' mean the same and have different values: give one",
     ]
+
+
+def test_a_schema_that_cannot_be_written_is_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    _, (problem,) = read("guided_json", deep)
+    assert problem.endswith(" (the schema is nested too deeply, at most 250 levels are accepted)")

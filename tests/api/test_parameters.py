@@ -10,6 +10,7 @@ from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
     OBJECT,
+    PROMPT,
     STRINGS,
     STRINGS_OR_NONE,
     TEXT,
@@ -306,3 +307,53 @@ def test_eighty_characters_of_a_value_are_shown() -> None:
 def test_what_is_no_json_is_shown_as_python_has_it() -> None:
     assert show({1, 2}) == "{1, 2}"
     assert show("\ud800") == "'\\ud800'"
+
+
+# -- describing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_describes_objects_with_its_names_and_no_others() -> None:
+    schema = TABLE.schema()
+    assert (schema["type"], schema["additionalProperties"], "required" in schema) == ("object", False, False)
+    assert list(schema["properties"]) == list(TABLE.rows)
+    assert schema["properties"]["top_k"] == {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]}
+    assert schema["properties"]["k"]["description"] == "The same as top_k."
+    assert schema["properties"]["model"] == {"description": "Accepted, without effect."}
+
+
+def test_what_is_refused_may_have_the_values_that_change_nothing() -> None:
+    properties = TABLE.schema()["properties"]
+    assert properties["tool_choice"]["enum"] == ["none", 0, None]
+    assert properties["tool_choice"]["description"] == "Accepted for compatibility. there are no tools"
+    assert properties["watermark"]["enum"] == [False, 0, None]
+    assert properties["cached"]["enum"] == [None]
+    both = Table((Parameter(("both",), neutral=(0, False, True)),)).schema()
+    assert both["properties"]["both"]["enum"] == [0, False, True, 1, None]
+
+
+def test_a_required_value_is_not_null() -> None:
+    table = Table((Parameter(("prompt",), PROMPT, "prompt"), Parameter(("any",), Kind("any", str), "any")))
+    assert table.schema()["properties"]["any"] == {}
+    table = Table((Parameter(("prompt",), PROMPT, "prompt"),), required=("prompt",))
+    assert table.schema()["required"] == ["prompt"]
+    assert table.schema()["properties"]["prompt"] == {"type": "string", "minLength": 1}
+    assert table.kind.schema == table.schema()
+    assert table.kind.read({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [
+        (integer(1, 5), {"type": "integer", "minimum": 1, "maximum": 5}),
+        (number(0, 2), {"type": "number", "minimum": 0, "maximum": 2}),
+        (number(0, above=True), {"type": "number", "exclusiveMinimum": 0}),
+        (BOOLEAN, {"type": "boolean"}),
+        (OBJECT, {"type": "object"}),
+        (TEXT, {"type": "string"}),
+        (TOKEN_IDS, {"type": "array", "items": integer(0, 2**31 - 1).schema, "maxItems": 1024}),
+        (STRINGS, {"anyOf": [PROMPT.schema, {"type": "array", "items": PROMPT.schema, "maxItems": 64}]}),
+        (STRINGS_OR_NONE, {"anyOf": [TEXT.schema, {"type": "array", "items": PROMPT.schema, "maxItems": 64}]}),
+    ],
+)
+def test_a_kind_describes_its_values(kind: Kind, schema: object) -> None:
+    assert kind.schema == schema

@@ -188,6 +188,8 @@ async def test_a_dialect_has_actions_on_all_models_and_on_one(hosts: Hosts, toke
         assert (answer.status, answer.body.decode()) == (200, f"story {count}\nfable {count}\n")
         assert (await served.client.post("/trial/count", b"the wolf", {"x-model": "fable"})).body[:6] == b"fable "
         assert (await served.client.post("/trial/story/count", b"the wolf")).body[:6] == b"story "
+        answer = await served.client.post("/trial/count", b"the wolf", {"x-model": "hen"}, "model_name=fable")
+        assert answer.body[:6] == b"fable "
         answer = await served.client.post("/trial/hen/count", b"the wolf")
         assert (answer.status, answer.body[:28]) == (404, b"! there is no model named 'h")
         assert (await served.client.post("/trial/count", b"")).status == 400

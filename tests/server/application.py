@@ -24,12 +24,12 @@ from tests.support.in_process import PROMPT, played_model
 class Application:
     """Routes over a registry, and their client."""
 
-    def __init__(self, store: Path | None = None) -> None:
+    def __init__(self, store: Path | None = None, max_request_size: int = 1000) -> None:
         self.registry = Registry()
         self.counts = ServerCounts()
         self.models = ModelRoutes(self.registry, store, 5.0)
         self.lives: list[str] = []
-        options = Options(max_request_size=1000, stream_write_timeout=30.0, wlm_error_http_code=529)
+        options = Options(max_request_size=max_request_size, stream_write_timeout=30.0, wlm_error_http_code=529)
         metrics = MetricsPage(self.registry, self.counts, Histogram())
         self.app = Routes(self.registry, self.models, options, metrics, self.counts).router(self._life)
         self.client = Client(self.app)
@@ -57,8 +57,11 @@ class Application:
 
 @asynccontextmanager
 async def application(tokenizer: Tokenizer | None = None, **options: Any) -> AsyncIterator[Application]:
-    """An application, with a model `story` if there is a tokenizer; closed at the end."""
-    application = Application(options.pop("store", None))
+    """An application, with a model `story` if there is a tokenizer; closed at the end.
+
+    `store` and `max_request_size` are the server's, the other options the model's.
+    """
+    application = Application(options.pop("store", None), options.pop("max_request_size", 1000))
     if tokenizer is not None:
         await application.load(tokenizer, **options)
     yield application

@@ -5,10 +5,12 @@ Targets are the field names of `Sampling`, `GenerationRequest` and `Presentation
 
 from __future__ import annotations
 
+from djl_trtllm.api.messages import MESSAGES
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
     OBJECT,
+    PROMPT,
     TEXT,
     Parameter,
     Table,
@@ -42,7 +44,7 @@ CHAT_FIELDS = Table(
     ADAPTER,
     NOT_HONOURED,
     (
-        Parameter(("messages",), target=IGNORED),
+        Parameter(("messages",), MESSAGES, IGNORED),
         Parameter(("max_tokens", "max_completion_tokens", "max_new_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
         Parameter(("temperature",), number(0, 2), "temperature"),
         Parameter(("stream",), BOOLEAN, "stream"),
@@ -58,6 +60,7 @@ CHAT_FIELDS = Table(
         "inputs": "to requests without 'messages'",
         "parameters": "to requests without 'messages', here its members stand beside 'messages'",
     },
+    required=("messages",),
 )
 """Top level of `{"messages", ...}`."""
 
@@ -65,8 +68,8 @@ INPUTS_FIELDS = Table(
     NOT_HONOURED,
     ADAPTER,
     (
-        Parameter(("inputs",), target=IGNORED),
-        Parameter(("parameters",), target=IGNORED),
+        Parameter(("inputs",), PROMPT, IGNORED),
+        Parameter(("parameters",), INPUTS_PARAMETERS.kind, IGNORED),
         Parameter(("stream",), BOOLEAN, "stream"),
         Parameter(("model",), target=IGNORED),
         # Clients of Hugging Face's hosted inference API send it to every server.
@@ -74,15 +77,17 @@ INPUTS_FIELDS = Table(
     ),
     elsewhere=dict.fromkeys(INPUTS_PARAMETERS.rows, "in 'parameters'")
     | {"prompt": "to requests under option.bedrock_compat, here it is 'inputs'"},
+    required=("inputs",),
 )
 """Top level of `{"inputs", "parameters", "stream"}`."""
 
 BEDROCK_FIELDS = Table(
     (
-        Parameter(("prompt",), target=IGNORED),
+        Parameter(("prompt",), PROMPT, IGNORED),
         Parameter(("temperature",), number(0), "temperature"),
         Parameter(("top_p",), number(0, 1, above=True), "top_p"),
         Parameter(("max_gen_len",), integer(1, MOST_TOKENS), "max_new_tokens"),
-    )
+    ),
+    required=("prompt",),
 )
 """Top level of `{"prompt", ...}` under `option.bedrock_compat`."""

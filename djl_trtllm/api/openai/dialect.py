@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Operation, RawRequest, Reply
 from djl_trtllm.api.openai.errors import encode_error
+from djl_trtllm.api.openai.parameters import CHAT_FIELDS, COMPLETION_FIELDS, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from djl_trtllm.api.openai.parse import parse_chat, parse_completion, read_model_name
 from djl_trtllm.api.openai.tokens import detokenize, tokenize
+from djl_trtllm.api.schemas import EVENTS, INTEGER, STRING, list_of, members, nullable
 from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, UnknownModelError
 
@@ -27,12 +30,71 @@ _PREFIXES = (
 )
 
 
+_OBJECT = {"type": "object"}
+_HEAD = {"id": STRING, "object": STRING, "created": INTEGER, "model": STRING}
+_USAGE = members({"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_tokens": INTEGER})
+_MESSAGE = members(
+    {"role": STRING, "content": nullable(STRING), "refusal": nullable(STRING)},
+    optional={"tool_calls": list_of(_OBJECT), "reasoning_content": nullable(STRING)},
+)
+_END = {"index": INTEGER, "logprobs": nullable(_OBJECT), "finish_reason": STRING}
+_CHAT_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "message": _MESSAGE})), "usage": _USAGE})
+_COMPLETION_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "text": STRING})), "usage": _USAGE})
+_MODEL = members({"id": STRING, "object": STRING, "created": INTEGER, "owned_by": STRING})
+_TOKENS = members(
+    {"count": INTEGER, "max_model_len": nullable(INTEGER), "tokens": list_of(INTEGER)},
+    optional={"token_strs": list_of(STRING)},
+)
+
+_CHAT_PATHS = tuple(prefix + "/chat/completions" for prefix in _PREFIXES)
+_COMPLETION_PATHS = tuple(prefix + "/completions" for prefix in _PREFIXES)
+_CHAT = Operation(
+    "Generate a chat message, whole or with `stream` as server-sent events",
+    responses={"application/json": _CHAT_RESPONSE, "text/event-stream": EVENTS},
+    example={"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 16},
+)
+_COMPLETION = Operation(
+    "Generate from prompts, whole or with `stream` as server-sent events",
+    responses={"application/json": _COMPLETION_RESPONSE, "text/event-stream": EVENTS},
+    example={"prompt": "The wolf", "max_tokens": 16},
+)
+_MODELS = Operation(
+    "The served models", responses={"application/json": members({"object": STRING, "data": list_of(_MODEL)})}
+)
+
+
 class OpenAi(Dialect):
     """Chat completions, completions and models, and vLLM's `/tokenize` and `/detokenize`."""
 
-    paths = tuple(prefix + path for prefix in _PREFIXES for path in ("/chat/completions", "/completions"))
+    paths = (*_CHAT_PATHS, *_COMPLETION_PATHS)
     pages = (*(f"{prefix}/models" for prefix in _PREFIXES), "/v1/models/{model}")
     actions = ("/tokenize", "/detokenize")
+    tables = MappingProxyType(
+        {
+            **dict.fromkeys(_CHAT_PATHS, (CHAT_FIELDS,)),
+            **dict.fromkeys(_COMPLETION_PATHS, (COMPLETION_FIELDS,)),
+            "/tokenize": (TOKENIZE_FIELDS,),
+            "/detokenize": (DETOKENIZE_FIELDS,),
+        }
+    )
+    descriptions = MappingProxyType(
+        {
+            **dict.fromkeys(_CHAT_PATHS, _CHAT),
+            **dict.fromkeys(_COMPLETION_PATHS, _COMPLETION),
+            "/tokenize": Operation(
+                "Token ids of a prompt or of chat messages",
+                responses={"application/json": _TOKENS},
+                example={"prompt": "The wolf"},
+            ),
+            "/detokenize": Operation(
+                "The text of token ids",
+                responses={"application/json": members({"prompt": STRING})},
+                example={"tokens": [5, 6]},
+            ),
+            **{f"GET {prefix}/models": _MODELS for prefix in _PREFIXES},
+            "GET /v1/models/{model}": Operation("One served model", responses={"application/json": _MODEL}),
+        }
+    )
     names_model = True
     aliases = frozenset({"dummy", "tgi"})
     """What huggingface_hub's client and TGI's documents send where an address has one model."""

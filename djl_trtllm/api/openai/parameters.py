@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from djl_trtllm.api.messages import MESSAGES
 from djl_trtllm.api.openai.tool_parameters import TOOLS
 from djl_trtllm.api.parameters import BOOLEAN, IGNORED, OBJECT, TEXT, Kind, Parameter, Table, integer, number
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING
@@ -29,10 +30,19 @@ _NO_MEANING = tuple(
 """Fields for OpenAI's own service. They change nothing about the answer of a model that has no such settings."""
 
 _COMMON = (
-    Parameter(("model",), target=IGNORED),
+    Parameter(("model",), TEXT, IGNORED),
     Parameter(("temperature",), number(0, 2), "temperature"),
     Parameter(("stream",), BOOLEAN, "stream"),
     Parameter(("stream_options",), OBJECT, "stream_options"),
+)
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+_PROMPT = Kind(
+    "a text, a list of token ids, or a list of up to 64 of either",
+    lambda value: value,
+    {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1, "maxItems": 64}]},
 )
 
 
@@ -48,14 +58,14 @@ CHAT_FIELDS = Table(
     _COMMON,
     _NO_MEANING,
     (
-        Parameter(("messages",), target=IGNORED),
+        Parameter(("messages",), MESSAGES, IGNORED),
         Parameter(("max_completion_tokens", "max_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
         Parameter(("logprobs",), BOOLEAN, "logprobs"),
         Parameter(("top_logprobs",), neutral=(0,), advice="only the chosen token's is available"),
         Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
         Parameter(("chat_template_kwargs",), OBJECT, "chat_template_kwargs"),
         Parameter(("continue_final_message",), neutral=(False,)),
-        Parameter(("modalities",), Kind('["text"]', _read_modalities), "modalities"),
+        Parameter(("modalities",), Kind('["text"]', _read_modalities, {"const": ["text"]}), "modalities"),
         Parameter(("audio",), advice="this server generates text"),
         Parameter(("web_search_options",), advice="this server does not search"),
         *TOOLS,
@@ -63,6 +73,7 @@ CHAT_FIELDS = Table(
         Parameter(("function_call",), neutral=("none", "auto"), advice="use 'tool_choice'"),
     ),
     elsewhere={"prompt": "to /v1/completions", "inputs": "to /invocations, here it is 'messages'"},
+    required=("messages",),
 )
 """The body of `/v1/chat/completions`."""
 
@@ -73,7 +84,7 @@ COMPLETION_FIELDS = Table(
     _COMMON,
     _NO_MEANING,
     (
-        Parameter(("prompt",), target=IGNORED),
+        Parameter(("prompt",), _PROMPT, IGNORED),
         Parameter(("max_tokens", "max_completion_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
         Parameter(("logprobs",), integer(0, 5), "logprobs"),
         Parameter(("echo",), BOOLEAN, "echo"),
@@ -82,14 +93,15 @@ COMPLETION_FIELDS = Table(
         Parameter(("parallel_tool_calls",), target=IGNORED),
     ),
     elsewhere={"messages": "to /v1/chat/completions", "inputs": "to /invocations, here it is 'prompt'"},
+    required=("prompt",),
 )
 """The body of `/v1/completions`."""
 
 TOKENIZE_FIELDS = Table(
     (
-        Parameter(("model",), target=IGNORED),
+        Parameter(("model",), TEXT, IGNORED),
         Parameter(("prompt",), TEXT, "prompt"),
-        Parameter(("messages",), target=IGNORED),
+        Parameter(("messages",), MESSAGES, IGNORED),
         Parameter(("add_special_tokens",), BOOLEAN, "add_special_tokens"),
         Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
         Parameter(("return_token_strs",), BOOLEAN, "return_token_strs"),
@@ -99,5 +111,11 @@ TOKENIZE_FIELDS = Table(
 )
 """The body of `/tokenize`."""
 
-DETOKENIZE_FIELDS = Table((Parameter(("model",), target=IGNORED), Parameter(("tokens",), target=IGNORED)))
+DETOKENIZE_FIELDS = Table(
+    (
+        Parameter(("model",), TEXT, IGNORED),
+        Parameter(("tokens",), Kind("a list of token ids", lambda value: value, _IDS | {"minItems": 0}), IGNORED),
+    ),
+    required=("tokens",),
+)
 """The body of `/detokenize`."""

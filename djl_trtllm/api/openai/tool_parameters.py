@@ -41,9 +41,21 @@ def _is_name(value: Any) -> bool:
 _TOOLS = f'a list of up to {_MOST_TOOLS} of {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
 _CHOICE = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
 
+
+def _function_schema(**members: Any) -> dict[str, Any]:
+    name = {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}
+    function = {"type": "object", "properties": {"name": name, **members}, "required": ["name"]}
+    properties = {"type": {"const": "function"}, "function": function}
+    return {"type": "object", "properties": properties, "required": ["type", "function"]}
+
+
+_TOOL_SCHEMA = _function_schema(description={}, parameters={"anyOf": [{"type": "object"}, {"type": "null"}]})
+_TOOLS_SCHEMA = {"type": "array", "items": _TOOL_SCHEMA, "maxItems": _MOST_TOOLS}
+_CHOICE_SCHEMA = {"anyOf": [{"enum": [*_MODES]}, _function_schema()]}
+
 TOOLS = (
-    Parameter(("tools",), Kind(_TOOLS, _read_tools), "tools"),
-    Parameter(("tool_choice",), Kind(_CHOICE, _read_choice), "tool_choice"),
+    Parameter(("tools",), Kind(_TOOLS, _read_tools, _TOOLS_SCHEMA), "tools"),
+    Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _CHOICE_SCHEMA), "tool_choice"),
     Parameter(("parallel_tool_calls",), BOOLEAN, "parallel_tool_calls"),
 )
 """Rows for the parameter tables."""

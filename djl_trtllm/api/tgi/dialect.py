@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Operation, RawRequest, Reply
+from djl_trtllm.api.schemas import EVENTS, INTEGER, NULL, STRING, list_of, members, nullable
 from djl_trtllm.api.tgi.errors import encode_error
-from djl_trtllm.api.tgi.parse import parse
+from djl_trtllm.api.tgi.parse import FIELDS, parse
 from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, UnknownModelError
 from djl_trtllm.version import __version__
+
+_GENERATED = members({"generated_text": STRING}, optional={"details": {"type": "object"}})
+_EXAMPLE = {"inputs": "The wolf", "parameters": {"max_new_tokens": 16}}
+_INFO = members(
+    {
+        "model_id": STRING,
+        "model_sha": NULL,
+        "model_pipeline_tag": STRING,
+        "max_concurrent_requests": INTEGER,
+        "max_best_of": INTEGER,
+        "max_stop_sequences": INTEGER,
+        "max_input_tokens": nullable(INTEGER),
+        "max_total_tokens": nullable(INTEGER),
+        "router": STRING,
+        "version": STRING,
+    }
+)
 
 
 class Tgi(Dialect):
@@ -17,6 +36,28 @@ class Tgi(Dialect):
 
     paths = ("/generate", "/generate_stream", "/")
     pages = ("/info", "/health")
+    tables = dict.fromkeys(paths, (FIELDS,))
+    descriptions = MappingProxyType(
+        {
+            "/generate": Operation(
+                "Generate from a prompt", responses={"application/json": _GENERATED}, example=_EXAMPLE
+            ),
+            "/generate_stream": Operation(
+                "Generate from a prompt as server-sent events",
+                responses={"text/event-stream": EVENTS},
+                example=_EXAMPLE,
+            ),
+            "/": Operation(
+                "Generate from a prompt, whole or with `stream` as server-sent events",
+                responses={"application/json": list_of(_GENERATED), "text/event-stream": EVENTS},
+                example=_EXAMPLE,
+            ),
+            "GET /info": Operation("The model and its limits", responses={"application/json": _INFO}),
+            "GET /health": Operation(
+                "Whether every model is ready", responses={"text/plain": STRING}, errors={503: "A model is not ready"}
+            ),
+        }
+    )
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """`/health` is 200 with an empty body when every model is ready; `/info` describes the only model."""

@@ -9,27 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from djl_trtllm.api.base import Call, RawRequest
-from djl_trtllm.api.parameters import BOOLEAN, IGNORED, TEXT, Parameter, Problems, Table, integer, number, show
+from djl_trtllm.api.parameters import BOOLEAN, IGNORED, PROMPT, Parameter, Problems, Table, integer, number, show
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
 from djl_trtllm.api.tgi.encoders import GenerateEncoder, GenerateStreamEncoder, Shown
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 
 _DEFAULT_NEW_TOKENS = 100
-
-FIELDS = Table(
-    (
-        Parameter(("inputs",), TEXT, "inputs"),
-        Parameter(("parameters",), target=IGNORED),
-        Parameter(("stream",), BOOLEAN, "stream"),
-        Parameter(("model",), target=IGNORED),
-        # Clients of Hugging Face's hosted inference API send it to every server.
-        Parameter(("options",), target=IGNORED),
-    ),
-    elsewhere=dict.fromkeys(("max_new_tokens", "temperature", "do_sample", "details"), "in 'parameters'")
-    | {"messages": "to /v1/chat/completions"},
-)
-"""The body."""
 
 PARAMETERS = Table(
     SAMPLING,
@@ -45,6 +31,21 @@ PARAMETERS = Table(
     elsewhere=dict.fromkeys(("inputs", "stream"), "beside 'parameters', not in it"),
 )
 """`parameters`."""
+
+FIELDS = Table(
+    (
+        Parameter(("inputs",), PROMPT, "inputs"),
+        Parameter(("parameters",), PARAMETERS.kind, IGNORED),
+        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("model",), target=IGNORED),
+        # Clients of Hugging Face's hosted inference API send it to every server.
+        Parameter(("options",), target=IGNORED),
+    ),
+    elsewhere=dict.fromkeys(("max_new_tokens", "temperature", "do_sample", "details"), "in 'parameters'")
+    | {"messages": "to /v1/chat/completions"},
+    required=("inputs",),
+)
+"""The body."""
 
 
 def parse(request: RawRequest, options: Options) -> Call:

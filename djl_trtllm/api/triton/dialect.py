@@ -3,19 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Operation, RawRequest, Reply
+from djl_trtllm.api.parameters import show
+from djl_trtllm.api.schemas import EVENTS, STRING, Schema, list_of, members
 from djl_trtllm.api.triton import description
 from djl_trtllm.api.triton.content import read_body, read_object
 from djl_trtllm.api.triton.errors import encode_error
 from djl_trtllm.api.triton.generate import parse_generate
 from djl_trtllm.api.triton.infer import parse_infer
+from djl_trtllm.api.triton.inputs import GENERATE_FIELDS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 
 _MODEL = "/v2/models/{model}"
 _VERSION = _MODEL + "/versions/{version}"
+_MODELS = (_MODEL, _VERSION)
 _LONGEST_INDEX_REQUEST = 65_536
+
+_OBJECT: Schema = {"type": "object"}
+_EXAMPLE = {"text_input": "The wolf", "max_tokens": 16}
+_INFER = members(
+    {"inputs": list_of({**_OBJECT, "required": ["name", "shape", "datatype"]})},
+    optional={"id": STRING, "outputs": {}, "parameters": {}},
+)
+_INFER_EXAMPLE = {
+    "inputs": [
+        {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["The wolf"]},
+        {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [16]},
+    ]
+}
+_REQUESTS = {
+    "generate": Operation("Generate, as one JSON object", responses={"application/json": _OBJECT}, example=_EXAMPLE),
+    "generate_stream": Operation(
+        "Generate, as server-sent events", responses={"text/event-stream": EVENTS}, example=_EXAMPLE
+    ),
+    "infer": Operation(
+        "Generate from tensors, as JSON or as bytes after the JSON",
+        bodies={"application/json": _INFER, "application/octet-stream": {}},
+        responses={"application/json": _OBJECT, "application/octet-stream": STRING},
+        example=_INFER_EXAMPLE,
+    ),
+}
+_PAGES = {
+    "/v2": "The server",
+    "/v2/models/stats": "Statistics of all models",
+    "": "The inputs and outputs of a model",
+    "/config": "The configuration of a model",
+    "/stats": "Statistics of a model",
+}
+_HEALTH = {"/v2/health/live": "Whether the server runs", "/v2/health/ready": "Whether every model is ready"}
+
+
+def _page(path: str) -> Operation:
+    """What the description says of a page."""
+    name = path.removeprefix(_VERSION).removeprefix(_MODEL)
+    if name in _PAGES:
+        return Operation(_PAGES[name], responses={"application/json": _OBJECT})
+    summary = _HEALTH.get(name, "Whether the model is ready")
+    return Operation(summary, responses={"text/plain": STRING}, errors={400: "It is not"})
 
 
 class Triton(Dialect):
@@ -33,6 +80,21 @@ class Triton(Dialect):
     )
     actions = ("/v2/repository/index",)
     aliases = description.NAMES
+    tables = MappingProxyType(
+        {f"{model}/{verb}": (GENERATE_FIELDS,) for verb in ("generate", "generate_stream") for model in _MODELS}
+    )
+    descriptions = MappingProxyType(
+        {
+            **{f"{model}/{verb}": operation for verb, operation in _REQUESTS.items() for model in _MODELS},
+            **{f"GET {path}": _page(path) for path in pages},
+            "/v2/repository/index": Operation(
+                "The models of the repository",
+                bodies={"application/json": members({}, optional={"ready": {"type": "boolean"}})},
+                responses={"application/json": list_of(_OBJECT)},
+                example={"ready": True},
+            ),
+        }
+    )
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """Health is a status without a body, all else JSON."""
@@ -58,6 +120,10 @@ class Triton(Dialect):
         """The index of the repository; with `ready` true, of the models that are ready."""
         body = read_body(request, _LONGEST_INDEX_REQUEST)
         given = read_object(body) if body.strip() else {}
+        if unknown := sorted(given.keys() - {"ready"}):
+            raise InvalidRequestError(
+                f"unknown member {show(unknown[0])} of the request for the index: expected 'ready'"
+            )
         ready = given.get("ready", False)
         if type(ready) is not bool:
             raise InvalidRequestError("'ready' of the request for the index: expected true or false")

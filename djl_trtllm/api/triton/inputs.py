@@ -154,6 +154,18 @@ FIELDS = Table([each.row for each in (*INPUTS, *BLS_INPUTS)], ADAPTER, _PARAMETE
 """Inputs and request parameters, which `generate` has in one object."""
 
 
+class _GenerateFields:
+    """Describes the body of `generate`: any input may be in a list, and request parameters in `parameters`."""
+
+    def schema(self) -> dict[str, Any]:
+        schema = FIELDS.schema()
+        inputs = {name: {"anyOf": [each, {"type": "array"}]} for name, each in schema["properties"].items()}
+        return schema | {"properties": {**inputs, "id": {}, "parameters": {}}}
+
+
+GENERATE_FIELDS = _GenerateFields()
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """One prompt of a request, and what its response shows.

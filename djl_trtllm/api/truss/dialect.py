@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Operation, RawRequest, Reply
+from djl_trtllm.api.schemas import STRING, members
 from djl_trtllm.api.truss.errors import encode_error
-from djl_trtllm.api.truss.parse import parse
+from djl_trtllm.api.truss.parse import FIELDS, parse
 from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError
+
+_PREDICT = Operation(
+    "Generate from a prompt: raw text as it comes, or `text` at the end if `stream` is false",
+    responses={"application/octet-stream": STRING, "application/json": members({"text": STRING})},
+    example={"prompt": "The wolf", "max_tokens": 16},
+)
 
 
 class Truss(Dialect):
@@ -17,6 +25,15 @@ class Truss(Dialect):
     paths = ("/v1/models/{model}:predict", "/predict")
     pages = ("/v1/models/{model}/loaded",)
     aliases = frozenset({"model"})
+    tables = dict.fromkeys(paths, (FIELDS,))
+    descriptions = MappingProxyType(
+        {
+            **dict.fromkeys(paths, _PREDICT),
+            "GET /v1/models/{model}/loaded": Operation(
+                "Whether the model is ready", responses={"application/json": members({})}
+            ),
+        }
+    )
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """An empty object when the model is ready."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from djl_trtllm.api.base import Call, RawRequest, ResponseEncoder
-from djl_trtllm.api.messages import read_messages
+from djl_trtllm.api.messages import MESSAGES, read_messages
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -29,13 +29,17 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 
 _DEFAULT_NEW_TOKENS = 50
-_WORDS = Kind("a list of words; an empty one means none", read_words)
+_WORDS = Kind(
+    "a list of words; an empty one means none",
+    read_words,
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+)
 
 FIELDS = Table(
     (row for row in SAMPLING if not {"stop", "bad_words", "n", "best_of"} & set(row.names)),
     (
         Parameter(("prompt",), TEXT, "prompt"),
-        Parameter(("messages",), target=IGNORED),
+        Parameter(("messages",), MESSAGES, IGNORED),
         Parameter(("max_tokens", "max_new_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
         Parameter(("temperature",), number(0), "temperature"),
         Parameter(("bad_words_list", "bad_words"), _WORDS, "bad", union=True),

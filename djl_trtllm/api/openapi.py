@@ -1,0 +1,192 @@
+"""The OpenAPI description of a server: made from what each dialect says of itself, and from its replies to errors.
+
+A dialect describes a path with `Dialect.describe`. Its errors are those that `Dialect.encode_error` makes of every
+`RequestError`, so there is no second list of statuses and shapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from djl_trtllm.api.base import Dialect, Operation, Reply
+from djl_trtllm.api.endpoint_errors import endpoint_error
+from djl_trtllm.api.schemas import STRING, Schema, joined, schema_of
+from djl_trtllm.config import Options
+from djl_trtllm.errors import MethodNotAllowedError, NotReadyError, OverloadedError, RequestError, UnknownModelError
+from djl_trtllm.version import __version__
+
+SERVER = "Server"
+"""The tag of the server's own paths."""
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_MESSAGES = ("message", "'name' is 0: expected 1")
+"""Some dialects repeat the parameter that a message begins with."""
+
+
+class OwnPath(NamedTuple):
+    """A path of the server itself."""
+
+    method: str
+    path: str
+    operation: Operation
+
+
+def document(dialects: Sequence[Dialect], own: Iterable[OwnPath], options: Options, default: Dialect) -> dict[str, Any]:
+    """The description of dialects and of the server's own paths, whose errors are those of the dialect `default`."""
+    return _Document(options).of(dialects, own, default)
+
+
+def request_errors() -> Iterator[RequestError]:
+    """An error of each class of the tree, those twice whose replies depend on their members."""
+    for kind in _below(RequestError):
+        for message in _MESSAGES:
+            if issubclass(kind, OverloadedError):
+                yield kind(message, queue_depth=1, capacity=1, retry_after=1)
+            elif issubclass(kind, UnknownModelError):
+                yield kind(message, name=None)
+                yield kind(message, name="name")
+            elif issubclass(kind, MethodNotAllowedError):
+                yield kind(message, allow="POST")
+            elif issubclass(kind, NotReadyError):
+                yield kind(message, retry_after=1)
+            else:
+                yield kind(message)
+
+
+def _below(kind: type[RequestError]) -> Iterator[type[RequestError]]:
+    for each in kind.__subclasses__():
+        if each.__module__ == RequestError.__module__:
+            yield each
+            yield from _below(each)
+
+
+class _Document:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._paths: dict[str, dict[str, Any]] = {}
+        self._components: dict[str, dict[str, Any]] = {"schemas": {}, "responses": {}}
+        self._known: dict[bytes, str] = {}
+
+    def of(self, dialects: Sequence[Dialect], own: Iterable[OwnPath], default: Dialect) -> dict[str, Any]:
+        for at in own:
+            self._add(SERVER, at.method, at.path, at.operation, self._errors(default, at.path, ()))
+        tags = [{"name": SERVER, "description": "The server's own paths."}]
+        for dialect in dialects:
+            tag = type(dialect).__name__
+            tags.append({"name": tag, "description": " ".join((type(dialect).__doc__ or "").split())})
+            for path in (*dialect.paths, *dialect.actions):
+                operation = _with_model_name(path, dialect.describe(path))
+                self._add(tag, "post", path, operation, self._errors(dialect, path, _of_requests))
+            for path in dialect.pages:
+                self._add(tag, "get", path, dialect.describe(path, page=True), self._errors(dialect, path, _of_pages))
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": "djl-trtllm", "version": __version__, "license": {"name": "Apache-2.0"}},
+            "tags": tags,
+            "paths": dict(sorted(self._paths.items())),
+            "components": self._components,
+        }
+
+    def _add(self, tag: str, method: str, path: str, operation: Operation, errors: dict[str, Any]) -> None:
+        name = "_".join([tag, method, *re.findall(r"\w+", path)])
+        described: dict[str, Any] = {"operationId": name, "tags": [tag]}
+        if operation.summary:
+            described["summary"] = operation.summary
+        parameters = [
+            {"name": each, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for each in _PLACEHOLDER.findall(path)
+        ]
+        parameters += [{"name": each, "in": "query", "schema": schema} for each, schema in operation.query.items()]
+        if parameters:
+            described["parameters"] = parameters
+        if operation.bodies:
+            described["requestBody"] = self._body(name, operation)
+        content = {kind: {"schema": schema} if schema else {} for kind, schema in operation.responses.items()}
+        described["responses"] = {
+            "200": {"description": "OK", "content": content} if content else {"description": "OK"}
+        }
+        for status, meaning in operation.errors.items():
+            described["responses"][str(status)] = {"description": meaning, "content": {"application/json": {}}}
+        described["responses"] |= {
+            status: self._reuse("responses", f"{tag}_{status}", error)
+            for status, error in errors.items()
+            if int(status) not in operation.errors
+        }
+        self._paths.setdefault(path, {})[method] = described
+
+    def _body(self, name: str, operation: Operation) -> dict[str, Any]:
+        content: dict[str, Any] = {}
+        for kind, schema in operation.bodies.items():
+            content[kind] = {"schema": self._reuse("schemas", name, schema)} if schema else {}
+            if operation.example is not None and kind == "application/json":
+                content[kind]["example"] = operation.example
+        return {"content": content, "required": "*/*" not in content}
+
+    def _reuse(self, kind: str, name: str, value: Any) -> dict[str, str]:
+        """A reference to the component; equal ones are one."""
+        key = orjson.dumps([kind, value])
+        if key not in self._known:
+            taken = self._components[kind]
+            number = next(n for n in range(1, 1000) if _numbered(name, n) not in taken)
+            self._known[key] = _numbered(name, number)
+            taken[self._known[key]] = value
+        return {"$ref": f"#/components/{kind}/{self._known[key]}"}
+
+    def _errors(self, dialect: Dialect, path: str, kinds: tuple[type[RequestError], ...]) -> dict[str, Any]:
+        """The replies to errors by status."""
+        errors: dict[str, Any] = {}
+        causes: list[BaseException] = [error for error in request_errors() if isinstance(error, kinds)]
+        for error in (*causes, Exception("a defect")):
+            reply = dialect.encode_error(error, self._options)
+            if "{endpoint}" in path and dialect.endpoint_errors:
+                reply = endpoint_error(error, reply)
+            _join_error(errors.setdefault(str(reply.status), {"description": "", "content": {}}), error, reply)
+        return dict(sorted(errors.items()))
+
+
+_of_requests = tuple(kind for kind in _below(RequestError) if not issubclass(kind, MethodNotAllowedError))
+_of_pages = (UnknownModelError, NotReadyError)
+
+
+def _with_model_name(path: str, operation: Operation) -> Operation:
+    """The query may name the model where the path does not."""
+    if _PLACEHOLDER.search(path) or "model_name" in operation.query:
+        return operation
+    return operation._replace(query={**operation.query, "model_name": STRING})
+
+
+def _join_error(described: dict[str, Any], error: BaseException, reply: Reply) -> None:
+    """Add a reply to the description of its status."""
+    known = isinstance(error, RequestError)
+    meaning = re.split(r"[.;:]", type(error).__doc__ or "")[0] if known else "A defect of the server"
+    if meaning not in described["description"]:
+        described["description"] = "; ".join(filter(None, [described["description"], meaning]))
+    schema = _schema_of_body(reply)
+    content = described["content"].setdefault(reply.content_type, {"schema": schema})
+    content["schema"] = joined(content["schema"], schema)
+    if reply.headers:
+        headers = described.setdefault("headers", {})
+        headers |= {name: {"schema": STRING} for name, _ in reply.headers}
+
+
+def _schema_of_body(reply: Reply) -> Schema:
+    return schema_of(orjson.loads(reply.body)) if reply.content_type == "application/json" else STRING
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}_{number}"
+
+
+def resolved(described: Mapping[str, Any], reference: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a reference in a description refers to; anything else is itself."""
+    if "$ref" not in reference:
+        return reference
+    value: Any = described
+    for name in reference["$ref"].removeprefix("#/").split("/"):
+        value = value[name]
+    found: Mapping[str, Any] = value
+    return found

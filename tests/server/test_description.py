@@ -1,0 +1,131 @@
+"""What the server says of its own paths, and the page that shows the description."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import orjson
+import pytest
+from starlette.routing import Router
+
+from djl_trtllm.api.parameters import BOOLEAN, STRINGS, TEXT, integer, number
+from djl_trtllm.api.registry import DIALECTS
+from djl_trtllm.config import Options
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.server.description import OPERATIONS, Description, type_of
+from djl_trtllm.version import __version__
+from tests.server.application import application
+from tests.support.in_process import Hosts
+from tests.support.trial_dialect import TRIAL
+from tests.support.virtual_time import in_virtual_time
+
+EXAMPLES = [
+    (path, operation.example)
+    for dialect in DIALECTS
+    for path in (*dialect.paths, *dialect.actions)
+    if (operation := dialect.describe(path)).example is not None
+]
+
+
+class Page(HTMLParser):
+    """The texts of a page, its addresses, and whether every element ends."""
+
+    VOID = frozenset({"meta", "link", "br"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.addresses: list[str] = []
+        self.names: set[str] = set()
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.addresses += [value or "" for name, value in attributes if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+
+@in_virtual_time
+async def test_the_description_has_every_path_of_the_server() -> None:
+    async with application() as served:
+        answer = await served.client.get("/openapi.json")
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+        assert isinstance(served.app, Router)
+        mounted = {getattr(route, "path", "") for route in served.app.routes}
+        assert answer.json["paths"].keys() == mounted
+        assert (await served.client.get("/openapi.json")).body == answer.body
+
+
+@in_virtual_time
+async def test_every_own_operation_is_answered(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        for method, path in sorted(OPERATIONS):
+            answer = await served.client.get(path.replace("{model}", "story"), method=method.upper())
+            described = OPERATIONS[method, path]
+            assert answer.status == 200 or answer.status in described.errors, (method, path, answer.body)
+
+
+@pytest.mark.parametrize(("path", "example"), EXAMPLES, ids=[path for path, _ in EXAMPLES])
+@in_virtual_time
+async def test_every_example_is_answered(hosts: Hosts, tokenizer: Tokenizer, path: str, example: Any) -> None:
+    hosts.alone = True
+    async with application(tokenizer) as served:
+        path = path.replace("{model}", "story").replace("{version}", "1")
+        answer = await served.client.post(path, orjson.dumps(example))
+        assert answer.status == 200, answer.body
+
+
+@in_virtual_time
+async def test_the_version_and_the_links_of_the_root() -> None:
+    async with application() as served:
+        assert (await served.client.get("/version")).json == {"version": __version__}
+        for link in (await served.client.get("/")).json["links"].values():
+            assert (await served.client.get(link)).status == 200
+
+
+@in_virtual_time
+async def test_the_page_shows_every_operation_and_loads_nothing() -> None:
+    async with application() as served:
+        answer = await served.client.get("/docs")
+        assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        page = Page(answer.body.decode())
+        described = (await served.client.get("/openapi.json")).json
+        assert described["paths"].keys() <= set(page.texts)
+        assert page.addresses == ["openapi.json"]
+        assert not page.names & {"script", "link", "img", "iframe"}
+        assert {"max_new_tokens", "repetition_penalty", "max_completion_tokens"} <= set(page.texts)
+        assert (await served.client.get("/docs")).body == answer.body
+
+
+def test_a_dialect_needs_no_change_here_to_be_shown() -> None:
+    reply = Description([TRIAL], Options()).page()
+    assert "/trial/{model}/stream" in Page(reply.body.decode()).texts
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (TEXT.schema, "string"),
+        (BOOLEAN.schema, "boolean"),
+        (integer(1, 5).schema, "integer, at least 1, at most 5"),
+        (number(0, above=True).schema, "number, above 0"),
+        (STRINGS.schema, "string or list of string"),
+        ({"enum": [None, "a"]}, 'null or "a"'),
+        ({"const": ["text"]}, '["text"]'),
+        ({"anyOf": [{"type": "null"}, {"type": "null"}]}, "null"),
+        ({}, "any value"),
+    ],
+)
+def test_a_type_in_words(schema: dict[str, Any], words: str) -> None:
+    assert type_of(schema) == words
