@@ -97,6 +97,17 @@ COMPLETION_FIELDS = Table(
 )
 """The body of `/v1/completions`."""
 
+STREAM_OPTIONS = Table(
+    (
+        Parameter(("include_usage",), BOOLEAN, "include_usage"),
+        # vLLM's: what load generators ask for.
+        Parameter(("continuous_usage_stats",), BOOLEAN, "continuous_usage"),
+        # OpenAI pads its events against eavesdroppers that see their lengths.
+        Parameter(("include_obfuscation",), target=IGNORED),
+    )
+)
+"""The members of `stream_options`."""
+
 TOKENIZE_FIELDS = Table(
     (
         Parameter(("model",), TEXT, IGNORED),

@@ -15,7 +15,7 @@ from djl_trtllm.api.base import Call, ModelContext, RawRequest
 from djl_trtllm.api.messages import read_messages
 from djl_trtllm.api.openai.chat import ChatEncoder, ChatStreamEncoder
 from djl_trtllm.api.openai.completions import CompletionEncoder, CompletionStreamEncoder
-from djl_trtllm.api.openai.parameters import CHAT_FIELDS, COMPLETION_FIELDS
+from djl_trtllm.api.openai.parameters import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS
 from djl_trtllm.api.openai.parsed_chat import ParsedChatEncoder, ParsedChatStreamEncoder, Parsing
 from djl_trtllm.api.openai.response import Response
 from djl_trtllm.api.openai.tools import fit_messages, read_tool_use
@@ -135,8 +135,8 @@ def _read(
             f"'best_of' or 'beam_width' is {sampling.sequences}, 'n' {sampling.n} and 'stream' true: which sequences "
             "are the best is known only at the end, expected 'best_of' to be 'n' and no beams in a stream"
         )
-    options = values.get("stream_options", {})
-    if options and not stream:
+    options = STREAM_OPTIONS.read(values.get("stream_options", {}), problems, "member of 'stream_options'")
+    if values.get("stream_options") and not stream:
         problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")
     response = Response(
         prefix,
@@ -145,7 +145,8 @@ def _read(
         generations=generations,
         stream=stream,
         logprobs=values.get("logprobs", False),
-        include_usage=options.get("include_usage") is True,
+        include_usage=options.get("include_usage", False),
+        continuous_usage=options.get("continuous_usage", False),
     )
     return sampling, response
 

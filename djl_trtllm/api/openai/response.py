@@ -27,12 +27,16 @@ FINISH_REASONS = {
 
 DONE = b"data: [DONE]\n\n"
 
+_USAGE = b"\0"
+"""Where an event's usage belongs; JSON has no such byte."""
+
 
 @dataclass(slots=True)
 class Response:
     """The response to one request: `n` sequences for each of its `generations`.
 
-    `prefix` begins its id. `echo`: the prompt stands before its output. `prompts` and `prompt_tokens` (their lengths in
+    `prefix` begins its id. With `include_usage`, and in every event with `continuous_usage`, a stream has its usage.
+    `echo`: the prompt stands before its output. `prompts` and `prompt_tokens` (their lengths in
     all) come when the prompts are tokenised.
     """
 
@@ -43,6 +47,7 @@ class Response:
     stream: bool = False
     logprobs: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     echo: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -121,12 +126,14 @@ class EventEncoder(ABC):
 
     def __init__(self, response: Response) -> None:
         self.response = response
-        # With `include_usage`, every chunk but the last has a `usage` of null.
-        usage = b',"usage":null' if response.include_usage else b""
+        # With `include_usage`, every chunk but the last has a `usage` of null, or its own.
+        self._counts = response.include_usage and response.continuous_usage
+        usage = b',"usage":' + (_USAGE if self._counts else b"null") if response.include_usage else b""
         self._before = b"data: " + orjson.dumps(response.head(self.kind))[:-1] + b',"choices":['
         self._after = b"]" + usage + b"}\n\n"
         self._running = response.n * response.generations
         self._generated = 0
+        self._streamed = 0
         self._failed = False
 
     def begin(self, prompt: Prompt) -> None:
@@ -137,10 +144,11 @@ class EventEncoder(ABC):
             return b""
         index, finished = chunk.generation * self.response.n + chunk.index, chunk.finished
         if finished is None:
-            return self.events(index, chunk.tokens, None)
+            data = self.events(index, chunk.tokens, None)
+            return self._counted(data, chunk) if self._counts else data
         if finished.error is not None:
-            return self.events(index, chunk.tokens, None) + self.error(finished.error)
-        data = self.events(index, chunk.tokens, finished)
+            return self._counted(self.events(index, chunk.tokens, None), chunk) + self.error(finished.error)
+        data = self._counted(self.events(index, chunk.tokens, finished), chunk)
         self._generated += finished.generated_tokens
         self._running -= 1
         return data if self._running else data + self._end()
@@ -153,6 +161,13 @@ class EventEncoder(ABC):
     @abstractmethod
     def events(self, index: int, tokens: list[Token], finished: SequenceResult | None) -> bytes:
         """The events of a choice for its new tokens, and for its end."""
+
+    def _counted(self, data: bytes, chunk: OutputChunk) -> bytes:
+        """The events with the usage so far, where each has one."""
+        if not self._counts:
+            return data
+        self._streamed += len(chunk.tokens)
+        return data.replace(_USAGE, dump_line(self.response.usage(self._streamed)))
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return self._before + dump_line(choice) + self._after

@@ -82,6 +82,8 @@ def test_temperature_0_is_greedy(model: Model) -> None:
         ({"temperature": 2.1}, InvalidRequestError, "temperature"),
         ({"prompt": "x"}, InvalidRequestError, "belongs to /v1/completions"),
         ({"stream_options": {"include_usage": True}}, InvalidRequestError, "expected 'stream' to be true"),
+        ({"stream": True, "stream_options": {"usage": True}}, InvalidRequestError, "'stream_options' \"usage\""),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, InvalidRequestError, "include_usage"),
         ({"stream": True, "best_of": 2}, InvalidRequestError, "best_of"),
         ({"n": 17}, InvalidRequestError, "'n' is 17: expected at most 16"),
         ({"messages": []}, InvalidRequestError, "messages"),

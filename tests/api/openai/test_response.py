@@ -55,6 +55,18 @@ def test_usage_comes_last_if_it_is_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMS)
+def test_every_event_has_the_usage_so_far_if_it_is_asked_for(name: str) -> None:
+    *events, last = parse_lines(answer(make(name, include_usage=True, continuous_usage=True), EOS))
+    counted = [event["usage"]["completion_tokens"] for event in events]
+    assert counted == sorted(counted) and counted[-1] == last["usage"]["completion_tokens"] == 5
+    assert all(event["usage"]["total_tokens"] == 3 + count for event, count in zip(events, counted, strict=True))
+    plain = parse_lines(answer(make(name, continuous_usage=True), EOS))
+    assert all("usage" not in event for event in plain)
+    failed = parse_lines(answer(make(name, include_usage=True, continuous_usage=True), FAILED))
+    assert "usage" not in failed[-1] and all(event["usage"] for event in failed[:-1])
+
+
+@pytest.mark.parametrize("name", STREAMS)
 def test_an_error_is_the_last_event_and_nothing_follows(name: str) -> None:
     encoder = make(name)
     body = answer(encoder, FAILED)
