@@ -24,6 +24,8 @@ CONTENT_TYPE = "application/vnd.amazon.eventstream"
 _FORWARDED_API = "x-amzn-sagemaker-forwarded-api"
 _ACCEPT = "x-amzn-sagemaker-accept"
 _STRING = 7
+_ENDS = {"application/jsonlines": b"\n", "text/event-stream": b"\n\n"}
+"""What ends a line, or an event, in a stream of that type."""
 _MOST_BYTES = 2**20
 """Of a part: botocore takes up to 16 MB, other clients less."""
 
@@ -43,7 +45,10 @@ def event_stream(call: Call) -> Call:
 
 
 class EventStreamEncoder:
-    """A `ResponseEncoder` that puts the bytes of another one into events.
+    """A `ResponseEncoder` that puts the bytes of another one into events, one for each of its lines or events.
+
+    Behind SageMaker an event has what the model sent at once, nearly always one line. Some clients (litellm 1.106)
+    parse each event as one JSON object, and lose those of an event with several.
 
     An error is in the stream as the other encoder writes it, if its format can, and then as an exception, so that
     boto3 raises it.
@@ -54,6 +59,7 @@ class EventStreamEncoder:
 
     def __init__(self, encoder: ResponseEncoder) -> None:
         self._encoder = encoder
+        self._end = _ENDS.get(encoder.content_type)
         self._begun = False
         self._failed = False
 
@@ -85,8 +91,16 @@ class EventStreamEncoder:
 
     def _parts(self, data: bytes) -> bytes:
         self._begun |= bool(data)
-        parts = (data[start : start + _MOST_BYTES] for start in range(0, len(data), _MOST_BYTES))
-        return b"".join([message(part, _PART) for part in parts])
+        parts = self._split(data)
+        slices = (part[at : at + _MOST_BYTES] for part in parts for at in range(0, len(part), _MOST_BYTES))
+        return b"".join([message(piece, _PART) for piece in slices])
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """The lines or events."""
+        if self._end is None:
+            return [data]
+        *whole, rest = data.split(self._end)
+        return [*(part + self._end for part in whole), rest]
 
     def _exception(self, error: RequestError) -> bytes:
         self._failed = True
