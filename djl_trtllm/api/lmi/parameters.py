@@ -20,10 +20,13 @@ from djl_trtllm.api.parameters import (
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING
 
 _FORMATTER = (Parameter(("output_formatter",), TEXT, "output_formatter"),)
+# litellm sends the address that its requests go to along with their parameters.
+_LITELLM = (Parameter(("sagemaker_base_url",), target=IGNORED),)
 
 INPUTS_PARAMETERS = Table(
     SAMPLING,
     _FORMATTER,
+    _LITELLM,
     ADAPTER,
     NOT_HONOURED,
     (
@@ -41,6 +44,7 @@ INPUTS_PARAMETERS = Table(
 CHAT_FIELDS = Table(
     SAMPLING,
     _FORMATTER,
+    _LITELLM,
     ADAPTER,
     NOT_HONOURED,
     (

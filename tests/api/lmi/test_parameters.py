@@ -102,11 +102,12 @@ NOT_IN_CHAT = NOT_HONOURED | {
     "tools": ([[]], [[{}]], NO_TOOLS),
     "tool_choice": (["none", "auto"], ["required", {"type": "function"}], NO_TOOLS),
 }
+IGNORED_IN_CHAT = "messages model user sagemaker_base_url"
 
 TABLES = {
-    "parameters": (INPUTS_PARAMETERS, SAMPLING | ADAPTER | OWN_OF_INPUTS, NOT_IN_INPUTS, GUIDED, ""),
+    "parameters": (INPUTS_PARAMETERS, SAMPLING | ADAPTER | OWN_OF_INPUTS, NOT_IN_INPUTS, GUIDED, "sagemaker_base_url"),
     "inputs": (INPUTS_FIELDS, ADAPTER | STREAM, NOT_HONOURED, {}, "inputs parameters model options"),
-    "chat": (CHAT_FIELDS, SAMPLING | ADAPTER | OWN_OF_CHAT, NOT_IN_CHAT, GUIDED, "messages model user"),
+    "chat": (CHAT_FIELDS, SAMPLING | ADAPTER | OWN_OF_CHAT, NOT_IN_CHAT, GUIDED, IGNORED_IN_CHAT),
     "bedrock": (BEDROCK_FIELDS, OF_BEDROCK, {}, {}, "prompt"),
 }
 
