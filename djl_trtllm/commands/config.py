@@ -47,7 +47,7 @@ def show_configuration(
             console = Console()
             render = partial(explain.render, describe=describe, width=width_of(console))
             show(console, render(found.config, chosen, only_set=not show_all))
-            _conclude(found, console, show_all=show_all)
+            _conclude(_without_what_is_listed(found, chosen), console, show_all=show_all)
     if found.refusal is not None:
         raise typer.Exit(1)
 
@@ -72,6 +72,16 @@ def _describe(found: Preview) -> Callable[[DeclaredOption, Backend], str]:
     from djl_trtllm.backends.options import describe
 
     return partial(describe, under_djl=found.under_djl)
+
+
+def _without_what_is_listed(found: Preview, chosen: Backend) -> Preview:
+    """Without the notes that repeat the effect which the list has for an option."""
+    from djl_trtllm.backends.effects import setting_line
+    from djl_trtllm.config.options.registry import OPTIONS
+
+    config, describe = found.config, _describe(found)
+    listed = {setting_line(config, declared, describe(declared, chosen)) for declared in OPTIONS.values()}
+    return replace(found, config=replace(config, notes=tuple(note for note in config.notes if note not in listed)))
 
 
 def _summary(found: Preview) -> list[str]:

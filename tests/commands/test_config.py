@@ -53,6 +53,18 @@ def test_another_machine_can_be_planned_for(tiny_stories: Path) -> None:
     assert told["summary"][-1] == "planned for 2 x NVIDIA H100 with TensorRT-LLM 1.2.1, not for this machine"
 
 
+def test_an_effect_is_told_once(tiny_stories: Path, tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(
+        f"engine=DeepSpeed\noption.model_id={tiny_stories}\noption.tokens_per_block=64\noption.max_batch_size=64\n"
+        "option.max_rolling_batch_size=16\n"
+    )
+    result = runner.invoke(app, ["config", str(tmp_path)])
+    assert "  effect  always 32: OpenVINO's block size" in result.stdout
+    note, warning = result.stderr.splitlines()
+    assert note.startswith("note: option.max_num_sequences = 64 sequences")
+    assert warning.startswith("warning: engine=DeepSpeed ")
+
+
 @pytest.mark.parametrize(("flag", "value"), [("--backend", "tensort"), ("--gpu", "g100")])
 def test_a_flag_with_a_wrong_value_is_an_error(tiny_stories: Path, flag: str, value: str) -> None:
     result = runner.invoke(app, ["config", str(tiny_stories), flag, value])
