@@ -174,14 +174,16 @@ def _json_object(option: str, text: str) -> dict[str, Any]:
     return value
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def compile(
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(help="Checkpoint: a directory (with or without a serving.properties), OWNER/NAME or s3://..."),
-    ] = None,
-    out: Annotated[
-        str | None, typer.Argument(help="Where to write the engine: a directory, s3://... or hf://OWNER/NAME.")
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CHECKPOINT] [OUT] [--OPTION=VALUE]...",
+            help="Checkpoint: a directory (with or without a serving.properties), OWNER/NAME or s3://... Where to "
+            "write the engine: a directory, s3://... or hf://OWNER/NAME. Options, also with trtllm-build's names "
+            "(--checkpoint_dir, --output_dir, --max_batch_size=256, --gemm_plugin=float16).",
+        ),
     ] = None,
 ) -> None:
     """Compile a checkpoint into an engine directory that `serve` loads without a compiler.
@@ -190,15 +192,19 @@ def compile(
     """
     _log_to_stderr("INFO")
     with errors_for_the_reader():
+        from djl_trtllm.commands.build_flags import read_arguments
         from djl_trtllm.service.compiling import compile_model, compile_with_neo
 
         progress = progress_printer()
-        if checkpoint is None and out is None and "SM_NEO_EXECUTION_CONTEXT" in os.environ:
+        if not arguments and "SM_NEO_EXECUTION_CONTEXT" in os.environ:
             compile_with_neo(os.environ, progress)
             return
+        checkpoint, out, settings, notes = read_arguments(arguments or ())
         if checkpoint is None or out is None:
             raise DjlTrtllmError("name a checkpoint and an output: djl-trtllm compile CHECKPOINT OUT")
-        progress(f"compiled {compile_model(checkpoint, out, os.environ, progress)}")
+        for note in notes:
+            progress(note)
+        progress(f"compiled {compile_model(checkpoint, out, os.environ, progress, settings)}")
 
 
 @app.command()
