@@ -170,8 +170,8 @@ def deviations(
 ) -> tuple[str, ...]:
     """One line for each option that the user set and that does nothing on the backend, something else, or less.
 
-    `plan` has what limits have become. Options that a warning of the configuration tells of are left out, and with
-    `under_djl` those that DJL Serving reads.
+    `plan` has what limits have become. Options that a warning of the configuration or a note of the plan names for the
+    same reason are left out, and with `under_djl` those that DJL Serving reads.
     """
     lines = []
     for declared in OPTIONS.values():
@@ -179,20 +179,21 @@ def deviations(
         if not config.is_set(declared.name) or option.warn or option.effect or (under_djl and option.under_djl):
             continue
         deviation = _deviation(config, declared, effects, backend, plan)
-        if deviation and not _is_warned_of(config, declared.name):
+        if deviation and not _is_reported(config, declared.name, getattr(plan, "notes", ())):
             lines.append(setting_line(config, declared, deviation))
     return tuple(lines)
 
 
 def setting_line(config: Config, declared: DeclaredOption, effect: str) -> str:
-    """What is told of an option: its value, where that came from, and what it does."""
+    """An option's value, where that came from, and what it does."""
     value = shown_value(declared, getattr(config.options, declared.name))
     return f"{declared.key} = {value} ({shown_origin(config, declared)}): {effect}"
 
 
-def _is_warned_of(config: Config, name: str) -> bool:
+def _is_reported(config: Config, name: str, notes: Iterable[str]) -> bool:
     setting = format_setting(config, name)
-    return any(line.startswith(setting) and "has no effect" in line for line in config.warnings)
+    warned = any(line.startswith(setting) and "has no effect" in line for line in config.warnings)
+    return warned or any(setting in note for note in notes)
 
 
 def _deviation(config: Config, declared: DeclaredOption, effects: Effects, backend: str, plan: object) -> str:

@@ -122,6 +122,17 @@ def test_an_option_that_is_a_warning_when_it_is_set_is_not_named_again() -> None
     assert deviations(config, {}, "abacus") == ()
 
 
+def test_an_option_that_a_warning_or_a_note_of_the_plan_names_is_not_named_again() -> None:
+    config = from_text("engine=DeepSpeed")
+    assert "another engine of DJL Serving and has no effect" in config.warnings[0]
+    assert deviations(config, {}, "abacus") == ()
+    config, effects = from_text("option.max_seq_len=50"), bounded({"max_seq_len": Derived("limit")})
+    plan = SimpleNamespace(max_seq_len=9, notes=("9 tokens, and not 50 as from option.max_seq_len=50 (serving.prop",))
+    assert len(deviations(config, effects, "abacus", plan)) == 1
+    plan.notes = ("9 tokens, and not 50 as from option.max_seq_len=50 (serving.properties:1)",)
+    assert deviations(config, effects, "abacus", plan) == ()
+
+
 def test_no_secret_is_shown() -> None:
     config = from_text("keystore_pass=hunter2\noption.env=HF_TOKEN=hunter2")
     lines = deviations(config, {}, "abacus")
