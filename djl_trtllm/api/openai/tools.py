@@ -94,6 +94,8 @@ def _fit(message: dict[str, Any], where: str, own: ToolFormat, as_text: bool, pr
         fitted.append(call | {"function": function | {"arguments": _fit_arguments(arguments, as_text)}})
         if type(call.get("id")) is str:
             fitted[-1]["id"] = own.fit_id(call["id"])
+    if message.get("content") is None:
+        message["content"] = ""  # templates look into it
     return message | {"tool_calls": fitted}
 
 
@@ -130,7 +132,7 @@ def _guide(
     try:
         schema = _list_schema(functions, parallel) if choice == "required" else _parameters(functions[choice["name"]])
         return read_schema(schema)
-    except (ValueError, TypeError) as error:  # TypeError: nested too deeply to be written again
+    except (ValueError, TypeError, RecursionError) as error:  # the latter two: nested too deeply
         problems.invalid.append(f"'tools' cannot be turned into one JSON schema{error}")
         return None
 
@@ -142,7 +144,10 @@ def _list_schema(functions: dict[str, dict[str, Any]], parallel: bool) -> dict[s
         parameters = dict(_parameters(function))
         for keyword in ("$defs", "definitions"):
             # References are to the root of the schema.
-            for key, value in parameters.pop(keyword, {}).items():
+            own = parameters.pop(keyword, {})
+            if type(own) is not dict:
+                raise ValueError(f" ({keyword} of {show(name)} is no object)")
+            for key, value in own.items():
                 if definitions.setdefault(keyword, {}).setdefault(key, value) != value:
                     raise ValueError(f" ({show(key)} in {keyword} differs between functions)")
         properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}

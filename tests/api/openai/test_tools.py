@@ -107,6 +107,22 @@ def test_a_model_that_has_no_place_for_tools_is_told(tokenizer: Tokenizer) -> No
     assert "set option.tool_call_parser to hermes" in told
 
 
+@pytest.mark.parametrize("definitions", [[], "City", 3, None])
+def test_definitions_that_are_none_are_refused(tokenizer: Tokenizer, definitions: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"$defs": definitions}}}
+    (told,) = problems_of(tokenizer, tools=[tool], tool_choice="required").invalid
+    assert '$defs of "f" is no object' in told
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused(tokenizer: Tokenizer) -> None:
+    deep: Values = {}
+    for _ in range(1000):
+        deep = {"items": deep}
+    for tools in ([with_definition("f", deep)], [with_definition("f", deep), with_definition("g", dict(deep))]):
+        (told,) = problems_of(tokenizer, tools=tools, tool_choice="required").invalid
+        assert "cannot be turned into one JSON schema" in told
+
+
 def call(arguments: Any, call_id: str = "call_0123456789") -> Values:
     return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
 
@@ -134,6 +150,7 @@ def test_arguments_are_objects_for_most_templates(tokenizer: Tokenizer) -> None:
     (fitted,) = fit(tokenizer, HERMES, message)
     assert arguments_of(fitted) == [{"a": 1}, {"a": 1}, {}, {}, "broken {", "[1]"]
     assert calls[0] == call(given[0])
+    assert (message["content"], fitted["content"]) == (None, "")
     assert fitted["tool_calls"][0]["id"] == "call_0123456789"
 
 
