@@ -148,6 +148,10 @@ class InvalidRequestError(RequestError):
     """The request is malformed or a value in it is out of range."""
 
 
+class SessionError(InvalidRequestError):
+    """The request's stateful session is unknown or has expired, or there are no sessions here."""
+
+
 class PromptTooLongError(InvalidRequestError):
     """The prompt, or prompt plus requested output, is too long; the message gives the numbers."""
 

@@ -205,8 +205,9 @@ class Dialect(ABC):
     actions: tuple[str, ...] = ()
     names_model: bool = False
     """Whether `model_name` finds the model's name in the request, for `paths` and `actions` without it."""
-    endpoint_errors: bool = False
-    """Whether errors on paths with `{endpoint}` have the shape that SageMaker gives them (`endpoint_errors`)."""
+    sagemaker: bool = False
+    """Whether SageMaker's runtime calls these `paths`: errors on those with `{endpoint}` have the shape that it gives
+    them (`endpoint_errors`), and requests may belong to stateful sessions."""
     aliases: frozenset[str] = frozenset()
     """Names that mean the only model, if no model has that name."""
     tables: Mapping[str, tuple[Described, ...]] = MappingProxyType({})

@@ -142,7 +142,7 @@ class _Document:
         causes: list[BaseException] = [error for error in request_errors() if isinstance(error, kinds)]
         for error in (*causes, Exception("a defect")):
             reply = dialect.encode_error(error, self._options)
-            if "{endpoint}" in path and dialect.endpoint_errors:
+            if "{endpoint}" in path and dialect.sagemaker:
                 reply = endpoint_error(error, reply)
             _join_error(errors.setdefault(str(reply.status), {"description": "", "content": {}}), error, reply)
         return dict(sorted(errors.items()))

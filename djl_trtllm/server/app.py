@@ -25,8 +25,10 @@ from djl_trtllm.server.exchange import ABORT
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
+from djl_trtllm.server.session_requests import SessionRequests
 from djl_trtllm.server.triton_ports import further_ports, listen, ready_table
 from djl_trtllm.service import Model, Registry, ServedModel, settle_garbage_collector
+from djl_trtllm.service.sessions import open_sessions
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +139,8 @@ class Server(uvicorn.Server):
     def _application(self) -> ASGIApp:
         counts = ServerCounts()
         metrics = MetricsPage(self._registry, counts, self._stall)
-        return Routes(self._registry, self._models, self._options, metrics, counts).router(self._lifespan)
+        sessions = SessionRequests(open_sessions(self._options))
+        return Routes(self._registry, self._models, self._options, metrics, counts, sessions).router(self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Router) -> AsyncIterator[None]:

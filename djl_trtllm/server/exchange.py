@@ -105,7 +105,7 @@ class Exchange:
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
         """Send an error with additional headers; nothing may have been sent yet."""
         reply = self.dialect.encode_error(error, self.options)
-        if self.endpoint is not None and self.dialect.endpoint_errors:
+        if self.endpoint is not None and self.dialect.sagemaker:
             reply = endpoint_error(error, reply)
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from starlette.routing import Route, Router
@@ -33,6 +33,7 @@ from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
 from djl_trtllm.server.response_writer import ResponseWriter
+from djl_trtllm.server.session_requests import SessionRequests, SessionUse
 from djl_trtllm.service import Registry, ServedModel, State
 from djl_trtllm.version import __version__
 
@@ -113,6 +114,7 @@ class Routes:
     options: Options
     metrics_page: MetricsPage
     counts: ServerCounts
+    sessions: SessionRequests = field(default_factory=lambda: SessionRequests(None))
 
     def __post_init__(self) -> None:
         self._description = Description(DIALECTS, self.options)
@@ -210,9 +212,21 @@ class Routes:
             await exchange.fail(error, (("Connection", "close"),))
             return
         request = request or await _read(exchange, path)
-        call = dialect.parse(request, model.model)
-        service = model.pick()
-        call = service.with_warnings(call)
+        use = SessionUse(request)
+        if dialect.sagemaker:
+            use = await self.sessions.use(request, custom=model.model.custom is not None)
+            if use.reply is not None:
+                await exchange.reply(use.reply)
+                return
+        try:
+            call = dialect.parse(use.request, model.model)
+        except Exception:
+            await self.sessions.undo(use)
+            raise
+        service = model.pick(use.session and use.session.worker)
+        if use.session is not None:
+            use.session.worker = service
+        call = service.with_warnings(call._replace(headers=(*call.headers, *use.headers)))
         writer = ResponseWriter(call, exchange)
         generations = await service.generate(call, writer.deliver)
         try:

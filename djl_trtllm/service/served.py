@@ -95,8 +95,11 @@ class ServedModel:
         self._ended = True
         await asyncio.gather(*(worker.close() for worker in self.workers))
 
-    def pick(self) -> ModelService:
-        """The ready worker with the least to do, for the next request."""
+    def pick(self, preferred: object = None) -> ModelService:
+        """The worker for the next request: `preferred` if that is ready, else the ready one with the least to do."""
+        for worker in self.workers:
+            if worker is preferred and worker.state is State.READY:
+                return worker
         return min(self.workers, key=lambda worker: (_BEST_FIRST.index(worker.state), worker.load_now))
 
     @property

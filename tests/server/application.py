@@ -16,7 +16,9 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
+from djl_trtllm.server.session_requests import SessionRequests
 from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.service.sessions import Sessions
 from tests.support.asgi import Client
 from tests.support.in_process import PROMPT, played_model
 
@@ -24,14 +26,17 @@ from tests.support.in_process import PROMPT, played_model
 class Application:
     """Routes over a registry, and their client."""
 
-    def __init__(self, store: Path | None = None, max_request_size: int = 1000) -> None:
+    def __init__(
+        self, store: Path | None = None, max_request_size: int = 1000, sessions: Sessions | None = None
+    ) -> None:
         self.registry = Registry()
         self.counts = ServerCounts()
         self.models = ModelRoutes(self.registry, store, 5.0)
         self.lives: list[str] = []
         options = Options(max_request_size=max_request_size, stream_write_timeout=30.0, wlm_error_http_code=529)
         metrics = MetricsPage(self.registry, self.counts, Histogram())
-        self.app = Routes(self.registry, self.models, options, metrics, self.counts).router(self._life)
+        routes = Routes(self.registry, self.models, options, metrics, self.counts, SessionRequests(sessions))
+        self.app = routes.router(self._life)
         self.client = Client(self.app)
 
     async def load(self, tokenizer: Tokenizer, name: str = "story", workers: int = 1, **options: Any) -> ServedModel:
@@ -59,9 +64,10 @@ class Application:
 async def application(tokenizer: Tokenizer | None = None, **options: Any) -> AsyncIterator[Application]:
     """An application, with a model `story` if there is a tokenizer; closed at the end.
 
-    `store` and `max_request_size` are the server's, the other options the model's.
+    `store`, `max_request_size` and `sessions` are the server's, the other options the model's.
     """
-    application = Application(options.pop("store", None), options.pop("max_request_size", 1000))
+    own = (options.pop("store", None), options.pop("max_request_size", 1000), options.pop("sessions", None))
+    application = Application(*own)
     if tokenizer is not None:
         await application.load(tokenizer, **options)
     yield application

@@ -50,7 +50,7 @@ class Lmi(Dialect):
     paths = _PATHS
     tables = dict.fromkeys(_PATHS, (INPUTS_FIELDS, CHAT_FIELDS, BEDROCK_FIELDS))
     descriptions = MappingProxyType({**dict.fromkeys(_PATHS, _GENERATE), _RESPONSE_STREAM: _STREAM})
-    endpoint_errors = True
+    sagemaker = True
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         """See `Dialect`. The formatters of the model's own `model.py` come first."""

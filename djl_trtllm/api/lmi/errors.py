@@ -21,6 +21,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTimeoutError,
     RequestTooLargeError,
+    SessionError,
     UnknownModelError,
 )
 
@@ -38,6 +39,7 @@ class ErrorRow(NamedTuple):
 
 ERRORS: dict[type[RequestError], ErrorRow] = {
     InvalidRequestError: ErrorRow(_FAILED, None, "validation"),
+    SessionError: ErrorRow(400, None, "validation"),
     UnknownModelError: ErrorRow(404, "ResourceNotFoundException", "validation"),
     MethodNotAllowedError: ErrorRow(405, "MethodNotAllowedException", "validation"),
     RequestTooLargeError: ErrorRow(413, "RequestEntityTooLargeException", "validation"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from djl_trtllm.config.options.choices import ReasoningFormat, ToolCallFormat, UnknownParameters
 from djl_trtllm.config.options.documents import DJL, OURS
 from djl_trtllm.config.options.group import OptionGroup
@@ -116,5 +118,36 @@ class ServingOptions(OptionGroup):
         False,
         "Treat options that are not known as errors instead of warnings.",
         effect="unknown options are errors",
+        source=OURS,
+    )
+    enable_stateful_sessions: bool = option(
+        False,
+        "Serve SageMaker's stateful sessions: a client opens one, names it in its requests, and closes it.",
+        effect="serves sessions; without it, requests that name one are refused",
+        source=DJL,
+    )
+    sessions_expiration: float = option(
+        1200.0,
+        "Time from the creation of a session to its end.",
+        unit="seconds",
+        above=0,
+        effect="end of a session",
+        source=DJL,
+    )
+    sessions_path: Path | None = option(
+        None,
+        "Folder in which every session has a folder, for the model's own `model.py`. The sessions that it has are "
+        "continued after a restart.",
+        example="/var/run/sessions",
+        default_note="sagemaker_sessions in /dev/shm, or in the folder for temporary files",
+        effect="folder of the sessions' folders",
+        source=DJL,
+    )
+    max_sessions: int = option(
+        1000,
+        "Sessions that may be open at a time. One more is refused with 503.",
+        unit="sessions",
+        at_least=1,
+        effect="bound of the open sessions",
         source=OURS,
     )

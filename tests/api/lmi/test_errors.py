@@ -39,6 +39,7 @@ ROWS = {
     "PromptTooLongError": (424, None, "validation"),
     "UnknownAdapterError": (424, None, "validation"),
     "UnsupportedParameterError": (424, None, "validation"),
+    "SessionError": (400, None, "validation"),
     "UnknownModelError": (404, "ResourceNotFoundException", "validation"),
     "MethodNotAllowedError": (405, "MethodNotAllowedException", "validation"),
     "RequestTooLargeError": (413, "RequestEntityTooLargeException", "validation"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -13,6 +16,7 @@ import pytest
 from botocore.exceptions import EventStreamError
 
 from djl_trtllm.model import Tokenizer
+from tests.integration.server.conftest import Start
 from tests.support.client import body
 from tests.support.models import PROMPT
 from tests.support.server import Server
@@ -20,6 +24,12 @@ from tests.support.server import Server
 
 @pytest.fixture
 def runtime(server: Server) -> Iterator[Any]:
+    with client_of(server) as client:
+        yield client
+
+
+@contextmanager
+def client_of(server: Server) -> Iterator[Any]:
     client = boto3.client(
         "sagemaker-runtime",
         endpoint_url=server.url,
@@ -69,6 +79,21 @@ def test_boto3_raises_model_error_before_a_stream(runtime: Any) -> None:
     with pytest.raises(runtime.exceptions.ModelError, match="max_new_tokens") as raised:
         stream(runtime, body(0, stream=True))
     assert raised.value.response["OriginalStatusCode"] == 424
+
+
+def test_boto3_has_a_session(start: Start, tmp_path: Path) -> None:
+    environ = {"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true", "SAGEMAKER_SESSIONS_PATH": str(tmp_path / "sessions")}
+    with client_of(start({}, environ)) as runtime:
+        call = partial(runtime.invoke_endpoint, EndpointName="story", ContentType="application/json")
+        opened = call(Body=b'{"requestType": "NEW_SESSION"}', SessionId="NEW_SESSION")["NewSessionId"]
+        identifier = opened.partition(";")[0]
+        assert [folder.name for folder in (tmp_path / "sessions").iterdir()] == [identifier]
+        assert "generated_text" in json.loads(call(Body=body(3), SessionId=identifier)["Body"].read())
+        assert parts(stream(runtime, body(3, stream=True), SessionId=identifier))
+        assert call(Body=b'{"requestType": "CLOSE"}', SessionId=identifier)["ClosedSessionId"] == identifier
+        with pytest.raises(runtime.exceptions.ModelError, match="session not found") as raised:
+            call(Body=body(3), SessionId=identifier)
+        assert raised.value.response["OriginalStatusCode"] == 400
 
 
 @pytest.mark.parametrize("component", ["", "/inference-components/adapter-1"])
