@@ -95,7 +95,7 @@ NOT_HONOURED: dict[str, tuple[list[Any], list[Any], str]] = {
     "spaces_between_special_tokens": ([True], [False], ""),
 }
 CHOSEN_ONLY = "only the chosen token's is available"
-NO_TOOLS = "this dialect has no tool calls"
+NO_TOOLS = "/v1/chat/completions has tool calls"
 NOT_IN_INPUTS = NOT_HONOURED | {"logprobs": ([0, 1, True, False], [2, 5], CHOSEN_ONLY)}
 NOT_IN_CHAT = NOT_HONOURED | {
     "top_logprobs": ([0, 1], [2], CHOSEN_ONLY),

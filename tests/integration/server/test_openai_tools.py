@@ -116,6 +116,14 @@ def test_an_answer_goes_back_to_the_model_with_what_the_tool_said(client: openai
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("It is sunny.", "stop")
 
 
+def test_a_stop_string_ends_a_call_and_is_not_part_of_it(client: openai.OpenAI, model: str) -> None:
+    choice = ask(client, OUTPUTS[model], tools=[WEATHER], stop="Rome").choices[0]
+    (call,) = choice.message.tool_calls
+    assert (call.function.arguments, choice.finish_reason) == ('{"city": "', "tool_calls")
+    cut = ask(client, OUTPUTS[model], tools=[WEATHER], max_tokens=8).choices[0]
+    assert cut.finish_reason == "length"
+
+
 def test_forced_calls_follow_a_guide(client: openai.OpenAI, model: str) -> None:
     listed = f'[{{"name": "weather", "parameters": {ARGUMENTS}}}]'
     for text, choice in ((listed, "required"), (ARGUMENTS, NAMED)):
