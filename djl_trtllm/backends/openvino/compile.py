@@ -14,6 +14,7 @@ from typing import Any
 from djl_trtllm.backends.openvino.compiler import OpenVinoSpec
 from djl_trtllm.backends.openvino.engine_files import MODEL_XML, NoAttentionError, require_attention
 from djl_trtllm.backends.openvino.loading_report import IncompleteCheckpointError, complete_weights
+from djl_trtllm.backends.openvino.stored_formats import StoredFormatError, require_loader
 from djl_trtllm.engines.identity import copy_identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
 from djl_trtllm.engines.spec import report_phase
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
     die_with_parent()
     try:
         compile_engine(OpenVinoSpec.load(Path(argv[1])))
-    except (IncompleteCheckpointError, NoAttentionError) as error:
+    except (IncompleteCheckpointError, NoAttentionError, StoredFormatError) as error:
         print(error, flush=True)  # without a traceback: the program is not wrong
         return 1
     return 0
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
 def compile_engine(spec: OpenVinoSpec) -> None:
     """Write the whole engine directory, except its manifest."""
     out = Path(spec.out)
+    require_loader(Path(spec.checkpoint))
     export(spec, out)
     require_attention(out / MODEL_XML)
     if spec.quantize != "none":

@@ -6,6 +6,7 @@ import re
 
 from djl_trtllm.backends.openvino.engine_files import NO_ATTENTION
 from djl_trtllm.backends.openvino.loading_report import MARK
+from djl_trtllm.backends.openvino.stored_formats import MARK as FORMAT_MARK
 from djl_trtllm.engines.compiler import DISK, HOST_MEMORY, Cause, Compiler
 from djl_trtllm.engines.spec import CompileSpec
 
@@ -31,6 +32,11 @@ COMPILER = Compiler(
             re.compile(rf"^{MARK}|size mismatch for |automatic conversion of the weights"),
             "download or copy the checkpoint again, with the config.json that belongs to it; a model that lacks "
             "tensors would run with random numbers in their place",
+        ),
+        Cause(
+            "quantised checkpoint",
+            re.compile(rf"^{FORMAT_MARK}"),
+            "serve the checkpoint before quantisation, with option.quantize=int4 or int8 where its size matters",
         ),
         Cause(
             "unsupported architecture",
