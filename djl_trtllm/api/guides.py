@@ -3,6 +3,8 @@
 TGI: `grammar` = `{"type": "json" | "regex", "value": ...}`. vLLM: `guided_json`, `guided_regex`, `guided_choice`,
 `guided_grammar`. OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
 TensorRT-LLM: `guided_decoding` = an object with one of `json`, `regex`, `grammar` and `json_object`.
+
+Size and nesting are limited: engines compile guides with recursive functions, whose time grows faster than the guide.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ _MOST_CHARACTERS = 65_536
 """Limits the time that the engine needs to compile a grammar."""
 
 _MOST_CHOICES = 64
+_MOST_LEVELS = 64
+"""How deep a guide is nested. Hundreds of levels take minutes to compile, thousands overflow the engine's stack."""
+_CLASS = r"\\.|\[[^\]\\]*(?:\\.[^\]\\]*)*\]?"
+_REGEX_PARTS = re.compile(rf"{_CLASS}|[()]", re.DOTALL)
+_GRAMMAR_PARTS = re.compile(rf'{_CLASS}|"[^"\\]*(?:\\.[^"\\]*)*"?|[()]', re.DOTALL)
+"""Parentheses, and what may have some that do not nest: escapes, character classes, strings."""
 
 
 def read_schema(value: Any) -> Guide:
@@ -30,23 +38,47 @@ def read_schema(value: Any) -> Guide:
             raise ValueError(f" (the schema is not JSON: {error})") from None
     if type(value) is not dict:
         raise ValueError(" (the schema has to be an object)")
-    try:
-        text = orjson.dumps(value).decode()
-    except TypeError:  # orjson reads 1,024 levels and writes 254
-        raise ValueError(" (the schema is nested too deeply, at most 250 levels are accepted)") from None
-    return _bounded(GuideKind.JSON_SCHEMA, text)
+    if _levels(value) > _MOST_LEVELS:
+        raise ValueError(f" (it is nested deeper than {_MOST_LEVELS} levels)")
+    return _bounded(GuideKind.JSON_SCHEMA, orjson.dumps(value).decode())
+
+
+def _levels(value: dict[str, Any]) -> int:
+    """How deep lists and objects are nested, counted no further than the limit."""
+    levels = 0
+    inner: list[Any] = [value]
+    while inner and levels <= _MOST_LEVELS:
+        inner = [
+            item
+            for outer in inner
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(item, (dict, list))
+        ]
+        levels += 1
+    return levels
 
 
 def _regex(value: Any) -> Guide:
     if type(value) is not str or not value:
         raise ValueError(" (a regular expression is a string)")
+    _require_shallow(_REGEX_PARTS.findall(value))
     return _bounded(GuideKind.REGEX, value)
 
 
 def _grammar(value: Any) -> Guide:
     if type(value) is not str or not value:
         raise ValueError(" (a grammar is a string)")
+    _require_shallow(_GRAMMAR_PARTS.findall(value))
     return _bounded(GuideKind.GRAMMAR, value)
+
+
+def _require_shallow(parts: list[str]) -> None:
+    """Raise ValueError where parentheses are nested too deep."""
+    depth = 0
+    for part in parts:
+        depth += 1 if part == "(" else -1 if part == ")" else 0
+        if depth > _MOST_LEVELS:
+            raise ValueError(f" (it is nested deeper than {_MOST_LEVELS} levels)")
 
 
 def _choice(value: Any) -> Guide:

@@ -51,7 +51,11 @@ _NAMES = {
 """What clients call them, where that differs from the field."""
 
 _NO_PENALTIES = "this engine's sampler ignores it; on TensorRT-LLM set option.sampler_type=TRTLLMSampler"
-_NO_GUIDE = "this engine cannot constrain its output; on TensorRT-LLM set option.guided_decoding_backend=xgrammar"
+_NO_GUIDE = (
+    "this engine cannot constrain its output; on TensorRT-LLM set option.guided_decoding_backend=xgrammar, on OpenVINO "
+    "the engine's folder needs openvino_tokenizer.xml and openvino_detokenizer.xml: compile the model again, with a "
+    "tokenizer that OpenVINO can convert (the compiler's log says if it could not)"
+)
 _ADVICE = {
     "beam_width": "this engine has no beam search; use 'n' and 'best_of' with sampling, or TensorRT-LLM with "
     "option.max_beam_width",

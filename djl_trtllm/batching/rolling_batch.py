@@ -21,7 +21,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Limits, Refusal, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, Consumer, FinishReason, GenerationRequest
 
@@ -245,7 +245,7 @@ class RollingBatch:
                 if not delta.finish:
                     self._executor.cancel(delta.request_id)
             elif delta.finish:
-                sequence.finish(self._reason(delta), GenerationError(delta.error) if delta.error else None)
+                sequence.finish(self._reason(delta), _error(delta))
         if delta.finish:
             del self._running[delta.request_id]
             self._admitted -= 1
@@ -311,3 +311,9 @@ class RollingBatch:
         finished = sum(times.counts)
         mean = times.sum / finished if finished else 1.0
         return max(1, min(30, math.ceil(mean * self.waiting / self.limits.max_batch_size)))
+
+
+def _error(delta: Delta) -> RequestError | None:
+    if isinstance(delta.error, Refusal):
+        return InvalidRequestError(delta.error.message)
+    return GenerationError(delta.error) if delta.error else None

@@ -119,6 +119,12 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The fields of `Sampling` and `GenerationRequest` that the executor honours, and each `Feature` that it has."""
 
 
+class Refusal(msgspec.Struct, frozen=True, array_like=True):
+    """The request is wrong, in a way that only the engine finds."""
+
+    message: str
+
+
 class Delta(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one request in one iteration.
 
@@ -130,7 +136,8 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     logprobs: list[float | None] | None = None
     finish: FinishReason | None = None
     """None while it runs. STOP for any of `Submit.stop_token_ids`; the last token id is the one that ended it."""
-    error: str | None = None
+    error: str | Refusal | None = None
+    """What went wrong in the engine, or what is wrong with the request."""
     cached_tokens: int = 0
 
 

@@ -70,6 +70,50 @@ NO_REGEX = " (a regular expression is a string)"
 NO_GRAMMAR = " (a grammar is a string)"
 
 
+def nested(levels: int) -> dict[str, Any]:
+    """A schema of so many levels of objects and lists."""
+    schema: dict[str, Any] = {"x": "y"}
+    for level in range(levels - 1):
+        schema = {"items": schema} if level % 2 else {"anyOf": schema}
+    return schema
+
+
+NOT_DEEP = [
+    ("guided_json", nested(64)),
+    ("guided_json", {"anyOf": [{}] * 1000}),
+    ("guided_regex", "(" * 64 + "a" + ")" * 64),
+    ("guided_regex", "(a)" * 1000),
+    ("guided_regex", r"\(" * 1000),
+    ("guided_regex", "[(]" * 1000),
+    ("guided_regex", r"[\](]" * 1000),
+    ("guided_regex", "[" + "(" * 1000),
+    ("guided_regex", "[" * 65_536),
+    ("guided_choice", ["(" * 100]),
+    ("guided_grammar", 'root ::= "(((" [(] ' * 1000),
+    ("guided_grammar", r'"\"("' * 100),
+    ("guided_grammar", '"' + "(" * 1000),
+]
+DEEP = [
+    ("guided_json", nested(65)),
+    ("guided_json", '{"a":' * 300 + "1" + "}" * 300),
+    ("guided_regex", "(" * 65 + "a" + ")" * 65),
+    ("guided_regex", ")" + "(" * 66),
+    ("guided_regex", '"' + "(" * 65 + '"'),
+    ("guided_grammar", "root ::= " + "(" * 65 + '"a"' + ")" * 65),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), NOT_DEEP, ids=[str(number) for number in range(len(NOT_DEEP))])
+def test_64_levels_and_any_number_of_brackets_that_do_not_nest_are_accepted(name: str, value: object) -> None:
+    assert read(name, value)[1] == []
+
+
+@pytest.mark.parametrize(("name", "value"), DEEP, ids=[str(number) for number in range(len(DEEP))])
+def test_a_guide_nested_deeper_is_refused(name: str, value: object) -> None:
+    (problem,) = read(name, value)[1]
+    assert "(it is nested deeper than 64 levels)" in problem
+
+
 def test_every_row_says_what_it_expects() -> None:
     assert {name: row.kind.expected for name, row in TABLE.rows.items() if row.kind is not None} == EXPECTED
 
@@ -136,4 +180,4 @@ def test_a_schema_that_cannot_be_written_is_refused() -> None:
     for _ in range(300):
         deep = {"a": deep}
     _, (problem,) = read("guided_json", deep)
-    assert problem.endswith(" (the schema is nested too deeply, at most 250 levels are accepted)")
+    assert problem.endswith(" (it is nested deeper than 64 levels)")

@@ -12,7 +12,11 @@ from djl_trtllm.errors import UnsupportedParameterError
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 
-GUIDES = "this engine cannot constrain its output; on TensorRT-LLM set option.guided_decoding_backend=xgrammar"
+GUIDES = (
+    "this engine cannot constrain its output; on TensorRT-LLM set option.guided_decoding_backend=xgrammar, on OpenVINO "
+    "the engine's folder needs openvino_tokenizer.xml and openvino_detokenizer.xml: compile the model again, with a "
+    "tokenizer that OpenVINO can convert (the compiler's log says if it could not)"
+)
 PENALTIES = "this engine's sampler ignores it; on TensorRT-LLM set option.sampler_type=TRTLLMSampler"
 EVERYTHING = frozenset({*Sampling.__struct_fields__, *GenerationRequest.__struct_fields__, *Feature})
 

@@ -12,7 +12,7 @@ from djl_trtllm.errors import (
     OverloadedError,
     PromptTooLongError,
 )
-from djl_trtllm.executor.protocol import Delta, Stats, Step
+from djl_trtllm.executor.protocol import Delta, Refusal, Stats, Step
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason
 from tests.batching.helpers import Bench
@@ -209,6 +209,13 @@ def test_each_end_has_its_reason(bench: Bench, delta: Delta, reason: FinishReaso
         assert str(finished.error) == "bad"
     else:
         assert finished.error is None
+
+
+def test_what_the_engine_says_is_wrong_with_a_request_is_not_the_engines_failure(bench: Bench) -> None:
+    _, consumer = bench.submit()
+    bench.step(Delta(0, [], finish=ERROR, error=Refusal("the guide is bad")))
+    assert isinstance(consumer.finished().error, InvalidRequestError)
+    assert str(consumer.finished().error) == "the guide is bad"
 
 
 def test_a_stop_string_ends_the_sequence_and_what_comes_after_is_thrown_away(bench: Bench) -> None:

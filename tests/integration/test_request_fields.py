@@ -13,6 +13,7 @@ import pytest
 
 from djl_trtllm.api.lmi import parse as lmi
 from djl_trtllm.backends.openvino.sampling import FEATURES as OPENVINO_FEATURES
+from djl_trtllm.backends.openvino.sampling import GUIDES as OPENVINO_GUIDES
 from djl_trtllm.backends.openvino.sampling import generation_config
 from djl_trtllm.backends.scripted.executor import ScriptedExecutor
 from djl_trtllm.backends.tensorrt_llm.names import members
@@ -102,7 +103,11 @@ CASES = {
     "bad": tensorrt_only({"bad_words": ["wolf"]}, "bad", ["wolf"]),
     "logprobs": everywhere({"details": True}, "logprobs", "logprobs", "logprobs", 1),
     "guide": Case(
-        {"guided_regex": "a+"}, None, None, {"guided_decoding": {"regex": "a+"}}, {"guided_decoding": {"regex": "a+"}}
+        {"guided_regex": "a+"},
+        {"structured_output_config": "a+"},
+        None,
+        {"guided_decoding": {"regex": "a+"}},
+        {"guided_decoding": {"regex": "a+"}},
     ),
     "adapter": Case({"adapters": "french"}, None, None, {"lora_request": 3}, {"lora_request": 3}),
 }
@@ -164,7 +169,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
 
     def openvino(message: Submit) -> dict[str, Any]:
         config = generation_config(message)
-        return {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
+        given = {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
+        return given | {"structured_output_config": getattr(config.structured_output_config, "regex", None)}
 
     def scripted(message: Submit) -> dict[str, Any]:
         return msgspec.structs.asdict(message) | msgspec.structs.asdict(message.sampling)
@@ -194,7 +200,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
         return Engine(features, arguments)
 
     return {
-        "openvino": Engine(OPENVINO_FEATURES, openvino),
+        "openvino": Engine(OPENVINO_FEATURES | OPENVINO_GUIDES, openvino),
         "scripted": Engine(ScriptedExecutor().features, scripted),
         "tensorrt": tensorrt_llm("tensorrt", 4),
         "pytorch": tensorrt_llm("pytorch", 1),

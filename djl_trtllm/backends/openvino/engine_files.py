@@ -8,6 +8,8 @@ from pathlib import Path
 from djl_trtllm.engines.manifest import Manifest, raise_damaged
 
 MODEL_XML = "openvino_model.xml"
+TOKENIZER_XML = "openvino_tokenizer.xml"
+DETOKENIZER_XML = "openvino_detokenizer.xml"
 _CONSTANT = re.compile(rb'<data [^>]*?\boffset="(\d+)"[^>]*?\bsize="(\d+)"')
 
 _ATTENTION = b'type="ScaledDotProductAttention"'
@@ -26,6 +28,11 @@ def require_attention(xml: Path) -> None:
         raise NoAttentionError(
             f"{NO_ATTENTION}: {xml.name} has no attention layer, and the KV cache of attention layers is what it pages"
         )
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether an engine has the tokenizer that guides are compiled for."""
+    return all((directory / name).is_file() for name in (TOKENIZER_XML, DETOKENIZER_XML))
 
 
 def check_engine(directory: Path) -> Manifest | None:

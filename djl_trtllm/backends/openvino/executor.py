@@ -7,6 +7,8 @@ plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,12 @@ import openvino as ov
 from openvino_genai import GenerationFinishReason, GenerationStatus, SchedulerConfig
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
-from djl_trtllm.backends.openvino.engine_files import NO_ATTENTION
+from djl_trtllm.backends.openvino.engine_files import NO_ATTENTION, has_tokenizer
+from djl_trtllm.backends.openvino.guide_checker import GuideChecker
+from djl_trtllm.backends.openvino.guide_compiler import GuideCompiler
+from djl_trtllm.backends.openvino.guided_requests import GuidedRequests
 from djl_trtllm.backends.openvino.prefix import PrefixCacheMirror
-from djl_trtllm.backends.openvino.sampling import FEATURES, generation_config
+from djl_trtllm.backends.openvino.sampling import FEATURES, GUIDES, generation_config
 from djl_trtllm.executor.protocol import Delta, Limits, Stats, Submit
 from djl_trtllm.request import FinishReason
 
@@ -84,19 +89,38 @@ class OpenVinoExecutor:
         self.limits = Limits(
             max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_SIZE, max_seq_len=max_seq_len
         )
-        self.features = FEATURES
+        # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
+        self._guided: GuidedRequests | None = None
+        if has_tokenizer(Path(engine_dir)):
+            tokenizer = self._pipeline.get_tokenizer()
+            self._guided = GuidedRequests(GuideChecker(engine_dir), partial(GuideCompiler, tokenizer))
+        self.features = FEATURES if self._guided is None else FEATURES | GUIDES
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,
             "inference": inference_precision,
         }
 
+    def close(self) -> None:
+        """End what runs beside the engine; it also ends with this process."""
+        if self._guided is not None:
+            self._guided.close()
+
     @property
     def busy(self) -> bool:
         # A cancelled request's blocks are given back at the end of the next step.
-        return bool(self._sequences or self._rejected) or self._pipeline.has_non_finished_requests()
+        if self._sequences or self._rejected or (self._guided is not None and self._guided.waiting):
+            return True
+        unfinished: bool = self._pipeline.has_non_finished_requests()
+        return unfinished
 
     def submit(self, request: Submit) -> None:
+        if request.guide is None or self._guided is None:
+            self._add(request)
+        elif (refused := self._guided.hold(request)) is not None:
+            self._rejected.append(refused)
+
+    def _add(self, request: Submit) -> None:
         prompt = np.array([request.prompt_ids], dtype=np.int64)
         cached = self._prefixes.reused_tokens(request.prompt_ids) if self._prefixes else 0
         try:
@@ -111,8 +135,15 @@ class OpenVinoExecutor:
         if sequence is not None:
             sequence.cancelled = True
             sequence.handle.cancel()
+        elif self._guided is not None and (cancelled := self._guided.cancel(request_id)) is not None:
+            self._rejected.append(cancelled)
 
     def step(self) -> list[Delta]:
+        if self._guided is not None and self._guided.waiting:
+            ready, refused = self._guided.advance(wait=not self._pipeline.has_non_finished_requests())
+            self._rejected += refused
+            for request in ready:
+                self._add(request)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         deltas, self._rejected = self._rejected, []

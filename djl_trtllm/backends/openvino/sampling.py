@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from openvino_genai import GenerationConfig
 
+from djl_trtllm.backends.openvino.guide_compiler import structured_output
 from djl_trtllm.executor.protocol import Feature, Submit
 
 _ARGUMENTS = (
@@ -24,6 +25,9 @@ FEATURES: frozenset[str] = frozenset(
 )
 """What OpenVINO honours, see `Ready.features`."""
 
+GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
+"""What it honours where the engine has a tokenizer of OpenVINO."""
+
 
 def generation_config(request: Submit) -> GenerationConfig:
     sampling = request.sampling
@@ -39,4 +43,6 @@ def generation_config(request: Submit) -> GenerationConfig:
     if request.stop_token_ids:
         config.set_eos_token_id(request.stop_token_ids[0])
         config.stop_token_ids = set(request.stop_token_ids)
+    if request.guide is not None:
+        config.structured_output_config = structured_output(request.guide)
     return config
