@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted([*ROOT.glob("scripts/*"), ROOT / ".ci" / "run", ROOT / "docker" / "verify"])
+SCRIPTS = sorted(
+    [
+        *(path for path in ROOT.glob("scripts/*") if path.suffix != ".py"),
+        ROOT / ".ci" / "run",
+        ROOT / "docker" / "verify",
+    ]
+)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
