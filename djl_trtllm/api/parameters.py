@@ -34,6 +34,8 @@ _logged: set[str] = set()
 # Every token is checked against every stop string, so their number is limited.
 _MOST_STRINGS = 64
 _MOST_IDS = 1024
+_MOST_WORDS = 1024
+"""Of which most have to be empty."""
 
 
 class Kind(NamedTuple):
@@ -247,7 +249,7 @@ def _read_strings_or_none(value: Any) -> tuple[str, ...]:
 def read_words(value: Any) -> tuple[str, ...]:
     """Words as Triton's and Truss's clients send them: an empty word, or none, means none."""
     words = [value] if type(value) is str else value
-    if type(words) is list:
+    if type(words) is list and len(words) <= _MOST_WORDS:
         words = [word for word in words if word != ""]
     return _read_strings_or_none(words)
 

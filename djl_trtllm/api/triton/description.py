@@ -110,7 +110,7 @@ def inputs_of(name: str) -> tuple[Input, ...]:
 def statistics(models: Sequence[ModelStatus], name: str | None = None) -> dict[str, Any]:
     """Totals since each model was loaded; `name` is the one in the request, if it names one.
 
-    A request is counted when it has ended. Triton counts it for each part of the ensemble, too.
+    A sequence is counted when it has ended. Triton counts a request for each part of the ensemble, too.
     """
     return {"model_stats": [_statistics(model, name or model.name) for model in models]}
 

@@ -89,9 +89,14 @@ def from_json(name: str, datatype: Any, shape: Any, data: Any) -> Tensor:
     """A tensor from JSON, where `data` is flat or nested as the shape says. Raises InvalidRequestError."""
     count = check(name, datatype, shape)
     values = data if type(data) is list else [data]
+    if len(values) > MOST_ELEMENTS:
+        raise InvalidRequestError(f"input '{name}' has {len(values)} elements: expected {count}, as the shape says")
     for _ in range(_MOST_DIMENSIONS):
         if not any(type(value) is list for value in values):
             break
+        # Counted first: what is nested may be much more than the shape says.
+        if sum(len(value) if type(value) is list else 1 for value in values) > MOST_ELEMENTS:
+            raise InvalidRequestError(f"input '{name}' has too many elements: expected {count}, as the shape says")
         values = [inner for value in values for inner in (value if type(value) is list else [value])]
     if len(values) != count:
         raise InvalidRequestError(

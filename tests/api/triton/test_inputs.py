@@ -196,6 +196,8 @@ def test_no_guide_is_none() -> None:
         ({"text_input": "a", "max_tokens": 3, "end_id": -2}, "'end_id' is -2"),
         ({"text_input": "a", "max_tokens": 3, "top_q": 2}, 'unknown input "top_q", did you mean'),
         ({"text_input": "a", "max_tokens": 3, "stop_words": [1]}, "'stop_words' is [1]"),
+        ({"text_input": "a", "max_tokens": 3, "stop_words": ["a"] * 65}, "'stop_words' is"),
+        ({"text_input": "a", "max_tokens": 3, "stop_words": [""] * 1025}, "'stop_words' is"),
         ({"text_input": "a", "max_tokens": 3, "guided_decoding_guide": "a"}, "'guided_decoding_guide_type' is \"\""),
         (
             {

@@ -93,6 +93,8 @@ def test_json_of_one_element_needs_no_list() -> None:
         ("BYTES", [1], "expected elements of BYTES"),
         ("BYTES", [[[[[[[[[[["a"]]]]]]]]]]], "expected elements of BYTES"),
         ("FP32", [{}], "has {}"),
+        ("INT32", [1] * (MOST_ELEMENTS + 1), f"has {MOST_ELEMENTS + 1} elements: expected 1"),
+        ("INT32", [[1] * (MOST_ELEMENTS + 1)], "has too many elements: expected 1"),
     ],
 )
 def test_json_that_is_no_such_tensor_is_refused(datatype: str, data: Any, message: str) -> None:
