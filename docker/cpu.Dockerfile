@@ -31,6 +31,7 @@ ENV DJL_CACHE_DIR=/tmp/.djl.ai \
 
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
       com.amazonaws.sagemaker.capabilities.multi-models="true" \
+      com.amazonaws.sagemaker.capabilities.bidirectional-streaming="true" \
       org.opencontainers.image.title="djl-trtllm-cpu" \
       org.opencontainers.image.description="Serves large language models by serving.properties, on OpenVINO" \
       org.opencontainers.image.licenses="Apache-2.0" \

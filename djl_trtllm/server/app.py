@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.server.bidirectional import BidirectionalStreams
 from djl_trtllm.server.exchange import ABORT
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
@@ -86,7 +87,10 @@ class Server(uvicorn.Server):
                 host=options.host,
                 port=options.port,
                 http=_HttpProtocol,
-                ws="none",
+                ws="auto",
+                ws_max_size=options.max_request_size,
+                # A small compressed message may be a large one.
+                ws_per_message_deflate=False,
                 log_config=None,
                 access_log=False,
                 lifespan="on",
@@ -140,7 +144,8 @@ class Server(uvicorn.Server):
         counts = ServerCounts()
         metrics = MetricsPage(self._registry, counts, self._stall)
         sessions = SessionRequests(open_sessions(self._options))
-        return Routes(self._registry, self._models, self._options, metrics, counts, sessions).router(self._lifespan)
+        router = Routes(self._registry, self._models, self._options, metrics, counts, sessions).router(self._lifespan)
+        return BidirectionalStreams(router, self._options.max_request_size)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Router) -> AsyncIterator[None]:

@@ -173,6 +173,9 @@ def test_what_sagemaker_reads(dockerfile: Path) -> None:
     by_name = {instruction.name: instruction.text for instruction in stage}
     assert 'com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"' in by_name["LABEL"]
     assert 'com.amazonaws.sagemaker.capabilities.multi-models="true"' in by_name["LABEL"]
+    # DJL Serving's front end has no WebSocket.
+    bidirectional = 'com.amazonaws.sagemaker.capabilities.bidirectional-streaming="true"' in by_name["LABEL"]
+    assert bidirectional == (dockerfile.name != "djl.Dockerfile")
     assert by_name["EXPOSE"] == "8080"
     assert by_name["CMD"] == '["serve"]'
     # A list: with a shell in between, SIGTERM would end that and not the server.

@@ -1,0 +1,171 @@
+"""SageMaker's bidirectional streaming: a WebSocket on which every message is a request.
+
+A message is the body of a request to `/invocations`, and every part of its response is a message. Requests of one
+socket are answered one after the other. The application that answers is the server's own, so parameters, formats,
+errors and limits are those of `POST /invocations`, with the headers and the query of the handshake.
+
+Messages are read all the time, so that pings are answered and a client that leaves is seen at once. What waits is
+bounded: a client that sends more is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from djl_trtllm.server.exchange import ABORT
+
+logger = logging.getLogger(__name__)
+
+PATH = "/invocations-bidirectional-stream"
+_REQUEST_PATH = "/invocations"
+_MOST_SOCKETS = 256
+_MOST_WAITING = 16
+_GOING_AWAY, _TOO_MUCH, _INTERNAL_ERROR = 1001, 1008, 1011
+_LONGEST_REASON = 120
+"""A close frame has 123 bytes for it."""
+
+
+class BidirectionalStreams:
+    """An ASGI application: WebSockets here, HTTP and the lifespan in `application`."""
+
+    def __init__(self, application: ASGIApp, max_waiting_bytes: int) -> None:
+        self._application = application
+        self._max_waiting_bytes = max_waiting_bytes
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await self._application(scope, receive, send)
+            return
+        await receive()  # websocket.connect
+        if scope["path"] != PATH:
+            await _refuse(scope, send, 404)
+        elif self._open >= _MOST_SOCKETS:
+            logger.warning("a WebSocket is refused: %d are open", self._open)
+            await _refuse(scope, send, 503)
+        else:
+            self._open += 1
+            try:
+                # At once, before any model is asked: SageMaker waits 250 ms.
+                await send({"type": "websocket.accept"})
+                await _Socket(self._application, scope, receive, send, self._max_waiting_bytes).run()
+            finally:
+                self._open -= 1
+
+
+async def _refuse(scope: Scope, send: Send, status: int) -> None:
+    """Refuse the handshake."""
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await send({"type": "websocket.http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+        await send({"type": "websocket.http.response.body", "body": b""})
+    else:
+        await send({"type": "websocket.close"})
+
+
+@dataclass
+class _Request:
+    """A message; `text`: it came as text, and so does its response. `complete`: the response has its end."""
+
+    body: bytes
+    text: bool
+    complete: bool = False
+    read: bool = False
+
+
+@dataclass(eq=False)
+class _Socket:
+    """One open socket."""
+
+    application: ASGIApp
+    scope: Scope
+    receive: Receive
+    send: Send
+    max_waiting_bytes: int
+    _waiting: deque[_Request] = field(default_factory=deque)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        reader = asyncio.create_task(self._read())
+        answering = asyncio.create_task(self._answer_all())
+        try:
+            # The reader ends when the client is gone or sends too much: what it asked for is cancelled.
+            await asyncio.wait({reader, answering}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._gone.set()
+            for task in (reader, answering):
+                task.cancel()
+            await asyncio.gather(reader, answering, return_exceptions=True)
+
+    async def _read(self) -> None:
+        """Take messages until the client is gone or sends too much."""
+        while True:
+            message = await self.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            text = message.get("text")
+            body = message.get("bytes") or b"" if text is None else text.encode()
+            self._waiting.append(_Request(body, text is not None))
+            size = sum(len(request.body) for request in self._waiting)
+            if len(self._waiting) > _MOST_WAITING or size > self.max_waiting_bytes:
+                limits = f"at most {_MOST_WAITING} messages of {self.max_waiting_bytes} bytes in all may wait"
+                await self._close(_TOO_MUCH, limits)
+                return
+            self._arrived.set()
+
+    async def _answer_all(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting:
+                request = self._waiting.popleft()
+                try:
+                    await self._answer(request)
+                except OSError:
+                    return  # the client is gone
+                except Exception:
+                    logger.exception("answering a message of a WebSocket failed")
+                if not request.complete:
+                    # The format cannot express an error, as HTTP bodies without an end.
+                    await self._close(_INTERNAL_ERROR, "the response cannot be finished")
+                    return
+
+    async def _answer(self, request: _Request) -> None:
+        async def receive() -> Message:
+            if request.read:
+                await self._gone.wait()
+                return {"type": "http.disconnect"}
+            request.read = True
+            return {"type": "http.request", "body": request.body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] != "http.response.body":
+                return
+            if part := message.get("body", b""):
+                await self.send(
+                    {"type": "websocket.send", "text": part.decode("utf-8", "replace")}
+                    if request.text
+                    else {"type": "websocket.send", "bytes": part}
+                )
+            request.complete = not message.get("more_body", False)
+
+        scope = {
+            **self.scope,
+            "type": "http",
+            "scheme": "http",
+            "method": "POST",
+            "path": _REQUEST_PATH,
+            "raw_path": _REQUEST_PATH.encode(),
+            "headers": [(name, value) for name, value in self.scope["headers"] if name != b"content-length"],
+            "extensions": {ABORT: {"call": self._gone.set}},
+        }
+        await self.application(scope, receive, send)
+
+    async def _close(self, code: int, reason: str) -> None:
+        logger.info("a WebSocket is closed with %d: %s", code, reason)
+        await self.send({"type": "websocket.close", "code": code, "reason": reason[:_LONGEST_REASON]})

@@ -1,0 +1,84 @@
+"""SageMaker's bidirectional streaming, with the client of the websockets library."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tests.integration.server.conftest import Start
+from tests.support.client import body
+from tests.support.server import Server
+from tests.support.waiting import wait_until
+
+PATH = "/invocations-bidirectional-stream"
+
+
+def opened(server: Server, path: str = PATH) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{server.port}{path}", proxy=None, max_size=None)
+
+
+def test_requests_and_responses_share_a_socket(server: Server) -> None:
+    with opened(server) as socket:
+        for kind in (bytes, str):
+            for stream in (False, True):
+                request = body(4, stream=stream)
+                socket.send(request if kind is bytes else request.decode())
+                answer = b""
+                while b"generated_text" not in answer:
+                    part = socket.recv(timeout=60)
+                    assert isinstance(part, kind)
+                    answer += part if isinstance(part, bytes) else part.encode()
+                lines = [json.loads(line) for line in answer.splitlines()]
+                assert len(lines) == (4 if stream else 1)
+        assert lines[-1]["generated_text"] == server.generate(4).json()["generated_text"]
+
+
+def test_errors_are_messages_and_pings_are_answered_while_a_request_runs(server: Server) -> None:
+    with opened(server) as socket:
+        socket.send(b"{")
+        assert json.loads(socket.recv(timeout=60))["code"] == 424
+        socket.send(body(100, stream=True))
+        assert socket.recv(timeout=60)
+        assert socket.ping().wait(60)
+        socket.send(body(1))
+
+
+def test_a_client_that_leaves_cancels_its_request(server: Server) -> None:
+    before = server.finished("cancelled")
+    with opened(server) as socket:
+        socket.send(body(150, stream=True))
+        assert socket.recv(timeout=60)
+    wait_until(lambda: server.finished("cancelled") == before + 1, what="a cancelled request")
+    wait_until(server.idle, what="an idle server")
+
+
+def test_a_message_above_max_request_size_closes_the_socket(server: Server) -> None:
+    with opened(server) as socket:
+        socket.send(b"x" * 200_001)
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=60)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+
+
+def test_other_paths_have_no_websocket(server: Server) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        opened(server, "/invocations")
+    assert refused.value.response.status_code == 404
+    assert server.ping() == 200
+
+
+def test_a_socket_is_accepted_at_once_and_ends_with_the_server(start: Start) -> None:
+    server = start()
+    begin = time.monotonic()
+    with opened(server) as socket:
+        # SageMaker waits 250 ms; this machine may be busy with other tests.
+        assert time.monotonic() - begin < 5
+        server.terminate()
+        with pytest.raises(ConnectionClosed):
+            while True:
+                socket.recv(timeout=60)
+    assert server.wait() == 0

@@ -1,0 +1,247 @@
+"""SageMaker's bidirectional streaming, over an application and over played messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from starlette.types import ASGIApp, Message
+
+from djl_trtllm.executor.protocol import Delta
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason
+from djl_trtllm.server.bidirectional import PATH, BidirectionalStreams
+from tests.server.application import Application, application, body
+from tests.support.in_process import Hosts
+from tests.support.virtual_time import in_virtual_time, until
+
+
+class Socket:
+    """A WebSocket of a client, and what it receives."""
+
+    def __init__(self, app: ASGIApp, path: str = PATH, query: bytes = b"", *, replies: bool = False) -> None:
+        """`replies`: the server may refuse the handshake with a response of its own."""
+        self.sent: list[Message] = []
+        self._received: asyncio.Queue[Message] = asyncio.Queue()
+        self._received.put_nowait({"type": "websocket.connect"})
+        self.gone = False
+        scope = {
+            "type": "websocket",
+            "scheme": "ws",
+            "path": path,
+            "query_string": query,
+            "headers": [(b"content-length", b"0"), (b"x-team", b"blue")],
+            "extensions": {"websocket.http.response": {}} if replies else {},
+        }
+        self.task = asyncio.ensure_future(app(scope, self._received.get, self._send))
+
+    async def _send(self, message: Message) -> None:
+        if self.gone:
+            raise OSError("the client is gone")
+        self.sent.append(message)
+
+    def message(self, content: bytes | str) -> None:
+        kind = "text" if isinstance(content, str) else "bytes"
+        self._received.put_nowait({"type": "websocket.receive", kind: content})
+
+    def leave(self) -> None:
+        self._received.put_nowait({"type": "websocket.disconnect", "code": 1000})
+
+    @property
+    def answers(self) -> list[bytes | str]:
+        return [each.get("text") or each["bytes"] for each in self.sent if each["type"] == "websocket.send"]
+
+    @property
+    def closed(self) -> int:
+        """The code of its close; 0 while it is open."""
+        return next((each["code"] for each in self.sent if each["type"] == "websocket.close"), 0)
+
+
+@asynccontextmanager
+async def served(tokenizer: Tokenizer, limit: int = 5000, **options: Any) -> AsyncIterator[tuple[Application, ASGIApp]]:
+    async with application(tokenizer, **options) as inner:
+        yield inner, BidirectionalStreams(inner.app, limit)
+
+
+@pytest.mark.parametrize("text", [True, False])
+@in_virtual_time
+async def test_a_message_is_a_request_and_its_response_is_of_the_same_kind(
+    hosts: Hosts, tokenizer: Tokenizer, text: bool
+) -> None:
+    hosts.alone = True
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(2).decode() if text else body(2))
+        await until(lambda: len(socket.answers) == 1)
+        (answer,) = socket.answers
+        assert isinstance(answer, str if text else bytes)
+        assert orjson.loads(answer).keys() == {"generated_text"}
+        assert socket.sent[0] == {"type": "websocket.accept"}
+        socket.leave()
+        await socket.task
+        assert socket.closed == 0
+
+
+@in_virtual_time
+async def test_every_part_of_a_stream_is_a_message(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(3, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        for count in (1, 2, 3):
+            hosts.last.step()
+            await until(lambda count=count: len(socket.answers) == count)  # type: ignore[misc]
+        assert b"generated_text" in bytes(socket.answers[-1])  # type: ignore[arg-type]
+        socket.leave()
+        await socket.task
+
+
+@in_virtual_time
+async def test_messages_are_answered_in_their_order(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(1))
+        socket.message(body(2))
+        await until(lambda: bool(hosts.last.submitted))
+        assert len(hosts.last.submitted) == 1
+        hosts.last.step()
+        await until(lambda: len(hosts.last.submitted) == 2)
+        assert len(socket.answers) == 1
+        socket.leave()
+        await socket.task
+
+
+@in_virtual_time
+async def test_an_error_is_a_message_and_the_socket_stays_open(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with served(tokenizer) as (inner, app):
+        socket = Socket(app)
+        for content in (b"{", b"", b'{"inputs": 1}', b"x" * 1001):
+            socket.message(content)
+        await until(lambda: len(socket.answers) == 4)
+        assert [orjson.loads(answer)["code"] for answer in socket.answers] == [424, 424, 424, 413]
+        inner.registry.models["story"].refuse_new()
+        socket.message(body(2))
+        await until(lambda: len(socket.answers) == 5)
+        assert orjson.loads(socket.answers[-1])["code"] == 529
+        socket.leave()
+        await socket.task
+
+
+@in_virtual_time
+async def test_the_query_of_the_handshake_names_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with served(tokenizer) as (inner, app):
+        await inner.load(tokenizer, "fable")
+        for query, count in ((b"model_name=fable", 1), (b"", 1)):
+            socket = Socket(app, query=query)
+            socket.message(body(2))
+            await until(lambda: bool(socket.answers))  # noqa: B023
+            assert len(hosts.made[1].submitted) == count
+            socket.leave()
+            await socket.task
+        assert b"model_name is required" in bytes(socket.answers[0])  # type: ignore[arg-type]
+
+
+@in_virtual_time
+async def test_a_client_that_leaves_ends_what_it_asked_for(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        socket.leave()
+        await socket.task
+        assert len(hosts.last.cancelled) == 1
+
+
+@in_virtual_time
+async def test_a_client_that_cannot_be_written_to_is_given_up(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        socket.gone = True
+        hosts.last.step()
+        await asyncio.wait({socket.task})
+        assert len(hosts.last.cancelled) == 1
+
+
+@pytest.mark.parametrize("messages", [[b"{}"] * 18, [b"x" * 2001] * 4])
+@in_virtual_time
+async def test_a_client_that_sends_more_than_may_wait_is_closed(
+    hosts: Hosts, tokenizer: Tokenizer, messages: list[bytes]
+) -> None:
+    async with served(tokenizer, limit=5000) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        for message in messages:
+            socket.message(message)
+        await socket.task
+        assert socket.closed == 1008
+        assert len(hosts.last.cancelled) == 1
+
+
+@in_virtual_time
+async def test_a_response_that_cannot_be_finished_closes_the_socket(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True, output_formatter="none"))
+        await until(lambda: bool(hosts.last.submitted))
+        for _ in range(3):
+            hosts.last.step()
+        request_id = hosts.last.submitted[0].request_id
+        hosts.last.send(Delta(request_id, [], None, FinishReason.ERROR, error="broken"))
+        await socket.task
+        assert socket.closed == 1011
+
+
+@in_virtual_time
+async def test_a_defect_closes_the_socket_and_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def defect(*_: object) -> None:
+        raise KeyError("secret")
+
+    socket = Socket(BidirectionalStreams(defect, 100))
+    socket.message(b"{}")
+    await socket.task
+    assert socket.closed == 1011
+    assert "answering a message of a WebSocket failed" in caplog.text
+    assert "secret" not in str(socket.sent)
+
+
+@in_virtual_time
+async def test_other_paths_and_too_many_sockets_are_refused(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("djl_trtllm.server.bidirectional._MOST_SOCKETS", 1)
+    async with served(tokenizer) as (_, app):
+        other = Socket(app, path="/invocations", replies=True)
+        await other.task
+        assert (other.sent[0]["type"], other.sent[0]["status"]) == ("websocket.http.response.start", 404)
+        plain = Socket(app, path="/invocations")
+        await plain.task
+        assert plain.sent == [{"type": "websocket.close"}]
+        first = Socket(app)
+        await until(lambda: bool(first.sent))
+        second = Socket(app, replies=True)
+        await second.task
+        assert second.sent[0]["status"] == 503
+        first.leave()
+        await first.task
+        third = Socket(app)
+        await until(lambda: bool(third.sent))
+        assert third.sent == [{"type": "websocket.accept"}]
+        third.leave()
+        await third.task
+
+
+@in_virtual_time
+async def test_http_passes_through(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with served(tokenizer) as (inner, app):
+        inner.client._app = app
+        assert (await inner.client.post("/invocations", body(2))).status == 200
