@@ -23,6 +23,7 @@ from typing import Any
 from djl_trtllm.config import Config
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.engines import in_use
+from djl_trtllm.engines.manifest import MANIFEST_FILE
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
 
@@ -42,8 +43,8 @@ _made: dict[tuple[str, str], Path] = {}
 def with_rotary_options(config: Config, layout: Layout) -> tuple[Layout, tuple[str, ...]]:
     """The model with the rotary options that the user set: itself, or an overlay that lasts as long as this process.
 
-    Also returns a line for each option that cannot have an effect. Raises EngineError if the overlay cannot be
-    written.
+    Also returns a line for each option that cannot have an effect, and for an engine that is not used because of them.
+    Raises EngineError if the overlay cannot be written.
     """
     given = [name for name in _OPTIONS if config.is_set(name) and getattr(config.options, name) is not None]
     if not given:
@@ -58,7 +59,16 @@ def with_rotary_options(config: Config, layout: Layout) -> tuple[Layout, tuple[s
         return replace(layout, config=changed), told
     overlay = _overlay(layout.path, changed, config.engine_cache_dir / _FOLDER)
     log.info("the engine reads %s as %s, whose config.json has the rotary options", layout.path, overlay)
-    return inspect(overlay), told
+    found = inspect(overlay)
+    bundled = found.bundled_engine
+    if bundled is not None and not (bundled / MANIFEST_FILE).is_file():
+        found = replace(found, bundled_engine=None)
+        asked = " and ".join(format_setting(config, name) for name in given)
+        told += (
+            f"the {bundled.name} folder beside the checkpoint is not used: it has no {MANIFEST_FILE}, "
+            f"so it is unknown whether it was compiled with {asked}",
+        )
+    return found, told
 
 
 def _change(config: Config, layout: Layout, given: list[str]) -> tuple[dict[str, Any], tuple[str, ...]]:

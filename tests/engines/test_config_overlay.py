@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,24 @@ def test_what_cannot_have_an_effect_is_told(tmp_path: Path, tiny_stories: Path, 
         "gpt2 has no rope_scaling to change",
     ]
     assert told[0].startswith("option.rotary_base=5 (serving.properties:1)")
+
+
+def test_an_engine_beside_the_checkpoint_that_says_not_how_it_was_compiled_is_not_used(
+    tmp_path: Path, tiny_stories: Path, cache: Path
+) -> None:
+    path = checkpoint(tmp_path, tiny_stories).path
+    shutil.copytree(tiny_stories / "engine", path / "engine")
+    asked = options("option.rotary_base=5", cache)
+    layout, told = with_rotary_options(asked, inspect(path))
+    assert layout.bundled_engine is not None and told == ()  # its manifest is compared
+    (path / "engine" / "manifest.json").unlink()
+    layout, told = with_rotary_options(asked, inspect(path))
+    assert layout.bundled_engine is None
+    assert told == (
+        "the engine folder beside the checkpoint is not used: it has no manifest.json, so it is unknown whether it was "
+        "compiled with option.rotary_base=5 (serving.properties:1)",
+    )
+    assert inspect(path).bundled_engine is not None
 
 
 def test_a_compiled_engine_keeps_its_values(tiny_stories: Path, cache: Path) -> None:
