@@ -17,6 +17,9 @@ _LINES = frozenset({"application/jsonlines", "application/json-lines", "applicat
 _READS_EVENTS = ("hf_hub/", "openai/")
 """In the User-Agent of huggingface_hub and of OpenAI's libraries, which read streams as events only."""
 
+_RETURNED = re.compile(r"[\x20-\x7e]{1,1024}")
+"""Custom attributes that a response may carry: SageMaker takes 1024 characters of visible ASCII."""
+
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 """An id appears in logs and in a response header: printable ASCII without spaces, of limited length."""
 
@@ -43,6 +46,12 @@ def custom_attributes(value: str) -> dict[str, str]:
         if equals and name.strip():
             attributes[name.strip().lower()] = content.strip()
     return attributes
+
+
+def returned_attributes(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The response header with the custom attributes of the request, by which callers match the two."""
+    given = properties.get(CUSTOM_ATTRIBUTES, "").strip()
+    return ((CUSTOM_ATTRIBUTES, given),) if _RETURNED.fullmatch(given) else ()
 
 
 def request_id(properties: Mapping[str, str], header: str = REQUEST_ID) -> str:

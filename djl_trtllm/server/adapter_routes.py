@@ -1,19 +1,23 @@
 """DJL's management API for LoRA adapters: list, describe, register, unregister.
 
     GET    /models/{model}/adapters            all of them
-    POST   /models/{model}/adapters?name=&src= register the adapter in the model's `adapters/SRC`
+    POST   /models/{model}/adapters?name=&src= register the adapter in the model's `adapters/SRC`; also as JSON
     GET    /models/{model}/adapters/{adapter}  one
     DELETE /models/{model}/adapters/{adapter}  unregister
 
-and the same below `/adapters` on a server with one model.
+and the same below `/adapters` on a server with one model, where SageMaker registers those of its inference components.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import orjson
 
 from djl_trtllm.api import Reply
 from djl_trtllm.api.front_end import front_end_error, method_not_allowed
+from djl_trtllm.api.parameters import BOOLEAN, IGNORED, TEXT, Parameter, Problems, Table
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownAdapterError
 from djl_trtllm.request import Adapter
 from djl_trtllm.server.exchange import Exchange
@@ -23,12 +27,27 @@ PATHS = ("/models/{model}/adapters", "/adapters")
 """The adapters of a named model, and of the only model."""
 
 
+_ALIAS = "x-amzn-sagemaker-adapter-alias"
+_FIELDS = Table(
+    (
+        Parameter(("name",), TEXT, "name"),
+        Parameter(("src",), TEXT, "src"),
+        # The engine loads an adapter at its first request.
+        Parameter(("preload",), target=IGNORED),
+        Parameter(("pin",), BOOLEAN, "pin"),
+    )
+)
+"""SageMaker's body."""
+_NOT_PINNED = ("Warning", '299 djl-trtllm "pin has no effect: the engine keeps the adapters that were used last"')
+
+
 class AdapterRoutes:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     async def collection(self, exchange: Exchange) -> None:
-        await exchange.reply(self._reply(exchange, self._collection))
+        body = await exchange.body() if exchange.scope["method"] == "POST" else b""
+        await exchange.reply(self._reply(exchange, partial(self._collection, body)))
 
     async def member(self, exchange: Exchange) -> None:
         await exchange.reply(self._reply(exchange, self._member))
@@ -49,14 +68,17 @@ class AdapterRoutes:
             return front_end_error(400, str(error))
         return reply
 
-    def _collection(self, exchange: Exchange, model: ServedModel) -> Reply:
+    def _collection(self, body: bytes, exchange: Exchange, model: ServedModel) -> Reply:
         if exchange.scope["method"] in ("GET", "HEAD"):
             return Reply.json({"adapters": [_described(adapter) for adapter in model.adapters]})
         if exchange.scope["method"] != "POST":
             return method_not_allowed("this takes GET and POST", "GET, POST")
-        name = exchange.query.get("name", "")
-        model.adapters.register(name, exchange.query.get("src") or name)
-        return Reply.json({"status": f"Adapter {name} registered"})
+        values = _FIELDS.read(_given(body), problems := Problems(), "field") | exchange.query
+        problems.raise_any()
+        name = values.get("name", "")
+        model.adapters.register(name, values.get("src") or name)
+        reply = Reply.json({"status": f"Adapter {_alias(exchange, name)} registered"})
+        return reply._replace(headers=(_NOT_PINNED,)) if values.get("pin") in (True, "true") else reply
 
     def _member(self, exchange: Exchange, model: ServedModel) -> Reply:
         name = exchange.scope["path_params"]["adapter"]
@@ -65,7 +87,25 @@ class AdapterRoutes:
         if exchange.scope["method"] != "DELETE":
             return method_not_allowed("this takes GET and DELETE", "GET, DELETE")
         model.adapters.unregister(name)
-        return Reply.json({"status": f"Adapter {name} unregistered"})
+        return Reply.json({"status": f"Adapter {_alias(exchange, name)} unregistered"})
+
+
+def _given(body: bytes) -> dict[str, Any]:
+    """The members of a JSON body; none if it is empty."""
+    if not body.strip():
+        return {}
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the body is not JSON: {error}") from None
+    if type(given) is not dict:
+        raise InvalidRequestError("the body must be a JSON object with name and src")
+    return given
+
+
+def _alias(exchange: Exchange, name: str) -> str:
+    """The name by which SageMaker's users know the adapter."""
+    return exchange.properties.get(_ALIAS) or name
 
 
 def _described(adapter: Adapter) -> dict[str, Any]:

@@ -26,6 +26,7 @@ _STATUS = {"application/json": members({"status": STRING})}
 _REFUSED = {400: "The request is wrong, or the server does not do this", 404: "No model of that name"}
 _ADAPTER = members({"name": STRING, "src": STRING})
 _MODEL = members({"modelName": STRING, "modelUrl": STRING, "status": STRING})
+_MODELS = members({"models": list_of(_MODEL)}, optional={"nextPageToken": STRING})
 
 
 def _json(summary: str, schema: Mapping[str, Any], **more: Any) -> Operation:
@@ -37,7 +38,9 @@ def _adapter_operations(path: str) -> dict[tuple[str, str], Operation]:
     refused: dict[str, Any] = {"errors": _REFUSED | {503: "The model is not ready"}}
     return {
         ("get", path): _json("The LoRA adapters", members({"adapters": list_of(_ADAPTER)}), **refused),
-        ("post", path): Operation("Register a LoRA adapter", responses=_STATUS, query=named, **refused),
+        ("post", path): Operation(
+            "Register a LoRA adapter", bodies={"*/*": {}}, responses=_STATUS, query=named, **refused
+        ),
         ("get", path + "/{adapter}"): _json("One LoRA adapter", _ADAPTER, **refused),
         ("delete", path + "/{adapter}"): Operation("Unregister a LoRA adapter", responses=_STATUS, **refused),
     }
@@ -56,8 +59,18 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         _OBJECT,
         errors={500: "A model has failed", 503: "A model is loading, recovering, shutting down or unregistered"},
     ),
+    ("post", "/ping"): _json(
+        "Whether every model of the start is ready",
+        _OBJECT,
+        errors={500: "A model has failed", 503: "A model is loading, recovering, shutting down or unregistered"},
+    ),
     ("get", "/metrics"): Operation("Prometheus", responses={"text/plain": STRING}),
-    ("get", MODELS): _json("The models", members({"models": list_of(_MODEL)})),
+    ("get", MODELS): _json(
+        "The models",
+        _MODELS,
+        query={"limit": INTEGER, "next_page_token": STRING},
+        errors={400: "The page is no number"},
+    ),
     ("post", MODELS): Operation(
         "Register a model of the model store",
         bodies={"*/*": {}},

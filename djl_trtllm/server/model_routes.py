@@ -1,6 +1,6 @@
 """DJL's management API for models, which is also that of a SageMaker multi-model container.
 
-    GET    /models            all of them
+    GET    /models            all of them, 100 on a page: `limit`, `next_page_token`
     POST   /models            register: `url` and `model_name`, in the query or as JSON
     GET    /models/{model}    describe
     PUT    /models/{model}    scale: `min_worker`, `max_worker`
@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 MODELS = "/models"
 _CONFLICT, _NO_MEMORY, _FAILED = 409, 507, 500
 _MOST_WORKERS = 64
+_MOST_DIGITS = 19
+_PAGE = 100
+"""Models on one page, and the most that a request may ask for."""
 
 
 class ModelRoutes:
@@ -47,8 +51,7 @@ class ModelRoutes:
     async def collection(self, exchange: Exchange) -> None:
         match exchange.scope["method"]:
             case "GET" | "HEAD":
-                listed = [_listed(model) for model in self._registry.models.values()]
-                await exchange.reply(Reply.json({"models": listed}))
+                await exchange.reply(self._page(exchange.query))
             case "POST":
                 await exchange.reply(await self._register(exchange))
             case _:
@@ -75,6 +78,21 @@ class ModelRoutes:
         for task in self._work.values():
             task.cancel()
         await asyncio.gather(*self._work.values(), return_exceptions=True)
+
+    def _page(self, values: Mapping[str, str]) -> Reply:
+        """The models in the order of their registration; `nextPageToken` is there if there are more."""
+        limit = _count(values, "limit", _PAGE, _PAGE)
+        if not isinstance(limit, int):
+            return limit
+        start = _count(values, "next_page_token", 0, sys.maxsize)
+        if not isinstance(start, int):
+            return start
+        models = list(self._registry.models.values())
+        end = start + max(1, limit)
+        body: dict[str, Any] = {"models": [_listed(model) for model in models[start:end]]}
+        if end < len(models):
+            body["nextPageToken"] = str(end)
+        return Reply.json(body)
 
     async def _register(self, exchange: Exchange) -> Reply:
         values = exchange.query
@@ -207,10 +225,10 @@ def _described(model: ServedModel) -> dict[str, Any]:
     return {"workflowName": model.name, "models": [described]}
 
 
-def _count(values: Mapping[str, str], name: str, default: int | Reply) -> int | Reply:
+def _count(values: Mapping[str, str], name: str, default: int | Reply, most: int = _MOST_WORKERS) -> int | Reply:
     value = values.get(name)
     if value is None:
         return default
-    if not value.isdecimal() or int(value) > _MOST_WORKERS:
-        return front_end_error(400, f"{name} is {value!r}: expected a whole number up to {_MOST_WORKERS}")
+    if not value.isdecimal() or len(value) > _MOST_DIGITS or int(value) > most:
+        return front_end_error(400, f"{name} is {value[:80]!r}: expected a whole number up to {most}")
     return int(value)

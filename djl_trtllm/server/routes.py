@@ -17,6 +17,7 @@ from starlette.types import Lifespan, Receive, Scope, Send
 
 from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.front_end import front_end_error
+from djl_trtllm.api.headers import returned_attributes
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
@@ -139,6 +140,7 @@ class Routes:
             ("/openapi.json", "GET", self.openapi),
             ("/docs", "GET", self.docs),
             ("/ping", "GET", self.ping),
+            ("/ping", "POST", self.ping),
             ("/metrics", "GET", self.metrics),
             (MODELS, None, self.models.collection),
             (MODELS + "/{model}", None, self.models.member),
@@ -226,7 +228,8 @@ class Routes:
         service = model.pick(use.session and use.session.worker)
         if use.session is not None:
             use.session.worker = service
-        call = service.with_warnings(call._replace(headers=(*call.headers, *use.headers)))
+        headers = (*use.headers, *returned_attributes(exchange.properties)) if dialect.sagemaker else ()
+        call = service.with_warnings(call._replace(headers=(*call.headers, *headers)))
         writer = ResponseWriter(call, exchange)
         generations = await service.generate(call, writer.deliver)
         try:

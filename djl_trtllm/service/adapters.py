@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnknownAdapterError
 from djl_trtllm.request import Adapter
 
 FOLDER = "adapters"
 CONFIG_FILE = "adapter_config.json"
 _SHOWN = 10
+_SAGEMAKER = Path("/opt/ml")
+"""Where SageMaker mounts what it fetches, the adapters of inference components too."""
 
 
 class Adapters:
-    """Adapters by name. `folder` is the model's own; clients can register adapters in it and nothing else.
+    """Adapters by name. `folder` is the model's own; clients can register adapters in it and in `roots`, nowhere else.
 
     Ids are never reused, because the engine keeps adapters by id and a name that is registered again may have other
     weights.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, roots: Iterable[Path] = ()) -> None:
         self._folder = folder
+        self._roots = tuple(roots)
         self._adapters: dict[str, Adapter] = {}
         self._next_id = 1
         if folder.is_dir():
@@ -43,9 +48,9 @@ class Adapters:
         )
 
     def register(self, name: str, source: str) -> Adapter:
-        """Register the adapter in the directory `source` below the model's `adapters` folder.
+        """Register the adapter in the directory `source`: below the model's `adapters` folder, or in another root.
 
-        Raises InvalidRequestError if the name is taken, or the directory is outside the folder or has no adapter.
+        Raises InvalidRequestError if the name is taken, or the directory is outside of them or has no adapter.
         """
         if not name:
             raise InvalidRequestError("an adapter needs a name")
@@ -53,13 +58,17 @@ class Adapters:
             raise InvalidRequestError(f"there is an adapter {name!r} already: unregister it first")
         folder = self._folder.resolve()
         path = (folder / source).resolve()
-        if not path.is_relative_to(folder) or path == folder:
+        own = path.is_relative_to(folder) and path != folder
+        if not own and not any(path.is_relative_to(root) and path != root for root in map(Path.resolve, self._roots)):
+            others = "".join(f", {root}" for root in self._roots)
             raise InvalidRequestError(
-                f"the adapter's src is {source!r}, and adapters are registered from the model's own folder only: put "
-                f"it below {FOLDER}/ in the model directory, and pass its path there"
+                f"the adapter's src is {source!r}, and adapters are registered from the model's own folder{others} "
+                f"only: put it below {FOLDER}/ in the model directory, and pass its path there, or name its folder in "
+                "SERVING_ADAPTER_ROOTS"
             )
         if not (path / CONFIG_FILE).is_file():
-            raise InvalidRequestError(f"{FOLDER}/{path.relative_to(folder)} holds no adapter: {CONFIG_FILE} is missing")
+            shown = f"{FOLDER}/{path.relative_to(folder)}" if own else path
+            raise InvalidRequestError(f"{shown} holds no adapter: {CONFIG_FILE} is missing")
         return self._add(name, path)
 
     def unregister(self, name: str) -> None:
@@ -70,3 +79,10 @@ class Adapters:
         adapter = self._adapters[name] = Adapter(name, self._next_id, str(path))
         self._next_id += 1
         return adapter
+
+
+def adapter_roots(options: Options, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """The folders that the operator names; without any, SageMaker's in a container of SageMaker."""
+    if options.adapter_roots:
+        return tuple(map(Path, options.adapter_roots))
+    return (_SAGEMAKER,) if any(name.startswith("SAGEMAKER_") for name in environ) else ()

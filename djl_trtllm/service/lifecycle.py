@@ -38,7 +38,7 @@ from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Feature, Start, Step
 from djl_trtllm.request import Consumer, GenerationRequest, OutputChunk, Token
 from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
-from djl_trtllm.service.adapters import Adapters
+from djl_trtllm.service.adapters import Adapters, adapter_roots
 from djl_trtllm.service.model import Model
 
 logger = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class ModelService:
     def adapters(self) -> Adapters:
         """The model's LoRA adapters. Raises NotReadyError while its files are still being prepared."""
         if self._adapters is None:
-            self._adapters = Adapters(self.model.directory / ADAPTERS_FOLDER)
+            self._adapters = Adapters(self.model.directory / ADAPTERS_FOLDER, adapter_roots(self.model.options))
         return self._adapters
 
     @property

@@ -87,3 +87,15 @@ def test_other_clients_do_not_say() -> None:
     assert headers.prefers_events({"user-agent": "curl/8.5"}) is None
     assert headers.prefers_events({}) is None
     assert not headers.from_hugging_face({})
+
+
+@pytest.mark.parametrize("value", ["a=b", "x" * 1024, "~ !"])
+def test_custom_attributes_are_returned(value: str) -> None:
+    found = headers.returned_attributes({headers.CUSTOM_ATTRIBUTES: f" {value} "})
+    assert found == ((headers.CUSTOM_ATTRIBUTES, value),)
+
+
+@pytest.mark.parametrize("value", ["", "x" * 1025, "\u00e9", "a\tb"])
+def test_custom_attributes_that_sagemaker_does_not_take_are_not_returned(value: str) -> None:
+    assert headers.returned_attributes({headers.CUSTOM_ATTRIBUTES: value}) == ()
+    assert headers.returned_attributes({}) == ()

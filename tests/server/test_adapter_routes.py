@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import orjson
 import pytest
 
 from djl_trtllm.executor.protocol import Feature
@@ -74,6 +75,47 @@ async def test_an_adapter_is_registered_and_unregistered(
         assert (gone.status, gone.json) == (200, {"status": "Adapter new unregistered"})
         again = await served.client.get(f"{path}/new", method="DELETE")
         assert again.status == 404
+
+
+@in_virtual_time
+async def test_sagemaker_registers_an_adapter_of_an_inference_component(
+    hosts: Hosts, tokenizer: Tokenizer, directory: Path
+) -> None:
+    (directory / "mount" / "dutch").mkdir(parents=True)
+    (directory / "mount" / "dutch" / "adapter_config.json").write_text("{}")
+    model = directory / "model"
+    (model / "adapters").mkdir(parents=True)
+    hosts.features |= {Feature.ADAPTERS}
+    async with application(tokenizer, directory=model, adapter_roots=(str(directory / "mount"),)) as served:
+        content = {"name": "component-1", "src": str(directory / "mount" / "dutch"), "preload": True, "pin": False}
+        alias = {"X-Amzn-SageMaker-Adapter-Alias": "dutch"}
+        made = await served.client.post("/adapters", orjson.dumps(content), alias)
+        assert (made.status, made.json) == (200, {"status": "Adapter dutch registered"})
+        assert "warning" not in made.headers
+        assert (await served.client.get("/adapters/component-1")).json["src"] == content["src"]
+        gone = await served.client.get("/adapters/component-1", method="DELETE")
+        assert (gone.status, gone.json) == (200, {"status": "Adapter component-1 unregistered"})
+        made = await served.client.post("/adapters", orjson.dumps({**content, "pin": True}))
+        assert (made.status, "pin has no effect" in made.headers["warning"]) == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"{", "the body is not JSON"),
+        (b"[]", "the body must be a JSON object"),
+        (b'{"name": 3, "src": "dutch"}', "'name' is 3: expected a string"),
+        (b'{"name": "a", "src": "dutch", "pins": 1}', "unknown field \"pins\", did you mean 'pin'?"),
+        (b'{"src": "dutch"}', "an adapter needs a name"),
+    ],
+)
+@in_virtual_time
+async def test_a_body_that_is_wrong_is_400(
+    hosts: Hosts, tokenizer: Tokenizer, directory: Path, content: bytes, told: str
+) -> None:
+    async with adapting(hosts, tokenizer, directory) as served:
+        answer = await served.client.post("/adapters", content)
+        assert (answer.status, told in answer.json["message"]) == (400, True)
 
 
 @in_virtual_time

@@ -243,3 +243,26 @@ async def test_an_unregistered_model_has_shutdown_timeout_seconds(hosts: Hosts, 
         await asyncio.sleep(0.2)
         assert gone.done()
         assert (await request.end()).status == 529
+
+
+@in_virtual_time
+async def test_models_are_listed_in_pages() -> None:
+    async with application() as served:
+        for number in range(205):
+            served.registry.add(ServedModel(f"m{number}", "/m"))
+        names, query, sizes = [], "", []
+        while True:
+            page = (await served.client.get("/models", query=query)).json
+            names += [model["modelName"] for model in page["models"]]
+            sizes.append(len(page["models"]))
+            if "nextPageToken" not in page:
+                break
+            query = f"next_page_token={page['nextPageToken']}"
+        assert names == [f"m{number}" for number in range(205)] and sizes == [100, 100, 5]
+        page = (await served.client.get("/models", query="limit=2&next_page_token=203")).json
+        assert [model["modelName"] for model in page["models"]] == ["m203", "m204"] and len(page) == 1
+        page = (await served.client.get("/models", query="limit=0")).json
+        assert (len(page["models"]), page["nextPageToken"]) == (1, "1")
+        assert (await served.client.get("/models", query="next_page_token=9999")).json == {"models": []}
+        for wrong in ("limit=101", "limit=-1", "next_page_token=x", f"next_page_token={'9' * 5000}"):
+            assert (await served.client.get("/models", query=wrong)).status == 400

@@ -85,6 +85,23 @@ async def test_an_endpoints_openai_body_names_the_model_before_the_endpoint(host
 
 
 @in_virtual_time
+async def test_custom_attributes_come_back(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    header = "x-amzn-sagemaker-custom-attributes"
+    async with application(tokenizer) as served:
+        for value, path, returned in (
+            ("trace=1;a", "/invocations", "trace=1;a"),
+            ("x" * 1024, "/endpoints/story/invocations-response-stream", "x" * 1024),
+            ("x" * 1025, "/invocations", None),
+            ("", "/invocations", None),
+            ("trace=1", "/generate", None),
+        ):
+            answer = await served.client.post(path, body(), {header: value})
+            assert (answer.status, answer.headers.get(header)) == (200, returned)
+        assert header not in (await served.client.post("/invocations", body(0), {header: "trace=1"})).headers
+
+
+@in_virtual_time
 async def test_errors_of_an_endpoint_are_in_sagemakers_shape(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         for content, status in ((b"{", 424), (b" " * 1001, 413)):
@@ -257,7 +274,7 @@ async def test_an_unknown_path_is_404_in_djls_shape(method: str, path: str) -> N
         ("PUT", "/predictions/story", "POST"),
         ("GET", "/models/story/invoke", "POST"),
         ("GET", "/endpoints/story/invocations", "POST"),
-        ("POST", "/ping", "GET"),
+        ("PUT", "/ping", "GET, POST"),
         ("POST", "/metrics", "GET"),
         ("DELETE", "/metrics", "GET"),
     ],
@@ -331,6 +348,8 @@ async def test_ping_is_200_when_every_model_of_the_start_is_ready(
         answer = await served.client.get("/ping")
         assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
         assert answer.json == {f"m{number}": {"status": word} for number, word in enumerate(words)}
+        posted = await served.client.post("/ping")
+        assert (posted.status, posted.json) == (status, answer.json)
 
 
 @in_virtual_time

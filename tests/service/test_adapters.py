@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnknownAdapterError
 from djl_trtllm.request import Adapter
-from djl_trtllm.service.adapters import CONFIG_FILE, Adapters
+from djl_trtllm.service.adapters import CONFIG_FILE, Adapters, adapter_roots
 
 
 @pytest.fixture
@@ -102,3 +103,28 @@ def test_a_link_does_not_lead_out(folder: Path) -> None:
 def test_names_are_not_taken_twice(folder: Path) -> None:
     with pytest.raises(InvalidRequestError, match="already"):
         Adapters(folder).register("french", "dutch")
+
+
+def test_an_adapter_of_another_root_is_registered_by_its_path(folder: Path) -> None:
+    adapters = Adapters(folder, [folder.parent / "outside"])
+    (folder.parent / "outside" / "greek").mkdir()
+    (folder.parent / "outside" / "greek" / CONFIG_FILE).write_text("{}")
+    (folder.parent / "outside" / "link").symlink_to(folder.parent)
+    source = str(folder.parent / "outside" / "greek")
+    assert adapters.register("greek", source) == Adapter("greek", 3, source)
+    refused = {
+        str(folder.parent / "outside"): "model's own folder, .*outside only",
+        "../outside/../outside": "only",
+        f"{source}/../link": "SERVING_ADAPTER_ROOTS",
+        f"{source}/missing": "outside/greek/missing holds no adapter",
+    }
+    for src, told in refused.items():
+        with pytest.raises(InvalidRequestError, match=told):
+            adapters.register("new", src)
+
+
+def test_roots_are_the_operators_or_sagemakers() -> None:
+    named = Options(adapter_roots=("/a", "/b"))
+    assert adapter_roots(named, {"SAGEMAKER_REGION": "x"}) == (Path("/a"), Path("/b"))
+    assert adapter_roots(Options(), {"SAGEMAKER_REGION": "x"}) == (Path("/opt/ml"),)
+    assert adapter_roots(Options(), {"HOME": "/"}) == ()

@@ -145,6 +145,17 @@ class ServerOptions(OptionGroup):
         source=f"{DJL}, which always installs them",
         scope=Scope.OPERATOR,
     )
+    adapter_roots: tuple[str, ...] | None = option(
+        None,
+        "Folders from which LoRA adapters may be registered, besides the model's own `adapters`. Only the operator "
+        "names them, by SERVING_ADAPTER_ROOTS.",
+        key="adapter_roots",
+        example="/opt/ml/adapters,/mnt/adapters",
+        default_note="/opt/ml if a SAGEMAKER_* variable is set, else none",
+        effect="folders of adapters that requests may register",
+        source=OURS,
+        scope=Scope.OPERATOR,
+    )
     cache_dir: Path | None = option(
         None,
         "DJL Serving's cache folder (DJL_CACHE_DIR); compiled engines go into its djl-trtllm folder.",

@@ -22,6 +22,7 @@ def test_ping_names_the_model_and_its_state(server: Server) -> None:
     answer = server.http.get("/ping")
     assert (answer.status_code, answer.json()) == (200, {"scripted": {"status": "Healthy"}})
     assert server.http.head("/ping").status_code == 200
+    assert server.http.post("/ping", content=b"{}").json() == answer.json()
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/scripted", "/endpoints/whatever/invocations"])
@@ -96,7 +97,7 @@ def test_an_unknown_model_is_404_and_names_the_loaded_ones(server: Server) -> No
     assert "scripted" in answer.json()["message"]
 
 
-@pytest.mark.parametrize(("method", "path", "allow"), [("GET", "/invocations", "POST"), ("POST", "/ping", "GET")])
+@pytest.mark.parametrize(("method", "path", "allow"), [("GET", "/invocations", "POST"), ("PUT", "/ping", "GET, POST")])
 def test_a_wrong_method_is_405_and_names_the_right_one(server: Server, method: str, path: str, allow: str) -> None:
     answer = server.http.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allow)
