@@ -189,7 +189,11 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
     handle_requirements(source.directory, options.install_requirements)
     tokenizer = load_fitting_tokenizer(layout, trust_remote_code=options.trust_remote_code)
     engine = prepare_engine(config, layout, lambda line: logger.info("%s", line), plan=engine_plan)
-    engine_plan = engine_plan.at(engine.path)
+    planned, engine_plan = engine_plan, engine_plan.at(engine.path)
+    if _lengths(engine_plan) != _lengths(planned):
+        logger.info(
+            "limits of the engine %s: %s; planned were %s", engine.path, _lengths(engine_plan), _lengths(planned)
+        )
     for line in engine_plan.details():
         logger.info("%s", line)
     start = Start(engine_plan.executor, engine_plan.executor_options())
@@ -214,6 +218,13 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
             code,
         )
     return Model(source.name, source.directory, config, tokenizer, start, limits, custom, engine_plan.gpus)
+
+
+def _lengths(engine_plan: EnginePlan) -> str:
+    return (
+        f"{engine_plan.max_sequences} sequences of {engine_plan.max_seq_len} tokens, prompts of at most "
+        f"{engine_plan.max_input_len}"
+    )
 
 
 def model_files(source: ModelSource) -> Path:

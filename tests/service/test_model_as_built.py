@@ -170,3 +170,19 @@ def test_the_log_says_where_each_limit_came_from(
         f"option.max_num_tokens=8192, option.max_beam_width=2 (derived from build_config in {path}/config.json); "
         "option.max_output_len=100 (environment variable OPTION_MAX_OUTPUT_LEN)"
     )
+
+
+def test_the_log_says_what_a_smaller_engine_beside_the_checkpoint_leaves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_checkpoint(tmp_path / "model")
+    engine = write_tensorrt_engine(
+        path / "engine", max_batch_size=8, max_input_len=512, max_seq_len=512, max_num_tokens=4096
+    )
+    caplog.set_level(logging.INFO, model.__name__)
+    prepared = prepare(open_source(path, {"OPTION_MAX_INPUT_LEN": "150", "OPTION_MAX_OUTPUT_LEN": "100"}))
+    assert (prepared.limits.max_batch_size, prepared.limits.max_seq_len) == (8, 250)
+    assert (
+        f"limits of the engine {engine}: 8 sequences of 250 tokens, prompts of at most 150; planned were 32 sequences "
+        "of 250 tokens, prompts of at most 150"
+    ) in caplog.messages
