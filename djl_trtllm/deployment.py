@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from djl_trtllm.errors import DeploymentError
 from djl_trtllm.model.remote import aws, aws_names, s3
+from djl_trtllm.model.remote.aws_scaling import AUTOSCALING, VARIANT, Autoscaling, AwsCall, Routing, scalable
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.upload import upload_file
 
-_VARIANT = "AllTraffic"
 _POLL_SECONDS = 10.0
 _REPORT_EVERY_SECONDS = 60.0
 _DONE = ("InService", "Failed", "OutOfService", "RollingBack", "UpdateRollbackFailed")
@@ -36,13 +36,6 @@ def default_ami(instance_type: str) -> str | None:
     return GPU_AMI if _CUDA_INSTANCE.fullmatch(instance_type) else None
 
 
-class AwsCall(NamedTuple):
-    """One call of boto3's SageMaker client."""
-
-    method: str
-    arguments: Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class Deployment:
     """What to run. Model, endpoint configuration and endpoint are all named `name`.
@@ -51,6 +44,8 @@ class Deployment:
     or of a prefix whose files SageMaker copies unchanged. `startup_seconds` bounds the time until /ping answers,
     compiling included. `ami_version` is SageMaker's `InferenceAmiVersion`: it decides the driver version of the
     machine, and on SageMaker's own default, too old for CUDA 13, the container does not start (see `default_ami`).
+    `detailed_metrics` are those of instances, GPUs and the container's own page. With `autoscaling`, the endpoint has
+    to be in service before it can be set up.
     """
 
     name: str
@@ -62,6 +57,9 @@ class Deployment:
     environment: Mapping[str, str] = field(default_factory=dict)
     startup_seconds: int = 3600
     ami_version: str | None = None
+    routing: Routing | None = None
+    autoscaling: Autoscaling | None = None
+    detailed_metrics: bool = False
 
     def check(self) -> None:
         """Raise DeploymentError with everything that AWS would refuse of these names."""
@@ -72,6 +70,7 @@ class Deployment:
             aws_names.bucket_problem(self.model_data.bucket),
             aws_names.instance_problem(self.instance_type),
             None if self.ami_version is None else aws_names.ami_problem(self.ami_version),
+            None if self.routing is None else self.routing.problem(),
             *aws_names.environment_problems(self.environment),
         ]
         if problems := [problem for problem in found if problem is not None]:
@@ -92,7 +91,7 @@ class Deployment:
             }
             container["ModelDataSource"] = {"S3DataSource": source}
         variant = {
-            "VariantName": _VARIANT,
+            "VariantName": VARIANT,
             "ModelName": self.name,
             "InstanceType": self.instance_type,
             "InitialInstanceCount": self.instance_count,
@@ -101,21 +100,37 @@ class Deployment:
         }
         if self.ami_version is not None:
             variant["InferenceAmiVersion"] = self.ami_version
+        if self.routing is not None:
+            variant["RoutingConfig"] = self.routing.config()
+        if self.autoscaling is not None:
+            variant["InitialInstanceCount"] = min(
+                max(self.instance_count, self.autoscaling.least), self.autoscaling.most
+            )
+        configuration: dict[str, Any] = {"EndpointConfigName": self.name, "ProductionVariants": [variant]}
+        if self.detailed_metrics:
+            configuration["MetricsConfig"] = {"EnableEnhancedMetrics": True, "EnableDetailedObservability": True}
         return [
             AwsCall(
                 "create_model",
                 {"ModelName": self.name, "ExecutionRoleArn": self.role, "PrimaryContainer": container},
             ),
-            AwsCall("create_endpoint_config", {"EndpointConfigName": self.name, "ProductionVariants": [variant]}),
+            AwsCall("create_endpoint_config", configuration),
             AwsCall("create_endpoint", {"EndpointName": self.name, "EndpointConfigName": self.name}),
         ]
+
+    def scaling_calls(self) -> list[AwsCall]:
+        """The calls for an endpoint that is in service."""
+        return [] if self.autoscaling is None else self.autoscaling.calls(self.name)
 
 
 def deploy(deployment: Deployment, progress: Callable[[str], None], *, wait_seconds: float | None = None) -> None:
     """Create model, configuration and endpoint; with `wait_seconds`, wait until the endpoint is in service.
 
-    If a call fails, the parts created before it are removed again. Raises DeploymentError.
+    If a call fails, the parts created before it are removed again. Autoscaling is set up after the wait; if that fails,
+    the endpoint stays. Raises DeploymentError.
     """
+    if deployment.autoscaling is not None and wait_seconds is None:
+        raise DeploymentError("--autoscale needs an endpoint in service: leave out --no-wait")
     client = _client()
     made: list[AwsCall] = []
     for call in deployment.calls():
@@ -129,6 +144,9 @@ def deploy(deployment: Deployment, progress: Callable[[str], None], *, wait_seco
         made.append(call)
     if wait_seconds is not None:
         _wait(client, deployment.name, progress, wait_seconds)
+    for call in deployment.scaling_calls():
+        progress(f"{call.method} {deployment.name}")
+        _send(_client(call.service), call, deployment.name)
 
 
 def require_unused(name: str) -> None:
@@ -177,9 +195,27 @@ def delete(name: str, progress: Callable[[str], None]) -> None:
         raise DeploymentError(
             f"there is no endpoint, endpoint configuration or model {name} in this account and region"
         )
+    if config:
+        _stop_scaling(name, progress)
     for call in calls:
         progress(f"{call.method} {next(iter(call.arguments.values()))}")
         _send(client, call, name)
+
+
+def _stop_scaling(name: str, progress: Callable[[str], None]) -> None:
+    """Remove the autoscaling of an endpoint, if it has one and the account may ask."""
+    target = scalable(name)
+    try:
+        client = _client(AUTOSCALING)
+        with _deployment_errors(f"the autoscaling of {name}"):
+            found = client.describe_scalable_targets(
+                ServiceNamespace=target["ServiceNamespace"], ResourceIds=[target["ResourceId"]]
+            )["ScalableTargets"]
+        if found:
+            progress(f"deregister_scalable_target {name}")
+            _send(client, AwsCall("deregister_scalable_target", target), name)
+    except DeploymentError as error:
+        progress(f"autoscaling could not be removed, if there is any: {error}")
 
 
 def _send(client: Any, call: AwsCall, name: str) -> None:
@@ -279,9 +315,9 @@ def _described(client: Any, method: str, **name: str) -> Any:
             raise
 
 
-def _client() -> Any:
+def _client(service: str = "sagemaker") -> Any:
     with _deployment_errors("SageMaker"):
-        return aws.client("sagemaker")
+        return aws.client(service)
 
 
 @contextmanager

@@ -20,7 +20,9 @@ from djl_trtllm.deployment import (
     upload_model,
 )
 from djl_trtllm.errors import DeploymentError
+from djl_trtllm.model.remote.aws_scaling import Autoscaling, Routing
 from djl_trtllm.model.remote.s3 import S3Address
+from tests.model.remote.test_aws_scaling import skip_without_prefix_aware, validate
 from tests.support.moto_server import client, moto_server
 from tests.support.s3_server import variables
 
@@ -178,3 +180,45 @@ def test_without_region_or_credentials_the_error_says_so(tmp_path: Path, monkeyp
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     with pytest.raises(DeploymentError, match="no AWS credentials"):
         deploy(STORY, lambda line: None)
+
+
+def test_routing_and_metrics_are_in_the_configuration() -> None:
+    plan = replace(STORY, routing=Routing.parse("prefix-aware:2048"), detailed_metrics=True)
+    skip_without_prefix_aware()
+    _, configuration, _ = plan.calls()
+    validate(configuration)
+    (variant,) = configuration.arguments["ProductionVariants"]
+    assert variant["RoutingConfig"]["PrefixAwareRoutingConfig"] == {"PrefixLength": 2048}
+    assert configuration.arguments["MetricsConfig"] == {
+        "EnableEnhancedMetrics": True,
+        "EnableDetailedObservability": True,
+    }
+    _, plain, _ = STORY.calls()
+    assert "MetricsConfig" not in plain.arguments and "RoutingConfig" not in plain.arguments["ProductionVariants"][0]
+    with pytest.raises(DeploymentError, match="the routing 'NEAREST' is not one"):
+        replace(STORY, routing=Routing("NEAREST")).check()
+
+
+@pytest.mark.parametrize(("count", "initial"), [(1, 2), (3, 3), (9, 4)])
+def test_an_endpoint_begins_within_the_bounds_of_its_autoscaling(count: int, initial: int) -> None:
+    plan = replace(STORY, instance_count=count, autoscaling=Autoscaling(2, 4, 5))
+    (variant,) = plan.calls()[1].arguments["ProductionVariants"]
+    assert variant["InitialInstanceCount"] == initial
+
+
+def test_autoscaling_begins_when_the_endpoint_is_in_service_and_ends_with_it(aws: str) -> None:
+    plan = replace(STORY, autoscaling=Autoscaling(1, 4, 45))
+    with pytest.raises(DeploymentError, match="--autoscale needs an endpoint in service"):
+        deploy(plan, lambda line: None)
+    lines: list[str] = []
+    deploy(plan, lines.append, wait_seconds=30)
+    assert lines[-2:] == ["register_scalable_target story", "put_scaling_policy story"]
+    scaling = client(aws, "application-autoscaling")
+    (target,) = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+    assert (target["ResourceId"], target["MaxCapacity"]) == ("endpoint/story/variant/AllTraffic", 4)
+    (policy,) = scaling.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+    assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 45.0
+    lines.clear()
+    delete("story", lines.append)
+    assert lines[0] == "deregister_scalable_target story"
+    assert scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"] == []

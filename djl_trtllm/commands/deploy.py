@@ -18,6 +18,7 @@ from djl_trtllm.config import load
 from djl_trtllm.errors import DeploymentError, ModelError
 from djl_trtllm.model import is_archive
 from djl_trtllm.model.package import package
+from djl_trtllm.model.remote.aws_scaling import Autoscaling, Routing
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 
 _WAIT_SECONDS = 3 * 3600.0
@@ -42,6 +43,24 @@ def deploy(
             f"{deployment.GPU_AMI}, which the image needs."
         ),
     ] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STRATEGY",
+            help="How requests find an instance: prefix-aware[:BYTES], least-outstanding or random. "
+            "Default: SageMaker's own.",
+        ),
+    ] = None,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MIN:MAX[:CONCURRENCY]",
+            help="Number of instances, and requests at the same time on each (default: 0.7 of the batch size).",
+        ),
+    ] = None,
+    detailed_metrics: Annotated[
+        bool, typer.Option("--detailed-metrics", help="Metrics of each instance, GPU and container in CloudWatch.")
+    ] = False,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="Environment of the container.")
     ] = None,
@@ -65,6 +84,7 @@ def deploy(
             raise DeploymentError(f"missing: {', '.join(missing)} (see `djl-trtllm deploy --help`)")
         chosen = name or _name(model)
         address = None if is_s3(model) else S3Address(bucket or _BUCKET_OF_SAGEMAKER, deployment.key_of(chosen))
+        environment = dict(_variable(text) for text in env or ())
         plan = deployment.Deployment(
             chosen,
             image,
@@ -72,14 +92,19 @@ def deploy(
             address or S3Address.parse(model),
             instance_type,
             instance_count,
-            dict(_variable(text) for text in env or ()),
+            environment,
             ami_version=_ami(ami_version, instance_type),
+            routing=None if routing is None else Routing.parse(routing),
+            autoscaling=None if autoscale is None else Autoscaling.parse(autoscale, _batch_size(model, environment)),
+            detailed_metrics=detailed_metrics,
         )
+        if plan.autoscaling is not None and not wait:
+            raise DeploymentError("--autoscale needs an endpoint in service: leave out --no-wait")
         plan.check()
         if address is not None:
             _check_model(Path(model), plan.environment, progress)
         if dry_run:
-            for call in plan.calls():
+            for call in [*plan.calls(), *plan.scaling_calls()]:
                 print(json.dumps({"call": call.method, **call.arguments}, indent=2))
             return
         deployment.require_unused(chosen)
@@ -92,6 +117,12 @@ def _ami(asked: str | None, instance_type: str) -> str | None:
     if asked is None:
         return deployment.default_ami(instance_type)
     return None if asked == "none" else asked
+
+
+def _batch_size(model: str, environment: Mapping[str, str]) -> int:
+    """Requests that run together on one instance."""
+    directory = Path(model) if not is_s3(model) and Path(model).is_dir() else None
+    return load(directory, environment).options.max_rolling_batch_size
 
 
 def _check_model(path: Path, environment: Mapping[str, str], progress: Callable[[str], None]) -> None:

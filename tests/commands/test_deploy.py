@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from djl_trtllm import cli, deployment
 from djl_trtllm.deployment import GPU_AMI
+from tests.model.remote.test_aws_scaling import skip_without_prefix_aware
 from tests.support.moto_server import client, moto_server
 from tests.support.s3_server import variables
 
@@ -27,6 +28,21 @@ def test_deploy_dry_run_prints_the_calls_and_sends_none(model: Path) -> None:
     assert calls[0]["PrimaryContainer"]["ModelDataUrl"] == "s3://sagemaker-region-account/djl-trtllm/story/model.tar.gz"
     (variant,) = calls[1]["ProductionVariants"]
     assert (variant["InstanceType"], variant["InferenceAmiVersion"]) == ("ml.g5.2xlarge", GPU_AMI)
+
+
+def test_routing_autoscaling_and_metrics_are_in_the_calls(model: Path) -> None:
+    skip_without_prefix_aware()
+    more = ("--routing", "prefix-aware", "--autoscale", "1:3", "--detailed-metrics", "-e")
+    arguments = ["deploy", str(model), *NAMED, "--dry-run", *more, "OPTION_MAX_ROLLING_BATCH_SIZE=10"]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.stderr
+    calls = [json.loads(text) for text in result.stdout.replace("}\n{", "}\0{").split("\0")]
+    assert [call["call"] for call in calls[3:]] == ["register_scalable_target", "put_scaling_policy"]
+    assert calls[1]["ProductionVariants"][0]["RoutingConfig"] == {"RoutingStrategy": "PREFIX_AWARE"}
+    assert "MetricsConfig" in calls[1]
+    assert calls[4]["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 7.0
+    result = runner.invoke(cli.app, [*arguments, "--no-wait"])
+    assert (result.exit_code, "leave out --no-wait" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +73,8 @@ def test_the_ami_is_that_of_the_instance_unless_it_is_given(
         ),
         (("--role", "admin"), "the role 'admin': expected the ARN"),
         (("-e", "MY-NAME=1"), "the variable 'MY-NAME'"),
+        (("--routing", "nearest"), "--routing nearest: expected prefix-aware"),
+        (("--autoscale", "3:1"), "--autoscale 3:1: MAX is '1'"),
     ],
 )
 def test_what_aws_would_refuse_is_told_before_anything_is_packed_or_sent(

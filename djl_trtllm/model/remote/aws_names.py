@@ -72,6 +72,11 @@ def ami_problem(version: str) -> str | None:
     return _unlisted("the AMI version", version, "ProductionVariantInferenceAmiVersion")
 
 
+def routing_problem(strategy: str) -> str | None:
+    """Why SageMaker has no such RoutingStrategy; None if it has."""
+    return _unlisted("the routing", strategy, "RoutingStrategy")
+
+
 def environment_problems(environment: Mapping[str, str]) -> list[str]:
     """What SageMaker refuses of a container's environment. Values are not shown: they may be secrets."""
     problems = [
