@@ -120,7 +120,8 @@ def read_sampling(values: dict[str, Any], problems: Problems, *, ranked: bool = 
         chosen["do_sample"] = False
     best_of = beams if beams > 1 else chosen.get("best_of", n)
     if best_of < n:
-        problems.invalid.append(f"'best_of' is {best_of}: expected at least 'n', which is {n}")
+        name = "num_beams" if beams > 1 else "best_of"
+        problems.invalid.append(f"'{name}' is {best_of}: expected at least 'n', which is {n}")
     if max(n, best_of) > _MOST_SEQUENCES:
         name = "n" if n == max(n, best_of) and "n" in values else "num_beams" if beams > 1 else "best_of"
         problems.invalid.append(f"'{name}' is {max(n, best_of)}: expected at most {_MOST_SEQUENCES}")
@@ -131,7 +132,7 @@ def read_sampling(values: dict[str, Any], problems: Problems, *, ranked: bool = 
     if 0 < most < sampling.min_new_tokens:
         problems.invalid.append(
             f"the least number of new tokens is {sampling.min_new_tokens}: expected at most 'max_new_tokens', "
-            f"which is {most}"
+            f"which is {most}{'' if sampling.max_new_tokens else ' by default'}"
         )
     return sampling
 

@@ -56,7 +56,9 @@ _NO_GUIDE = (
     "the engine's folder needs openvino_tokenizer.xml and openvino_detokenizer.xml: compile the model again, with a "
     "tokenizer that OpenVINO can convert (the compiler's log says if it could not)"
 )
+_NO_BEAM_FIELD = "this engine's sampler does not have it; leave it out"
 _ADVICE = {
+    **dict.fromkeys(("length_penalty", "early_stopping", "beam_search_diversity_rate"), _NO_BEAM_FIELD),
     "beam_width": "this engine has no beam search; use 'n' and 'best_of' with sampling, or TensorRT-LLM with "
     "option.max_beam_width",
     "min_p": "use 'top_p'",

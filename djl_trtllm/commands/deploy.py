@@ -39,8 +39,8 @@ def deploy(
     ami_version: Annotated[
         str | None,
         typer.Option(
-            help="SageMaker's InferenceAmiVersion, which sets the driver; none: SageMaker's own. Default: on GPUs "
-            f"{deployment.GPU_AMI}, which the image needs."
+            help="SageMaker's InferenceAmiVersion, which sets the driver; none: SageMaker's own. Default: on GPUs the "
+            "one that the image needs, see --dry-run."
         ),
     ] = None,
     routing: Annotated[

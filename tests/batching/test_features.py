@@ -12,6 +12,7 @@ from djl_trtllm.errors import UnsupportedParameterError
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 
+NO_BEAM_FIELD = "this engine's sampler does not have it; leave it out"
 GUIDES = (
     "this engine cannot constrain its output; on TensorRT-LLM set option.guided_decoding_backend=xgrammar, on OpenVINO "
     "the engine's folder needs openvino_tokenizer.xml and openvino_detokenizer.xml: compile the model again, with a "
@@ -52,11 +53,11 @@ CASES: dict[str, tuple[list[GenerationRequest], str]] = {
         "'num_beams' ('beam_width'): this engine has no beam search; use 'n' and 'best_of' with sampling, or "
         "TensorRT-LLM with option.max_beam_width",
     ),
-    "length_penalty": ([asking(beam_width=2, length_penalty=0.5)], "'length_penalty'"),
-    "early_stopping": ([asking(beam_width=2, early_stopping=True)], "'early_stopping'"),
+    "length_penalty": ([asking(beam_width=2, length_penalty=0.5)], f"'length_penalty': {NO_BEAM_FIELD}"),
+    "early_stopping": ([asking(beam_width=2, early_stopping=True)], f"'early_stopping': {NO_BEAM_FIELD}"),
     "beam_search_diversity_rate": (
         [asking(beam_width=2, beam_search_diversity_rate=0.5)],
-        "'beam_search_diversity_rate'",
+        f"'beam_search_diversity_rate': {NO_BEAM_FIELD}",
     ),
     "stop_token_ids": ([GenerationRequest(prompt="a", stop_token_ids=(3,))], "'stop_token_ids'"),
     "bad": (

@@ -143,7 +143,7 @@ def test_the_least_number_of_tokens_may_be_the_most() -> None:
     for most, least in ((1, 2), (30, 31)):
         message = f"the least number of new tokens is {least}: expected at most 'max_new_tokens', which is {most}"
         assert refusal(inputs, max_new_tokens=most, min_new_tokens=least) == message
-    assert refusal(inputs, min_new_tokens=31) == message
+    assert refusal(inputs, min_new_tokens=31) == f"{message} by default"
     assert chat(min_new_tokens=10**6).requests[0].sampling.min_new_tokens == 10**6
 
 
@@ -179,7 +179,7 @@ def test_beams_and_best_of_are_one_number() -> None:
         )
     assert refusal(inputs, num_beams=3, best_of=2) == "'num_beams' is 3 and 'best_of' 2: give one of them"
     assert inputs(num_beams=1, best_of=2).requests[0].sampling.best_of == 2
-    assert refusal(inputs, num_beams=2, n=3) == "'best_of' is 2: expected at least 'n', which is 3"
+    assert refusal(inputs, num_beams=2, n=3) == "'num_beams' is 2: expected at least 'n', which is 3"
 
 
 def test_sequences_are_ranked_where_a_rank_can_be_seen() -> None:
