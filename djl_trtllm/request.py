@@ -103,7 +103,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     Exactly one of `prompt`, `prompt_ids` and `messages` (chat, for the tokenizer's chat template) is set.
     `stop` strings end a sequence and are not part of its text. `logprobs`: return the chosen token's log-probability
     with each token, if the engine has it. `asks_logprobs`: the client asked for it, not only the answer's format.
-    `needs_logprobs`: refuse the request if the engine does not have it. `truncate` keeps the last N prompt tokens.
+    `needs_logprobs`: refuse the request if the engine does not have it. `top_logprobs`: how many of the most likely
+    tokens come with each token (`RankedToken`). `truncate` keeps the last N prompt tokens.
     `bad` strings are not generated, `guide` constrains the output, `adapter` is the name of a LoRA adapter.
     `default_new_tokens` are generated if `sampling.max_new_tokens` is 0, or fewer where a limit is lower; 0: as many as
     the limits allow.
@@ -122,6 +123,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     asks_logprobs: bool = False
     needs_logprobs: bool = False
+    top_logprobs: int = 0
     truncate: int | None = None
     bad: tuple[str, ...] = ()
     guide: Guide | None = None
@@ -141,6 +143,20 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     text: str
     logprob: float | None
     special: bool
+
+
+class Alternative(NamedTuple):
+    """One of the most likely tokens at a position."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+class RankedToken(Token, frozen=True, gc=False):
+    """A token of a request that has `top_logprobs`. `top` may lack the token itself, and is empty if unknown."""
+
+    top: list[Alternative]
 
 
 class SequenceResult(NamedTuple):

@@ -156,6 +156,7 @@ def generation_request(
         stop_token_ids=values.get("stop_token_ids", ()),
         logprobs=logprobs,
         asks_logprobs=values.get("details", False),
+        top_logprobs=values.get("top_logprobs", 0),
         needs_logprobs=values.get("logprobs", False) or sampling.best_of is not None,
         truncate=values.get("truncate"),
         bad=values.get("bad", ()),

@@ -43,6 +43,7 @@ _NAMES = {
     "bad": "'bad_words' ('bad_sequences')",
     "adapter": "'adapters'",
     "needs_logprobs": "'logprobs' or 'best_of'",
+    "top_logprobs": "'top_logprobs' (in completions 'logprobs' above 1)",
     Feature.BEAM_LOGPROBS: "'logprobs' with 'num_beams'",
     Feature.JSON: "a JSON guide",
     Feature.REGEX: "a regular expression",
@@ -72,6 +73,7 @@ _ADVICE = {
     "adapter": "this model is served without LoRA adapters; on TensorRT-LLM set option.enable_lora=true",
     "needs_logprobs": "this engine has no log-probabilities; on a compiled TensorRT engine set "
     "option.gather_generation_logits=true",
+    "top_logprobs": "this engine has the chosen token's log-probability only; with beams no engine has more",
     Feature.BEAM_LOGPROBS: "this engine has no log-probabilities of beams; leave out 'logprobs' or 'num_beams'",
     Feature.JSON: _NO_GUIDE,
     Feature.REGEX: _NO_GUIDE,
@@ -96,6 +98,8 @@ def require(request: GenerationRequest, features: frozenset[str]) -> None:
         missing.append(_GUIDES[request.guide.kind])
     if request.sampling.beam_width > 1 and request.needs_logprobs and Feature.BEAM_LOGPROBS not in features:
         missing.append(Feature.BEAM_LOGPROBS)
+    if request.sampling.beam_width > 1 and request.top_logprobs and "top_logprobs" not in missing:
+        missing.append("top_logprobs")
     if missing:
         reasons = "; ".join(_refusal(name, request.guide_from) for name in missing)
         raise UnsupportedParameterError(f"not supported by this backend: {reasons}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from msgspec.structs import replace
 from tokenizers import Tokenizer
@@ -75,8 +76,9 @@ class OutputSequence:
         self._text_end = 0
         self._logprobs = logprobs
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None) -> bool:
-        """Append tokens. False if a stop string or stop id ended the sequence; later tokens are discarded."""
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[Any] | None) -> bool:
+        """Append tokens, with a number or None for each. False if a stop string or stop id ended the sequence; later
+        tokens are discarded."""
         for position, token_id in enumerate(token_ids):
             self.generated_tokens += 1
             logprob = None

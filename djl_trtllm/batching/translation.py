@@ -7,12 +7,14 @@ import secrets
 
 from msgspec.structs import replace
 
+from djl_trtllm.batching.ranked_sequence import RankedSequence
 from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, GenerationRequest
 
 _MAX_CACHED_STOPS = 1024
+_MAX_CACHED_TEXTS = 16_384
 
 
 class Translator:
@@ -27,6 +29,7 @@ class Translator:
         self._seeded = seeded
         # Some models end with a token that their tokenizer does not list as special.
         self._special_ids = tokenizer.special_ids | tokenizer.end_ids
+        self._text_of = functools.lru_cache(_MAX_CACHED_TEXTS)(self._text_inside)
         self._is_exact_in_tokens = functools.lru_cache(_MAX_CACHED_STOPS)(self._survives_tokenising)
 
     def sequences(self, request: GenerationRequest, prompt_ids: list[int]) -> list[OutputSequence]:
@@ -37,8 +40,9 @@ class Translator:
             seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         shown = {id_: text for text in request.shown_tokens if (id_ := self._special_id(text)) is not None}
         stop_ids = {} if self._is_stopped_by_engine(request) else self._reasons(request)
+        kind = functools.partial(RankedSequence, text_of=self._text_of) if request.top_logprobs else OutputSequence
         return [
-            OutputSequence(
+            kind(
                 index=index,
                 tokenizer=self._tokenizer.raw,
                 special_ids=self._special_ids,
@@ -78,6 +82,7 @@ class Translator:
             request.guide,
             adapter,
             _wants_logprobs(request),
+            request.top_logprobs,
         )
 
     def _special_id(self, text: str) -> int | None:
@@ -99,6 +104,12 @@ class Translator:
             stop_id: FinishReason.END_TOKEN if stop_id in end_ids else FinishReason.STOP
             for stop_id in self._stop_ids(request)
         }
+
+    def _text_inside(self, token_id: int) -> str:
+        """A token's text inside a text: alone, some tokenizers leave out the space that it begins with."""
+        before = self._tokenizer.encode("a", False)[-1:]
+        text = self._tokenizer.decode([*before, token_id], False)
+        return text[len(self._tokenizer.decode(before, False)) :]
 
     def _survives_tokenising(self, text: str) -> bool:
         """Whether a stop string survives tokenising and decoding.

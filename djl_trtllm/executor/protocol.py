@@ -71,6 +71,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     adapter: Adapter | None = None
     logprobs: bool = False
     """Whether to return the chosen token's log-probability with each token."""
+    top_logprobs: int = 0
+    """How many of the most likely tokens to return with each token; not with beams."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -119,6 +121,18 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The fields of `Sampling` and `GenerationRequest` that the executor honours, and each `Feature` that it has."""
 
 
+class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token's log-probability, with the most likely tokens at its position, the most likely first."""
+
+    logprob: float | None
+    ids: list[int]
+    logprobs: list[float]
+
+
+Logprob: TypeAlias = float | Ranked | None
+"""What an engine reports of a token: None if nothing."""
+
+
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
     """The request is wrong, in a way that only the engine finds."""
 
@@ -133,7 +147,8 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
 
     request_id: int
     token_ids: list[int]
-    logprobs: list[float | None] | None = None
+    logprobs: list[Logprob] | None = None
+    """`Ranked` where `Submit.top_logprobs` asks for it."""
     finish: FinishReason | None = None
     """None while it runs. STOP for any of `Submit.stop_token_ids`; the last token id is the one that ended it."""
     error: str | Refusal | None = None

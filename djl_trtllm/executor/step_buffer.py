@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from djl_trtllm.executor.protocol import Delta, Stats, Step
+from djl_trtllm.executor.protocol import Delta, Logprob, Stats, Step
 
 
 class StepBuffer:
@@ -24,7 +24,7 @@ class StepBuffer:
         self._deltas: dict[int, Delta] = {}
         self._scheduled = False
 
-    def extend(self, request_id: int, token_ids: Sequence[int], logprobs: list[float | None] | None) -> Delta:
+    def extend(self, request_id: int, token_ids: Sequence[int], logprobs: list[Logprob] | None) -> Delta:
         """Add tokens of a request; the delta they go into."""
         delta = self._deltas.get(request_id)
         if delta is None:

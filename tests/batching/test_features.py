@@ -64,6 +64,11 @@ CASES: dict[str, tuple[list[GenerationRequest], str]] = {
         [GenerationRequest(prompt="a", bad=("x",))],
         "'bad_words' ('bad_sequences'): this engine cannot exclude words",
     ),
+    "top_logprobs": (
+        [GenerationRequest(prompt="a", top_logprobs=2)],
+        "'top_logprobs' (in completions 'logprobs' above 1): this engine has the chosen token's log-probability only; "
+        "with beams no engine has more",
+    ),
     Feature.JSON: ([guided(GuideKind.JSON_OBJECT), guided(GuideKind.JSON_SCHEMA)], f"a JSON guide: {GUIDES}"),
     Feature.REGEX: ([guided(GuideKind.REGEX)], f"a regular expression: {GUIDES}"),
     Feature.GRAMMAR: ([guided(GuideKind.GRAMMAR)], f"a grammar: {GUIDES}"),
@@ -107,6 +112,11 @@ def test_what_an_engine_does_not_honour_is_refused_by_name(name: str) -> None:
         with pytest.raises(UnsupportedParameterError) as caught:
             require(request, EVERYTHING - {name})
         assert str(caught.value) == f"not supported by this backend: {refusal}"
+
+
+def test_the_most_likely_tokens_of_beams_are_refused() -> None:
+    with pytest.raises(UnsupportedParameterError, match=r"'top_logprobs' .* with beams no engine has more"):
+        require(GenerationRequest(prompt="a", sampling=Sampling(beam_width=2), top_logprobs=2), EVERYTHING)
 
 
 def test_everything_that_is_missing_is_in_one_message() -> None:

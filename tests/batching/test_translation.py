@@ -11,9 +11,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.batching.translation import Translator
-from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.executor.protocol import Ranked, Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, FinishReason, GenerationRequest, Guide, GuideKind, Sampling
+from djl_trtllm.request import Adapter, FinishReason, GenerationRequest, Guide, GuideKind, RankedToken, Sampling
 
 END = 2
 
@@ -51,6 +51,19 @@ def text_of(sequence: OutputSequence, *token_ids: int) -> str:
     sequence.take(token_ids, None)
     sequence.finish(FinishReason.LENGTH)
     return "".join(token.text for token in sequence.drain().tokens)
+
+
+def test_the_most_likely_tokens_are_asked_for_and_their_texts_are_those_inside_a_text(tokenizer: Tokenizer) -> None:
+    request = asking(top_logprobs=3, logprobs=True)
+    assert message(tokenizer, request).top_logprobs == 3
+    assert message(tokenizer, asking()).top_logprobs == 0
+    (sequence,) = Translator(tokenizer).sequences(request, [3])
+    (id_,) = tokenizer.encode("the wolf", False)[-1:]
+    sequence.take([5], [Ranked(-1.0, [id_], [-1.0])])
+    (token,) = sequence.drain().tokens
+    assert isinstance(token, RankedToken)
+    assert [each.text for each in token.top] == [" wolf"]
+    assert type(Translator(tokenizer).sequences(asking(), [3])[0]) is OutputSequence
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

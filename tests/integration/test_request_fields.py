@@ -102,6 +102,7 @@ CASES = {
     ),
     "bad": tensorrt_only({"bad_words": ["wolf"]}, "bad", ["wolf"]),
     "logprobs": everywhere({"details": True}, "logprobs", "logprobs", "logprobs", 1),
+    "top_logprobs": Case({"details": True, "top_logprobs": 4}, None, None, {"logprobs": 4}, {"logprobs": 4}),
     "guide": Case(
         {"guided_regex": "a+"},
         {"structured_output_config": "a+"},
@@ -143,8 +144,11 @@ class Recorder:
 
 def submitted(tokenizer: Tokenizer, features: frozenset[str], parameters: dict[str, Any]) -> list[Submit]:
     """What an engine process gets for a request body. Raises UnsupportedParameterError."""
+    top_logprobs = parameters.get("top_logprobs", 0)  # LMI has no name for it; tests/api/openai reads it
+    parameters = {name: value for name, value in parameters.items() if name != "top_logprobs"}
     body = json.dumps({"inputs": PROMPT, "parameters": parameters}).encode()
     (request,) = lmi.parse(body, "application/json").requests
+    request = msgspec.structs.replace(request, top_logprobs=top_logprobs)
     require(request, features)
     if not gives_logprobs(request, features):
         request = msgspec.structs.replace(request, logprobs=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 from djl_trtllm.api.openai.response import FINISH_REASONS, EventEncoder, Response, WholeEncoder
 from djl_trtllm.api.output import CollectedSequence, dump_line
-from djl_trtllm.request import SequenceResult, Token
+from djl_trtllm.request import RankedToken, SequenceResult, Token
 
 
 class ChatEncoder(WholeEncoder):
@@ -70,9 +70,17 @@ def logprobs(tokens: list[Token]) -> dict[str, Any]:
         {
             "token": token.text,
             "logprob": token.logprob,
-            "bytes": list(token.text.encode()) if token.text else None,
-            "top_logprobs": [],
+            "bytes": _bytes(token.text),
+            "top_logprobs": _alternatives(token) if isinstance(token, RankedToken) else [],
         }
         for token in tokens
     ]
     return {"content": content, "refusal": None}
+
+
+def _alternatives(token: RankedToken) -> list[dict[str, Any]]:
+    return [{"token": each.text, "logprob": each.logprob, "bytes": _bytes(each.text)} for each in token.top]
+
+
+def _bytes(text: str) -> list[int] | None:
+    return list(text.encode()) if text else None

@@ -6,7 +6,7 @@ from typing import Any
 
 from djl_trtllm.api.openai.response import FINISH_REASONS, EventEncoder, Response, WholeEncoder
 from djl_trtllm.api.output import CollectedSequence, dump_line
-from djl_trtllm.request import SequenceResult, Token
+from djl_trtllm.request import RankedToken, SequenceResult, Token
 
 
 class CompletionEncoder(WholeEncoder):
@@ -63,12 +63,13 @@ class CompletionStreamEncoder(EventEncoder):
 def logprobs(tokens: list[Token], offset: int) -> dict[str, Any]:
     """The `logprobs` of a choice whose first token begins at `offset`, in characters of the choice's text."""
     offsets: list[int] = []
+    ranked = [token for token in tokens if isinstance(token, RankedToken)]
     for token in tokens:
         offsets.append(offset)
         offset += len(token.text)
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": None,
+        "top_logprobs": [{each.text: each.logprob for each in token.top} for token in ranked] if ranked else None,
         "text_offset": offsets,
     }

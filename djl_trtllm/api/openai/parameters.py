@@ -61,7 +61,7 @@ CHAT_FIELDS = Table(
         Parameter(("messages",), MESSAGES, IGNORED),
         Parameter(("max_completion_tokens", "max_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
         Parameter(("logprobs",), BOOLEAN, "logprobs"),
-        Parameter(("top_logprobs",), neutral=(0,), advice="only the chosen token's is available"),
+        Parameter(("top_logprobs",), integer(0, 20), "top_logprobs"),
         Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
         Parameter(("chat_template_kwargs",), OBJECT, "chat_template_kwargs"),
         Parameter(("continue_final_message",), neutral=(False,)),

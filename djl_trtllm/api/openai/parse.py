@@ -56,6 +56,8 @@ def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     messages = fit_messages(read_messages(payload.get("messages"), problems), model, problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
     tools = read_tool_use(values, model, problems)
+    if values.get("top_logprobs") and not values.get("logprobs"):
+        problems.invalid.append("'top_logprobs' is given without 'logprobs': expected 'logprobs' to be true")
     sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
     problems.raise_any()
     if tools is None:
@@ -89,9 +91,7 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     several = values.pop("logprobs", None)
     values["logprobs"] = several is not None
     if several is not None and several > 1:
-        problems.unsupported.append(
-            f"'logprobs' is {several}, and values above 1 are not supported: only the chosen token's is available"
-        )
+        values["top_logprobs"] = several
     echo = values.get("echo", False)
     if echo and values["logprobs"]:
         problems.unsupported.append("'echo' with 'logprobs': the prompt's log-probabilities are not available")

@@ -104,7 +104,7 @@ class TensorRtLlmExecutor:
             most_beams=sampler.most_beams,
         )
         self.features = sampler.fields | ({"seed"} if accept_ignored_seeds else set())
-        self.features |= {Feature.LOGPROBS} if logprobs else set()
+        self.features |= {Feature.LOGPROBS, "top_logprobs"} if logprobs else set()
         self.features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
         self.features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if guided else set()
         self.features |= {Feature.ADAPTERS} if lora else set()

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.executor.protocol import Logprob, Ranked, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
 from djl_trtllm.request import FinishReason
 
@@ -62,7 +62,7 @@ class RunningRequest:
             self._end(request_id, finish, error)
 
     async def _follow_tokens(self) -> None:
-        request_id, wants_logprobs = self.message.request_id, self.message.logprobs
+        request_id, wants_logprobs, most = self.message.request_id, self.message.logprobs, self.message.top_logprobs
         result, heartbeat, extend = self.result, self._heartbeat, self._step_buffer.extend
         seen = 0
         async for _ in result:
@@ -72,7 +72,7 @@ class RunningRequest:
             token_ids = output.token_ids
             if not self.muted and len(token_ids) > seen:
                 new = token_ids[seen:]
-                delta = extend(request_id, new, _chosen(output.logprobs, new) if wants_logprobs else None)
+                delta = extend(request_id, new, _chosen(output.logprobs, new, most) if wants_logprobs else None)
                 if not seen:
                     delta.cached_tokens = getattr(result, "cached_tokens", 0)
                 seen = len(token_ids)
@@ -116,15 +116,20 @@ def sequence_ids(message: Submit) -> range:
     return range(message.request_id, message.request_id + message.sampling.beam_width)
 
 
-def _chosen(entries: Sequence[Any], new: Sequence[int]) -> list[float | None]:
+def _chosen(entries: Sequence[Any], new: Sequence[int], most: int = 0) -> list[Logprob]:
     """The log-probabilities of the last tokens: TensorRT-LLM gives each alone, or in a dict of the likeliest.
+
+    `most`: how many of the likeliest to return with each.
 
     A sampled token need not be among the likeliest (PyTorch backend of about 1.2: TorchSampler takes them by
     `torch.topk`). It has None then.
     """
     if len(entries) < len(new):
         raise ValueError(f"TensorRT-LLM gave {len(entries)} log-probabilities for {len(new)} tokens")
-    return [_logprob(entry, token_id) for entry, token_id in zip(entries[-len(new) :], new, strict=True)]
+    pairs = zip(entries[-len(new) :], new, strict=True)
+    if most:
+        return [_ranked(entry, token_id, most) for entry, token_id in pairs]
+    return [_logprob(entry, token_id) for entry, token_id in pairs]
 
 
 def _logprob(entry: Any, token_id: int) -> float | None:
@@ -132,3 +137,10 @@ def _logprob(entry: Any, token_id: int) -> float | None:
         return float(entry)
     found = entry.get(token_id)
     return None if found is None else float(found.logprob)
+
+
+def _ranked(entry: Any, token_id: int, most: int) -> Ranked:
+    """With the sampled token TensorRT-LLM may give one more than it was asked for."""
+    found = entry.items() if isinstance(entry, dict) else ()
+    likeliest = sorted(((float(each.logprob), id_) for id_, each in found), key=lambda pair: -pair[0])[:most]
+    return Ranked(_logprob(entry, token_id), [id_ for _, id_ in likeliest], [logprob for logprob, _ in likeliest])

@@ -58,7 +58,7 @@ def sampling_arguments(request: Submit, beam_logprobs: int | None = 1) -> dict[s
         if value != getattr(_NEUTRAL, name):
             arguments[argument] = value
     if request.logprobs:
-        arguments["logprobs"] = 1 if sampling.beam_width == 1 else beam_logprobs
+        arguments["logprobs"] = max(1, request.top_logprobs) if sampling.beam_width == 1 else beam_logprobs
     if request.stop_token_ids:
         arguments["stop_token_ids"] = list(request.stop_token_ids)
     if request.stop:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from djl_trtllm.request import OutputChunk
+from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult
 from tests.api.openai.encoders import make, text_of
 from tests.api.scripts import EOS, PROMPT, TEXT, answer, parse_lines, several
 
@@ -30,3 +30,10 @@ def test_offsets_of_a_streams_tokens_go_on() -> None:
     offsets = [offset for each in shown for offset in each["text_offset"]]
     texts = [text for each in shown for text in each["tokens"]]
     assert offsets == [len("".join(texts[:position])) for position in range(len(texts))]
+
+
+def test_the_most_likely_tokens_are_shown_by_their_text() -> None:
+    top = [Alternative(5, " a", -0.1), Alternative(6, " b", -2.0)]
+    chunk = OutputChunk(0, [RankedToken(6, " b", -2.0, False, top)], SequenceResult(FinishReason.LENGTH, 1, -2.0, None))
+    whole = json.loads(answer(make("completion", logprobs=True), [chunk]))
+    assert whole["choices"][0]["logprobs"]["top_logprobs"] == [{" a": -0.1, " b": -2.0}]

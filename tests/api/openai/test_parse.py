@@ -74,7 +74,8 @@ def test_temperature_0_is_greedy(model: Model) -> None:
     ("body", "kind", "named"),
     [
         ({"logit_bias": {"50256": -100}}, UnsupportedParameterError, "logit_bias"),
-        ({"top_logprobs": 2, "logprobs": True}, UnsupportedParameterError, "top_logprobs"),
+        ({"top_logprobs": 2}, InvalidRequestError, "expected 'logprobs' to be true"),
+        ({"top_logprobs": 21, "logprobs": True}, InvalidRequestError, "'top_logprobs' is 21"),
         ({"functions": [{}]}, UnsupportedParameterError, "functions"),
         ({"audio": {}}, UnsupportedParameterError, "audio"),
         ({"modalities": ["audio"]}, InvalidRequestError, "modalities"),
@@ -95,6 +96,11 @@ def test_what_is_wrong_is_named(
     with pytest.raises(kind, match=named) as caught:
         parse(model, CHAT, **{"messages": MESSAGES, **body})
     assert type(caught.value) is kind
+
+
+def test_the_most_likely_tokens_are_asked_for(model: Model) -> None:
+    (request,) = parse(model, CHAT, messages=MESSAGES, logprobs=True, top_logprobs=20).requests
+    assert (request.logprobs, request.needs_logprobs, request.top_logprobs) == (True, True, 20)
 
 
 def test_what_changes_nothing_is_accepted(model: Model) -> None:
@@ -148,7 +154,13 @@ def test_a_request_has_at_most_128_sequences(model: Model) -> None:
 
 def test_more_than_the_chosen_tokens_logprob_is_refused(model: Model) -> None:
     assert parse(model, COMPLETIONS, prompt="a", logprobs=0).requests[0].logprobs
-    assert "'logprobs' is 2" in refusal(model, COMPLETIONS, prompt="a", logprobs=2)
+    assert [parse(model, COMPLETIONS, prompt="a", logprobs=n).requests[0].top_logprobs for n in range(4)] == [
+        0,
+        0,
+        2,
+        3,
+    ]
+    assert "'logprobs' is 6" in refusal(model, COMPLETIONS, prompt="a", logprobs=6)
     assert "'echo' with 'logprobs'" in refusal(model, COMPLETIONS, prompt="a", logprobs=1, echo=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
-from djl_trtllm.executor.protocol import Delta, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Logprob, Ranked, Stats, Step, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
 from djl_trtllm.request import FinishReason, Sampling
 
@@ -153,6 +153,19 @@ def with_others(token: int, logprob: float) -> dict[int, Any]:
     return {9000: SimpleNamespace(logprob=-0.01), token: SimpleNamespace(logprob=logprob)}
 
 
+def test_the_likeliest_tokens_come_with_each_when_asked_for() -> None:
+    def entry(*pairs: tuple[int, float]) -> dict[int, Any]:
+        return {token: SimpleNamespace(logprob=logprob) for token, logprob in pairs}
+
+    entries = [entry((5, -0.5), (8, -2.0), (9, -1.0)), entry((8, -0.1), (9, -0.2)), -0.25]
+    ((delta,),) = followed(Result(say(5, 6, 7, logprobs=entries, end="length")), logprobs=True, top_logprobs=2)
+    assert delta.logprobs == [
+        Ranked(-0.5, [5, 9], [-0.5, -1.0]),
+        Ranked(None, [8, 9], [-0.1, -0.2]),
+        Ranked(-0.25, [], []),
+    ]
+
+
 def test_log_probabilities_are_those_of_the_chosen_tokens() -> None:
     result = Result(
         say(5, logprobs=[with_others(5, -0.5)]),
@@ -257,7 +270,7 @@ def test_beams_have_log_probabilities_where_they_are_asked_for_and_given() -> No
 
         return step
 
-    def of(logprobs: list[Any], asked: bool) -> list[list[float | None] | None]:
+    def of(logprobs: list[Any], asked: bool) -> list[list[Logprob] | None]:
         (deltas,) = followed(Result(finish(logprobs), beams=2), beam_width=2, logprobs=asked)
         return [delta.logprobs for delta in deltas]
 

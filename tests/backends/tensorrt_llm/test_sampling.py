@@ -30,6 +30,7 @@ KEPT = {"include_stop_str_in_output": True}
         ({"frequency_penalty": -0.5}, {"frequency_penalty": -0.5}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
         ({"logprobs": True}, {"logprobs": 1}),
+        ({"logprobs": True, "top_logprobs": 5}, {"logprobs": 5}),
         ({"min_p": 0.1}, {"min_p": 0.1}),
         ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 3}),
         ({"beam_width": 2}, {**BEAMS, "n": 2, "best_of": 2}),

@@ -70,3 +70,22 @@ def test_errors_raise_what_the_client_has_for_them(client: openai.OpenAI) -> Non
         client.completions.create(model="", prompt=PROMPT, max_tokens=77)
     with pytest.raises(openai.APIError, match="scripted"):
         list(client.completions.create(model="", prompt=PROMPT, max_tokens=77, stream=True))
+
+
+def test_the_most_likely_tokens_come_from_an_engine_that_has_them(client: openai.OpenAI, executor: str) -> None:
+    def ask() -> openai.types.chat.ChatCompletion:
+        return client.chat.completions.create(
+            model="", messages=MESSAGES, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3
+        )
+
+    if executor == "scripted":
+        with pytest.raises(openai.BadRequestError, match=r"'top_logprobs'.* chosen token's log-probability only"):
+            ask()
+        return
+    logprobs = ask().choices[0].logprobs
+    assert logprobs and logprobs.content
+    assert [len(token.top_logprobs) for token in logprobs.content] == [3] * 4
+    assert all(token.top_logprobs[0].token == token.token for token in logprobs.content)
+    completion = client.completions.create(model="", prompt=PROMPT, max_tokens=4, temperature=0, logprobs=2)
+    shown = completion.choices[0].logprobs
+    assert shown and [len(top) for top in shown.top_logprobs or []] == [2] * 4
