@@ -1,6 +1,7 @@
 """What the server costs: the scripted executor through the whole road, beside a bare uvicorn application.
 
     python benchmarks/ceiling.py [--streams 64 256] [--seconds 10] [--offered 28000] [--executor tensorrt_llm]
+    python benchmarks/ceiling.py --api jsonlines chat [...] [--rounds 5] [--before CHECKOUT]
 
 Everything above the executor is real: host process, messages, rolling batch, detokeniser, dialect, HTTP. The measure
 is streamed tokens per CPU-second of the server process (its engine process not counted), because client, server and
@@ -11,25 +12,43 @@ streams as many tokens, in chunks of the size that the server was seen to send.
 With `--executor tensorrt_llm` the paced run goes through TensorRT-LLM's executor and the fake TensorRT-LLM's engine
 backend, whose objects do per response in the engine process what the real ones do (tests/fakes): 28,000 tokens per
 second is the rate published for Llama 3.1 8B in FP8 on an H200. The host's CPU time is a column of its own.
+
+With `--api` one server answers the streams of several APIs in turns, and with `--before` so does a server of another
+checkout. The figures are medians over the rounds, the ratios those of each round to its first row.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from load import percentile, post, run_streams
 from rich.console import Console
 from rich.table import Table
-from servers import TICK, cpu_seconds, free_port, serving, started
+from servers import TICK, Server, cpu_seconds, free_port, serving, started
 
 from tests.support.models import scripted_model, tensorrt_llm_model
 
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother and there she met the wolf"
+
+MESSAGES = [{"role": "user", "content": PROMPT}]
+APIS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "jsonlines": ("/invocations", {"inputs": PROMPT, "parameters": {}, "stream": True}, "max_new_tokens"),
+    "jsonlines_chat": ("/invocations", {"messages": MESSAGES, "stream": True}, "max_tokens"),
+    "chat": ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}, "max_tokens"),
+    "completions": ("/v1/completions", {"prompt": PROMPT, "stream": True}, "max_tokens"),
+    "tgi": ("/generate_stream", {"inputs": PROMPT, "parameters": {}}, "max_new_tokens"),
+    "triton": ("/v2/models/ensemble/generate_stream", {"text_input": PROMPT}, "max_tokens"),
+    "truss": ("/predict", {"prompt": PROMPT}, "max_tokens"),
+}
+"""By name: path, body of a stream, and the parameter with the number of tokens."""
 
 
 @dataclass
@@ -90,13 +109,78 @@ def bare_measured(streams: int, steps_per_second: float, tokens: int, tokens_per
         return measure(process, port, [post("/stream", body)] * streams, period)
 
 
+def stream_of(api: str, tokens: int) -> bytes:
+    """The request for a stream."""
+    path, body, limit = APIS[api]
+    if "parameters" in body:
+        return post(path, {**body, "parameters": {limit: tokens}})
+    return post(path, {**body, limit: tokens})
+
+
+def cost(server: Server, api: str, streams: int, tokens: int) -> float:
+    """Streamed tokens per CPU-second of the server process."""
+    generated = server.metric("generated_tokens_total")
+    before = cpu_seconds(server.process)
+    results = run_streams(server.port, [stream_of(api, tokens)] * streams)
+    spent = max(TICK, cpu_seconds(server.process) - before)
+    generated = server.metric("generated_tokens_total") - generated
+    failures = [result.failed for result in results if result.failed]
+    if failures:
+        sys.exit(f"{len(failures)} streams of {api} failed, the first with: {failures[0]}")
+    if generated != streams * tokens:
+        sys.exit(f"{streams} streams of {api} had {generated:.0f} tokens, not {tokens} each")
+    return generated / spent
+
+
+def compare(arguments: argparse.Namespace, folder: Path) -> Table:
+    """Several APIs of one server in turns, and the first of them on a server of another checkout."""
+    title = "Streamed tokens per CPU-second of the server process, medians"
+    table = Table("load", "streams", "API", "tok per CPU-s", "ratio", "ratios", title=title)
+    for streams in arguments.streams:
+        for load, steps, rate in (
+            ("saturated", 0.0, 100_000),
+            ("paced", arguments.offered / streams, arguments.offered),
+        ):
+            tokens = max(16, int(arguments.seconds * rate / streams))
+            script = {"steps_per_second": steps}
+            model = scripted_model(folder / f"{load}-{streams}", script, **{"option.max_rolling_batch_size": 256})
+            with ExitStack() as stack:
+                now = stack.enter_context(serving(model, folder))
+                contestants = [(api, now, api) for api in arguments.api]
+                if arguments.before:
+                    code = {"PYTHONPATH": arguments.before, "PYTHONSAFEPATH": "1"}
+                    before = stack.enter_context(serving(model, folder, **code))
+                    contestants.append((f"{arguments.api[0]}, before", before, arguments.api[0]))
+                found: dict[str, list[float]] = {name: [] for name, _, _ in contestants}
+                for _, server, api in contestants:
+                    cost(server, api, streams, 8)
+                for _ in range(arguments.rounds):
+                    for name, server, api in contestants:
+                        found[name].append(cost(server, api, streams, tokens))
+                    contestants.reverse()
+            first = found[arguments.api[0]]
+            for name, costs in found.items():
+                ratios = [one / other for one, other in zip(costs, first, strict=True)]
+                spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
+                median = f"{statistics.median(costs):,.0f}"
+                table.add_row(load, str(streams), name, median, f"{statistics.median(ratios):.2f}", spread)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--seconds", type=float, default=10.0, help="roughly, per run")
     parser.add_argument("--offered", type=float, default=28_000, help="tokens per second of the paced runs")
     parser.add_argument("--executor", choices=["scripted", "tensorrt_llm"], default="scripted")
+    parser.add_argument("--api", choices=APIS, nargs="+", help="compare these, in turns")
+    parser.add_argument("--rounds", type=int, default=5, help="of each API")
+    parser.add_argument("--before", help="another checkout, to compare the first API with")
     arguments = parser.parse_args()
+    if arguments.api:
+        with tempfile.TemporaryDirectory() as folder:
+            Console(width=140).print(compare(arguments, Path(folder)))
+        return
     table = Table(title="Streamed tokens per CPU-second of the server process")
     for column in (
         "load",
