@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import openai
@@ -69,3 +70,22 @@ def test_a_stream_that_is_left_ends_on_the_server(client: openai.OpenAI) -> None
 
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_tools_are_refused_where_the_models_template_has_no_place_for_them(client: openai.OpenAI) -> None:
+    tool: openai.types.chat.ChatCompletionToolParam = {"type": "function", "function": {"name": "weather"}}
+    with pytest.raises(openai.BadRequestError, match="chat template has no place for tools"):
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[tool])
+
+
+def test_an_answer_of_a_json_schema(client: openai.OpenAI) -> None:
+    names = ["wolf", "girl"]
+    schema: dict[str, object] = {"type": "string", "enum": names}
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        response_format={"type": "json_schema", "json_schema": {"name": "who", "schema": schema, "strict": True}},
+        temperature=0,
+        max_tokens=TOKENS,
+    )
+    assert json.loads(answer.choices[0].message.content or "") in names
