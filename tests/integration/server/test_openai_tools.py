@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,25 @@ def test_text_that_is_no_call_is_text(client: openai.OpenAI, model: str) -> None
     text = "The [wolf] <ran> {home}."
     assert ask(client, text, tools=[WEATHER]).choices[0].message.content == text
     assert ask(client, text, tools=[WEATHER], tool_choice="none").choices[0].message.content == text
+
+
+@pytest.mark.slow
+def test_the_embedded_engine_makes_the_calls_that_it_has_to(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(TINY_STORIES, directory)
+    template = "{# tools <tool_call> #}{% for message in messages %}{{ message.content }}{% endfor %}"
+    for place in (directory, directory / "engine"):
+        (place / "chat_template.jinja").write_text(template)
+    with (
+        serving(directory) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        required: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
+        for more in (required, {"tool_choice": NAMED}):
+            choice = ask(client, "The wolf went to Rome.", tools=[WEATHER, TIME], max_tokens=200, **more).choices[0]
+            (call,) = choice.message.tool_calls
+            assert call.function.name in ("weather", "time")
+            assert choice.finish_reason == "tool_calls" and type(json.loads(call.function.arguments)) is dict
 
 
 def test_what_a_server_cannot_do_is_refused_by_name(server: Server) -> None:
