@@ -41,7 +41,7 @@ def test_whether_the_engine_is_given_stops_is_one_of_its_limits(make: MakeEngine
 @pytest.mark.parametrize(
     ("options", "features"),
     [
-        ({"logprobs": True}, {Feature.LOGPROBS}),
+        ({"logprobs": True}, {Feature.LOGPROBS, "top_logprobs"}),
         ({"guided": True}, {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}),
         ({"lora": True}, {Feature.ADAPTERS}),
         ({"max_beam_width": 2}, set()),
@@ -49,7 +49,7 @@ def test_whether_the_engine_is_given_stops_is_one_of_its_limits(make: MakeEngine
     ],
 )
 def test_features_are_those_that_were_asked_for(
-    make: MakeEngine, options: dict[str, object], features: set[Feature]
+    make: MakeEngine, options: dict[str, object], features: set[str]
 ) -> None:
     backend, beams = str(options.get("backend", "pytorch")), 2 if "max_beam_width" in options else 1
     fields = find_sampler("1.2.1", backend, {}, beams).fields
