@@ -220,7 +220,7 @@ def _parse(declared: DeclaredOption, setting: Setting, draft: Draft) -> None:
 def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
     (variable, *_) = variables_of(declared.key)
     return (
-        f"{setting.formatted}: {declared.key} lets a model run code on this machine, so it can be set only by the "
+        f"{setting.formatted}: {declared.key} opens this machine to a model, so it can be set only by the "
         f"environment variable {variable}; remove it here"
     )
 

@@ -85,7 +85,8 @@ def test_options_are_frozen_and_refuse_unknown_names() -> None:
 
 def test_only_the_operator_decides_about_foreign_code_at_load() -> None:
     assert [name for name, declared in OPTIONS.items() if declared.option.scope is Scope.OPERATOR] == [
-        "install_requirements"
+        "install_requirements",
+        "adapter_roots",
     ]
 
 
