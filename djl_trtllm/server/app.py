@@ -11,7 +11,7 @@ import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 from starlette.routing import Router
@@ -27,9 +27,12 @@ from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
 from djl_trtllm.server.session_requests import SessionRequests
-from djl_trtllm.server.triton_ports import further_ports, listen, ready_table
+from djl_trtllm.server.triton_ports import further_ports, listen, listen_grpc, ready_table
 from djl_trtllm.service import Model, Registry, ServedModel, settle_garbage_collector
 from djl_trtllm.service.sessions import open_sessions
+
+if TYPE_CHECKING:
+    from djl_trtllm.server.triton_grpc import TritonGrpcServer
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,7 @@ class Server(uvicorn.Server):
             self._registry.add(ServedModel(model.name, model.source, on_failed=self._model_failed))
         self._models = ModelRoutes(self._registry, store, options.shutdown_timeout)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._grpc: TritonGrpcServer | None = None
         self._interrupted = False
         self._loading: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[None] | None = None
@@ -109,6 +113,7 @@ class Server(uvicorn.Server):
 
         try:
             self.servers += await listen(self._options, protocol, config.backlog)
+            self._grpc = await listen_grpc(self._registry, self._options)
         except ConfigError as error:
             logger.error("%s", error)
             self._exit(1)
@@ -138,7 +143,12 @@ class Server(uvicorn.Server):
         self._loading.cancel()
         await self._models.close()
         await asyncio.gather(*(model.end(self._options.shutdown_timeout) for model in self._registry.models.values()))
+        await self._close_grpc()
         self.should_exit = True
+
+    async def _close_grpc(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.close()
 
     def _application(self) -> ASGIApp:
         counts = ServerCounts()
@@ -155,6 +165,7 @@ class Server(uvicorn.Server):
         try:
             yield
         finally:
+            await self._close_grpc()
             monitor.cancel()
             self._loading.cancel()
             await asyncio.gather(self._loading, monitor, self._models.close(), return_exceptions=True)

@@ -25,17 +25,17 @@ from djl_trtllm.errors import (
     NotReadyError,
     RequestError,
     RequestTooLargeError,
-    UnknownModelError,
 )
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
 from djl_trtllm.server.description import Description
 from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
+from djl_trtllm.server.find_model import find_model, status_of
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
 from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.server.session_requests import SessionRequests, SessionUse
-from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.service import Registry, State
 from djl_trtllm.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class Routes:
         if name is None and dialect.names_model:
             request = await _read(exchange, path)
             name = dialect.model_name(request)
-        model = self._find(dialect, name, exchange.endpoint)
+        model = find_model(self.registry, dialect, name, exchange.endpoint)
         if model.state is State.DRAINING:
             # Keep-alive clients have to open a connection to another server.
             error = NotReadyError(f"model {model.name} is shutting down")
@@ -256,22 +256,8 @@ class Routes:
         await exchange.reply(front_end_error(404, f"there is nothing at {exchange.scope['path']}"))
 
     def _named(self, dialect: Dialect, name: str | None) -> list[ModelStatus]:
-        models = self.registry.models.values() if name is None else [self._find(dialect, name)]
-        return [_status(model) for model in models]
-
-    def _find(self, dialect: Dialect, name: str | None, endpoint: str | None = None) -> ServedModel:
-        """The model that a request is for. Raises UnknownModelError."""
-        model = self.registry.find(name)
-        if model is None and (name is None or name in dialect.aliases):
-            # SageMaker's client names the endpoint, which may also be the name of a model.
-            model = self.registry.find(endpoint) or self.registry.find(None)
-        if model is not None:
-            return model
-        known = ", ".join(sorted(self.registry.models)) or "none"
-        name = name or endpoint
-        if name is None:
-            raise UnknownModelError(f"Parameter model_name is required; loaded: {known}", name=None)
-        raise UnknownModelError(f"there is no model named {name!r} here; loaded: {known}", name=name)
+        models = self.registry.models.values() if name is None else [find_model(self.registry, dialect, name)]
+        return [status_of(model) for model in models]
 
 
 def _fixed_characters(path: str) -> int:
@@ -284,8 +270,3 @@ async def _read(exchange: Exchange, path: str) -> RawRequest:
 
 def _request(exchange: Exchange, path: str, body: bytes = b"") -> RawRequest:
     return RawRequest(body, exchange.properties, path, exchange.scope["path_params"], exchange.query)
-
-
-def _status(model: ServedModel) -> ModelStatus:
-    ready = model.state is State.READY
-    return ModelStatus(model.name, ready, model.model if ready else None, model.statistics)

@@ -1,14 +1,26 @@
-"""What a server of a Triton repository has besides: Triton's ports with the same routes, and its table of models."""
+"""What a server of a Triton repository has besides: Triton's ports with the same routes, and its table of models.
+
+The port of its gRPC API is open where grpcio is installed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from djl_trtllm.config import Options
 from djl_trtllm.config.compat.triton import repository_files
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.service import Registry
+
+if TYPE_CHECKING:
+    from djl_trtllm.server.triton_grpc import TritonGrpcServer
+
+logger = logging.getLogger(__name__)
 
 _OPTIONS = ("triton_http_port", "triton_metrics_port")
 _VERSION = "1"
@@ -40,6 +52,25 @@ async def listen(
                 ]
             ) from None
     return servers
+
+
+async def listen_grpc(registry: Registry, options: Options) -> TritonGrpcServer | None:
+    """Listen on the port of Triton's gRPC API, if there is one and grpcio. Raises ConfigError if it is in use."""
+    if not options.triton_grpc_port:
+        return None
+    if importlib.util.find_spec("grpc") is None:
+        logger.warning(
+            "triton_grpc_port=%d is not served: grpcio is not installed, so there is HTTP only; "
+            "pip install 'djl-trtllm[grpc]', or set SERVING_TRITON_GRPC_PORT=0",
+            options.triton_grpc_port,
+        )
+        return None
+    from djl_trtllm.server.triton_grpc import TritonGrpcServer
+
+    server = TritonGrpcServer(registry, options, options.triton_grpc_port)
+    await server.start()
+    logger.info("listening on %s:%d for gRPC (triton_grpc_port)", options.host, server.bound_port)
+    return server
 
 
 def ready_table(directory: Path) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.server.triton_ports import further_ports, listen, ready_table
+from djl_trtllm.server.triton_ports import further_ports, listen, listen_grpc, ready_table
+from djl_trtllm.service import Registry
 from tests.support.server import free_port
 
 TABLE = """\
@@ -77,6 +78,29 @@ def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_none_open() 
             asyncio.run(listen(options, asyncio.Protocol, 10))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", free))
+
+
+def test_the_port_of_grpc_answers() -> None:
+    asyncio.run(the_port_of_grpc_answers())
+
+
+async def the_port_of_grpc_answers() -> None:
+    options = Options(host="127.0.0.1", triton_grpc_port=free_port())
+    server = await listen_grpc(Registry(), options)
+    assert server is not None and server.bound_port == options.triton_grpc_port
+    await server.close()
+    assert await listen_grpc(Registry(), Options()) is None
+
+
+def test_without_grpcio_there_is_http_and_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert asyncio.run(listen_grpc(Registry(), Options(triton_grpc_port=8001))) is None
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "triton_grpc_port=8001 is not served: grpcio is not installed" in record.message
+    assert "pip install 'djl-trtllm[grpc]'" in record.message
 
 
 def test_the_table_is_tritons(tmp_path: Path) -> None:

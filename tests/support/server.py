@@ -31,7 +31,7 @@ CLI = ("-m", "djl_trtllm.cli")
 START_SECONDS = 300.0
 _CONFIGURING = ("OPTION_", "SERVING_", "DJL_", "HF_", "SM_", "SAGEMAKER_")
 _NO_LOOPBACK_PROXY = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
-_NO_TRITON_PORTS = {"SERVING_TRITON_HTTP_PORT": "0", "SERVING_TRITON_METRICS_PORT": "0"}
+_NO_TRITON_PORTS = {f"SERVING_TRITON_{name}_PORT": "0" for name in ("HTTP", "GRPC", "METRICS")}
 """Servers of Triton repositories run beside each other."""
 _LEEWAY = 2
 """A connection is one descriptor, and a new host may have taken another number of pipes."""

@@ -1,4 +1,7 @@
-"""A request of `infer` as one request for each prompt: tensors have a batch dimension, and each row is a prompt."""
+"""A request of `infer` as one request for each prompt: tensors have a batch dimension, and each row is a prompt.
+
+The outputs of all of them are one response.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from djl_trtllm.api.base import ModelContext
+from djl_trtllm.api.output import CollectedSequence
 from djl_trtllm.api.parameters import Problems, show
 from djl_trtllm.api.triton.inputs import FIELDS, InferenceRequest, input_named, read_request
-from djl_trtllm.api.triton.outputs import ALWAYS, NOT_PRODUCED, OUTPUTS
+from djl_trtllm.api.triton.outputs import ALWAYS, NOT_PRODUCED, OUTPUTS, output_tensors, sequence_output
 from djl_trtllm.api.triton.tensors import Tensor
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 
@@ -70,6 +74,23 @@ def check_outputs(names: Sequence[Any], model: str) -> tuple[str, ...]:
         if type(name) is not str or name not in _OUTPUT_NAMES:
             raise InvalidRequestError(f"unexpected inference output {show(name)} for model '{model}'")
     return tuple(dict.fromkeys(names)) or ALWAYS
+
+
+def batch_tensors(
+    requests: Sequence[InferenceRequest], prompts: Sequence[str], sequences: Sequence[CollectedSequence]
+) -> dict[str, Tensor]:
+    """All outputs of a whole response, by name. `prompts` are the texts that the sequences of each request follow."""
+    n, batch = requests[0].n, len(requests)
+    shown = []
+    for index, each in enumerate(sequences):
+        assert each.finished is not None
+        request, text = requests[index // n], prompts[index // n] + each.text
+        cumulative = each.finished.cumulative_logprob
+        shown.append(sequence_output(text, each.tokens, logprobs=request.logprobs, cumulative=cumulative))
+    tensors = {tensor.name: tensor for tensor in output_tensors(shown, batch)}
+    tensors["batch_index"] = Tensor("batch_index", "INT32", (batch, 1), list(range(batch)))
+    tensors["sequence_index"] = Tensor("sequence_index", "INT32", (batch, n), [*range(n)] * batch)
+    return tensors
 
 
 def _expected_outputs() -> str:

@@ -14,7 +14,7 @@ import orjson
 from djl_trtllm.api.base import Call, ModelContext, Prompt, RawRequest
 from djl_trtllm.api.output import SequenceCollector
 from djl_trtllm.api.parameters import show
-from djl_trtllm.api.triton.batch import check_input, check_outputs, read_batch
+from djl_trtllm.api.triton.batch import batch_tensors, check_input, check_outputs, read_batch
 from djl_trtllm.api.triton.content import (
     accepted_encoding,
     compress,
@@ -26,7 +26,6 @@ from djl_trtllm.api.triton.content import (
 from djl_trtllm.api.triton.description import VERSION
 from djl_trtllm.api.triton.generate import SEQUENCE_PARAMETERS
 from djl_trtllm.api.triton.inputs import InferenceRequest
-from djl_trtllm.api.triton.outputs import output_tensors, sequence_output
 from djl_trtllm.api.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from djl_trtllm.errors import InvalidRequestError, RequestError
 from djl_trtllm.request import OutputChunk
@@ -100,22 +99,8 @@ class InferEncoder:
         """Nothing: no byte of a whole response is sent before its end."""
         return b""
 
-    def _tensors(self) -> dict[str, Tensor]:
-        n, batch = self._requests[0].n, len(self._requests)
-        sequences = []
-        for index, each in enumerate(self._output.sequences):
-            assert each.finished is not None
-            request = self._requests[index // n]
-            text = self._prompts[index // n] + each.text
-            cumulative = each.finished.cumulative_logprob
-            sequences.append(sequence_output(text, each.tokens, logprobs=request.logprobs, cumulative=cumulative))
-        tensors = {tensor.name: tensor for tensor in output_tensors(sequences, batch)}
-        tensors["batch_index"] = Tensor("batch_index", "INT32", (batch, 1), list(range(batch)))
-        tensors["sequence_index"] = Tensor("sequence_index", "INT32", (batch, n), [*range(n)] * batch)
-        return tensors
-
     def _body(self) -> bytes:
-        tensors = self._tensors()
+        tensors = batch_tensors(self._requests, self._prompts, self._output.sequences)
         outputs: list[dict[str, Any]] = []
         binary = b""
         for wanted in self._wanted:

@@ -29,6 +29,7 @@ CONFIG_FILE = "config.pbtxt"
 _PRESETS = {
     "option.batch_scheduler_policy": "guaranteed_no_evict",
     "triton_http_port": "8000",
+    "triton_grpc_port": "8001",
     "triton_metrics_port": "8002",
 }
 _SCHEDULER = "it configures Triton's own scheduler, which is not used here"

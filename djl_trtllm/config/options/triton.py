@@ -31,6 +31,17 @@ class TritonOptions(OptionGroup):
         source=TRITON,
         scope=Scope.SERVER,
     )
+    triton_grpc_port: int = option(
+        0,
+        "The port of Triton's gRPC API. A Triton repository with `ensemble` and the other models presets 8001; 0 is no "
+        "such port. It needs grpcio: `pip install 'djl-trtllm[grpc]'`.",
+        key="triton_grpc_port",
+        at_least=0,
+        at_most=65535,
+        effect="listening port of gRPC",
+        source=TRITON,
+        scope=Scope.SERVER,
+    )
     triton_metrics_port: int = option(
         0,
         "A further port of the server, for `/metrics` where Triton has it. A Triton repository with `ensemble` and the "

@@ -97,6 +97,7 @@ def test_what_triton_presets() -> None:
     assert values(source) == [
         ("option.batch_scheduler_policy", "guaranteed_no_evict"),
         ("triton_http_port", "8000"),
+        ("triton_grpc_port", "8001"),
         ("triton_metrics_port", "8002"),
     ]
     assert str(source.settings[0].origin) == "derived from the presets of Triton"

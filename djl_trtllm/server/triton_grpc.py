@@ -1,0 +1,233 @@
+"""Triton's gRPC API on a port of its own, over the models of a registry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from djl_trtllm.api import ModelStatus
+from djl_trtllm.api.triton import description, protocol
+from djl_trtllm.api.triton.dialect import TRITON
+from djl_trtllm.api.triton.errors import DEFECT, status_of
+from djl_trtllm.config import Options
+from djl_trtllm.errors import (
+    ConfigError,
+    InvalidRequestError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    UnknownModelError,
+)
+from djl_trtllm.server import find_model
+from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, start
+from djl_trtllm.service import Registry, ServedModel, State
+
+logger = logging.getLogger(__name__)
+
+_CODES = {
+    "INVALID_ARG": grpc.StatusCode.INVALID_ARGUMENT,
+    "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "INTERNAL": grpc.StatusCode.INTERNAL,
+}
+_FLUSH_SECONDS = 2
+"""How long clients may take to read the last messages after every request has ended."""
+_ERRORS_END_STREAMS = ("triton_grpc_error", "true")
+"""The metadata of clients that want the first error of a stream as its status."""
+
+
+class TritonGrpcServer:
+    """Serves `inference.GRPCInferenceService`. `options` are the server's."""
+
+    def __init__(self, registry: Registry, options: Options, port: int) -> None:
+        self._registry = registry
+        self._options = options
+        self._port = port
+        self._streams: set[TritonStream] = set()
+        self._server: Any = None
+        self.bound_port = 0
+        """The port that it listens on, another one if it was to be any."""
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError."""
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", self._options.max_request_size),
+                ("grpc.max_send_message_length", -1),
+                # Otherwise a second server on this port takes half of the connections.
+                ("grpc.so_reuseport", 0),
+            ]
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(protocol.SERVICE, self._handlers()),)
+        )
+        address = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
+        try:
+            self.bound_port = self._server.add_insecure_port(f"{address}:{self._port}")
+        except RuntimeError as error:
+            raise ConfigError(
+                [
+                    f"triton_grpc_port={self._port}: cannot listen on {address}:{self._port}: {error}; end the program "
+                    "that uses the port, or set SERVING_TRITON_GRPC_PORT to another one or to 0 for none"
+                ]
+            ) from None
+        await self._server.start()
+
+    async def close(self) -> None:
+        """Stop listening; responses that are complete may still be read for a moment. Call it when nothing runs."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            for stream in self._streams:
+                stream.end()
+            await server.stop(_FLUSH_SECONDS)
+
+    def _handlers(self) -> dict[str, Any]:
+        handlers = {}
+        for method in protocol.methods():
+            if method.name == "ModelStreamInfer":
+                handlers[method.name] = grpc.stream_stream_rpc_method_handler(self.stream)
+                continue
+            handler = self.infer if method.name == "ModelInfer" else self._page(method)
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(self._answering(handler))
+        return handlers
+
+    def _answering(self, handler: Callable[[bytes, Any], Awaitable[bytes]]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(request: bytes, context: Any) -> bytes:
+            try:
+                return await handler(request, context)
+            except Exception as error:
+                await _abort(context, error)
+                raise AssertionError("abort always raises") from None
+
+        return answer
+
+    # -- what needs no engine ------------------------------------------------------------------------------------------
+
+    def _page(self, method: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        read, response = (protocol.message(each.name) for each in (method.input_type, method.output_type))
+        describe = _PAGES[method.name]
+
+        async def page(message: bytes, _: Any) -> bytes:
+            try:
+                request = read.FromString(message)
+            except DecodeError:
+                raise InvalidRequestError(f"the message is not a valid inference.{method.input_type.name}") from None
+            # Statistics have more in JSON than in the messages that are here.
+            made = json_format.ParseDict(describe(self._registry, request), response(), ignore_unknown_fields=True)
+            data: bytes = made.SerializeToString()
+            return data
+
+        return page
+
+    # -- what generates ------------------------------------------------------------------------------------------------
+
+    async def infer(self, request: bytes, context: Any) -> bytes:
+        """ModelInfer."""
+        response = WholeResponse()
+        running = await start(request, protocol.ModelInferRequest(), self._model_for, response.deliver, streams=False)
+        if headers := [(name.lower(), value) for name, value in running.headers]:
+            context.set_trailing_metadata(headers)
+        try:
+            return await response.of(running)
+        finally:
+            # The client may be gone.
+            running.cancel()
+
+    async def stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """ModelStreamInfer."""
+        fails = any(pair[0] == _ERRORS_END_STREAMS[0] and pair[1] == "true" for pair in context.invocation_metadata())
+        stream = TritonStream(context.write, self._model_for, self._options.stream_write_timeout, fails=fails)
+        self._streams.add(stream)
+        try:
+            await stream.run(requests)
+        except SlowClient:
+            logger.warning(
+                "a client did not read its gRPC stream for %g seconds (option.stream_write_timeout) and is dropped",
+                self._options.stream_write_timeout,
+            )
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the client did not read")
+        except Exception as error:
+            await _abort(context, error)
+        finally:
+            self._streams.discard(stream)
+
+    def _model_for(self, request: Any) -> ServedModel:
+        """The model that a request names. Raises RequestError."""
+        model = _find(self._registry, request.model_name, request.model_version)
+        description.check_takes_requests(request.model_name)
+        if model.state is State.DRAINING:
+            raise NotReadyError(f"model {model.name} is shutting down")
+        return model
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    """End a call with the status of an error."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, RequestError):
+        logger.error("a gRPC request failed", exc_info=error)
+        await context.abort(grpc.StatusCode.INTERNAL, DEFECT)
+    metadata: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
+        metadata = (("retry-after", str(error.retry_after)),)
+    await context.abort(_CODES[status_of(error).name], str(error), metadata)
+
+
+def _find(registry: Registry, name: str, version: str = "") -> ServedModel:
+    model = find_model.find_model(registry, TRITON, name or None)
+    description.check_version(version, name)
+    return model
+
+
+def _models(registry: Registry, request: Any) -> list[ModelStatus]:
+    if request.name:
+        return [find_model.status_of(_find(registry, request.name, request.version))]
+    return [find_model.status_of(model) for model in registry.models.values()]
+
+
+def _server_ready(registry: Registry, _: Any) -> dict[str, Any]:
+    models = registry.models.values()
+    return {"ready": bool(models) and all(model.state is State.READY for model in models)}
+
+
+def _model_ready(registry: Registry, request: Any) -> dict[str, Any]:
+    """A model that is not there is not ready."""
+    try:
+        return {"ready": _find(registry, request.name, request.version).state is State.READY}
+    except UnknownModelError:
+        return {"ready": False}
+
+
+def _model_metadata(registry: Registry, request: Any) -> dict[str, Any]:
+    (model,) = _models(registry, request)
+    description.require_context(model)
+    return description.model_metadata(request.name or model.name)
+
+
+def _model_config(registry: Registry, request: Any) -> dict[str, Any]:
+    (model,) = _models(registry, request)
+    return {"config": description.model_config(request.name or model.name, description.require_context(model))}
+
+
+_PAGES: dict[str, Callable[[Registry, Any], dict[str, Any]]] = {
+    "ServerLive": lambda registry, request: {"live": True},
+    "ServerReady": _server_ready,
+    "ModelReady": _model_ready,
+    "ServerMetadata": lambda registry, request: description.server_metadata(),
+    "ModelMetadata": _model_metadata,
+    "ModelConfig": _model_config,
+    "ModelStatistics": lambda registry, request: description.statistics(
+        _models(registry, request), request.name or None
+    ),
+    "RepositoryIndex": lambda registry, request: {
+        "models": description.repository_index(
+            [find_model.status_of(model) for model in registry.models.values()], ready_only=request.ready
+        )
+    },
+}
+"""What each of these methods answers, as a dictionary of its message's fields."""

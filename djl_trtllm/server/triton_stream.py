@@ -1,0 +1,242 @@
+"""Requests of Triton's gRPC API while they run: one by itself, or several in one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from djl_trtllm.api.triton.errors import DEFECT
+from djl_trtllm.api.triton.protocol import ModelInferRequest
+from djl_trtllm.api.triton.rpc import RpcEncoder, failure, parse_rpc
+from djl_trtllm.batching.request_state import RequestState
+from djl_trtllm.errors import InvalidRequestError, RequestError
+from djl_trtllm.request import OutputChunk
+from djl_trtllm.service import ModelService, ServedModel
+
+logger = logging.getLogger(__name__)
+
+Deliver: TypeAlias = "Callable[[Running, OutputChunk], None]"
+FindModel: TypeAlias = Callable[[Any], ServedModel]
+
+_MOST_RUNNING = 256
+"""Requests of one stream: the next is read when one has ended."""
+
+
+class Running:
+    """A request that runs. `unfinished` counts its sequences."""
+
+    def __init__(self, encoder: Any, sequences: int, headers: Iterable[tuple[str, str]], service: ModelService) -> None:
+        self.encoder: RpcEncoder = encoder
+        self.unfinished = sequences
+        self.headers = tuple(headers)
+        self.generations: list[RequestState] = []
+        self.ended = False
+        self._encode = encoder.encode
+        self._service = service
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        data: bytes = self._encode(chunk)
+        return data
+
+    def cancel(self) -> None:
+        """End it if it has not ended."""
+        self._service.cancel(self.generations)
+
+
+async def start(data: bytes, request: Any, find: FindModel, deliver: Deliver, *, streams: bool) -> Running:
+    """Start a request, whose chunks go to `deliver`: `request` becomes the message of `data`. Raises RequestError."""
+    try:
+        request.ParseFromString(data)
+    except DecodeError:
+        raise InvalidRequestError("the message is not a valid inference.ModelInferRequest") from None
+    model = find(request)
+    call = parse_rpc(request, model.model, streams=streams)
+    service = model.pick()
+    call = service.with_warnings(call)
+    running = Running(call.encoder, call.sequences, call.headers, service)
+    running.generations = await service.generate(call, lambda chunk: deliver(running, chunk))
+    return running
+
+
+class WholeResponse:
+    """The one response of a request by itself."""
+
+    def __init__(self) -> None:
+        self._response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def deliver(self, running: Running, chunk: OutputChunk) -> None:
+        if self._response.done():
+            return
+        try:
+            if chunk.finished is not None and chunk.finished.error is not None:
+                raise chunk.finished.error
+            if data := running.encode(chunk):
+                self._response.set_result(data)
+        except Exception as error:
+            self._response.set_exception(error)
+
+    async def of(self, running: Running) -> bytes:
+        """Wait for it. Raises RequestError."""
+        return await self._response
+
+
+class TritonStream:
+    """The requests of a stream of ModelStreamInfer and their responses, which `write` sends.
+
+    Chunks that come while the client does not read are kept, and those of a sequence are sent together when it reads
+    again; after `write_timeout` seconds it is dropped. With `fails` the first error ends the stream.
+    """
+
+    def __init__(
+        self, write: Callable[[bytes], Awaitable[None]], find: FindModel, write_timeout: float, *, fails: bool
+    ) -> None:
+        self._write = write
+        self._find = find
+        self._write_timeout = write_timeout
+        self._fails = fails
+        self._running: set[Running] = set()
+        self._kept: dict[Running, list[OutputChunk]] = {}
+        self._errors: list[bytes] = []
+        self._failure: Exception | None = None
+        self._room = asyncio.Semaphore(_MOST_RUNNING)
+        self._wake = asyncio.Event()
+        self._ending = self._slow = False
+        self._task: asyncio.Task[None] | None = None
+
+    def end(self) -> None:
+        """End the stream when nothing runs any more, whatever the client does."""
+        self._ending = True
+        self._wake.set()
+
+    async def run(self, requests: AsyncIterator[bytes]) -> None:
+        """Until the client has ended the stream and has every response.
+
+        Raises SlowClient, and the error that ends the stream if one does.
+        """
+        self._task = asyncio.current_task()
+        reader = asyncio.ensure_future(self._read(requests))
+        reader.add_done_callback(lambda _: self._wake.set())
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._send()
+                if (reader.done() or self._ending) and not (self._running or self._kept):
+                    return
+        except asyncio.CancelledError:
+            if self._slow:
+                raise SlowClient from None
+            raise
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            for running in self._running:
+                running.cancel()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        async for data in requests:
+            await self._room.acquire()
+            request = ModelInferRequest()
+            try:
+                running = await start(data, request, self._find, self._deliver, streams=True)
+            except Exception as error:
+                self._room.release()
+                self._tell(error, request)
+                continue
+            self._running.add(running)
+
+    def _deliver(self, running: Running, chunk: OutputChunk) -> None:
+        if not running.ended:
+            self._kept.setdefault(running, []).append(chunk)
+            running.unfinished -= chunk.finished is not None
+            self._wake.set()
+
+    # -- responses -----------------------------------------------------------------------------------------------------
+
+    async def _send(self) -> None:
+        while self._kept or self._errors or self._failure:
+            if self._failure is not None:
+                raise self._failure
+            errors, self._errors = self._errors, []
+            for data in errors:
+                await self._put(data)
+            kept, self._kept = self._kept, {}
+            for running, chunks in kept.items():
+                await self._send_chunks(running, joined(chunks))
+
+    async def _send_chunks(self, running: Running, chunks: list[OutputChunk]) -> None:
+        for chunk in chunks:
+            try:
+                data = running.encode(chunk)
+            except Exception as error:
+                self._fail(running, error)
+                return
+            if data:
+                await self._put(data)
+            if chunk.finished is not None and chunk.finished.error is not None:
+                self._fail(running, chunk.finished.error)
+                return
+        if running.unfinished or running in self._kept:
+            return
+        if data := running.encoder.end():
+            await self._put(data)
+        self._forget(running)
+
+    def _fail(self, running: Running, error: Exception) -> None:
+        self._tell(error, running.encoder.head)
+        self._forget(running)
+        running.cancel()
+
+    def _forget(self, running: Running) -> None:
+        running.ended = True
+        self._kept.pop(running, None)
+        self._running.discard(running)
+        self._room.release()
+
+    def _tell(self, error: Exception, head: Any) -> None:
+        if self._fails:
+            self._failure = error
+        elif isinstance(error, RequestError):
+            self._errors.append(failure(str(error), head))
+        else:
+            logger.error("a gRPC request failed", exc_info=error)
+            self._errors.append(failure(DEFECT, head))
+        self._wake.set()
+
+    async def _put(self, data: bytes) -> None:
+        timer = asyncio.get_running_loop().call_later(self._write_timeout, self._drop)
+        try:
+            await self._write(data)
+        finally:
+            timer.cancel()
+
+    def _drop(self) -> None:
+        self._slow = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+class SlowClient(Exception):
+    """The client of a stream has not read for `stream_write_timeout` seconds."""
+
+
+def joined(chunks: list[OutputChunk]) -> list[OutputChunk]:
+    """The chunks with those of a sequence joined to one."""
+    if len(chunks) == 1:
+        return chunks
+    found: dict[tuple[int, int], OutputChunk] = {}
+    for chunk in chunks:
+        key = (chunk.generation, chunk.index)
+        earlier = found.get(key)
+        if earlier is None:
+            found[key] = chunk
+        else:
+            tokens = [*earlier.tokens, *chunk.tokens]
+            found[key] = OutputChunk(chunk.index, tokens, chunk.finished, chunk.generation)
+    return list(found.values())

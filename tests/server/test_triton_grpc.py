@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from djl_trtllm.api.triton import protocol
+from djl_trtllm.config import Options
+from djl_trtllm.errors import ConfigError
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.server.triton_grpc import TritonGrpcServer
+from djl_trtllm.service import Registry, ServedModel
+from tests.server.application import Application, application
+from tests.server.test_triton_stream import message
+from tests.support.in_process import Hosts
+
+SERVICE = f"/{protocol.SERVICE}/"
+
+
+class Client:
+    """A client of the methods, by name."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    async def ask(self, method: str, **fields: Any) -> Any:
+        request = protocol.message(f"{method}Request")(**fields).SerializeToString()
+        data = await self._channel.unary_unary(SERVICE + method)(request, timeout=60)
+        return protocol.message(f"{method}Response").FromString(data)
+
+    async def infer(self, data: bytes) -> Any:
+        answer = await self._channel.unary_unary(SERVICE + "ModelInfer")(data, timeout=60)
+        return protocol.ModelInferResponse.FromString(answer)
+
+    def stream(self, *pairs: tuple[str, str]) -> Any:
+        return self._channel.stream_stream(SERVICE + "ModelStreamInfer")(metadata=pairs, timeout=60)
+
+
+@asynccontextmanager
+async def served(registry: Registry, **options: Any) -> AsyncIterator[tuple[TritonGrpcServer, Client]]:
+    server = TritonGrpcServer(registry, Options(host="127.0.0.1", **options), 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.bound_port}") as channel:
+        yield server, Client(channel)
+        await server.close()
+
+
+def with_model(
+    hosts: Hosts, tokenizer: Tokenizer, test: Callable[[Application, TritonGrpcServer, Client], Awaitable[None]]
+) -> None:
+    """Run a test with a model `story` whose engine generates by itself."""
+
+    async def run() -> None:
+        hosts.alone = True
+        async with application(tokenizer) as app, served(app.registry) as (server, client):
+            await test(app, server, client)
+
+    asyncio.run(run())
+
+
+def status(error: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[Any, str | None]:
+    return error.value.code(), error.value.details()
+
+
+def test_what_needs_no_engine(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async def test(app: Application, _: TritonGrpcServer, client: Client) -> None:
+        assert (await client.ask("ServerLive")).live and (await client.ask("ServerReady")).ready
+        assert (await client.ask("ModelReady", name="ensemble", version="1")).ready
+        assert not (await client.ask("ModelReady", name="ensemble", version="2")).ready
+        assert not (await client.ask("ModelReady", name="hen")).ready
+        assert "statistics" in (await client.ask("ServerMetadata")).extensions
+        metadata = await client.ask("ModelMetadata", name="tensorrt_llm_bls")
+        assert (metadata.name, len(metadata.inputs), metadata.versions) == ("tensorrt_llm_bls", 40, ["1"])
+        config = (await client.ask("ModelConfig", name="story")).config
+        assert config.name == "story"
+        assert config.max_batch_size == app.registry.models["story"].model.options.max_rolling_batch_size
+        (model,) = (await client.ask("ModelStatistics")).model_stats
+        assert (model.name, model.inference_stats.success.count) == ("story", 0)
+        index = (await client.ask("RepositoryIndex", ready=True)).models
+        assert {each.name: each.state for each in index}["ensemble"] == "READY"
+
+    with_model(hosts, tokenizer, test)
+
+
+def test_generating(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async def test(_: Application, __: TritonGrpcServer, client: Client) -> None:
+        assert len((await client.infer(message(3, stream=False))).outputs) == 3
+        stream = client.stream()
+        await stream.write(message(2))
+        await stream.done_writing()
+        responses = [protocol.ModelStreamInferResponse.FromString(data) async for data in stream]
+        assert len(responses) >= 2 and not any(response.error_message for response in responses)
+        assert await stream.code() is grpc.StatusCode.OK
+
+    with_model(hosts, tokenizer, test)
+
+
+@pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig", "ModelStatistics"])
+def test_errors_of_what_needs_no_engine(hosts: Hosts, tokenizer: Tokenizer, method: str) -> None:
+    async def test(_: Application, __: TritonGrpcServer, client: Client) -> None:
+        for fields in ({"name": "hen"}, {"name": "story", "version": "2"}):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await client.ask(method, **fields)
+            assert status(error)[0] is grpc.StatusCode.NOT_FOUND
+        if method != "ModelStatistics":
+            with pytest.raises(grpc.aio.AioRpcError, match="takes no requests") as error:
+                await client.ask(method, name="preprocessing")
+            assert status(error)[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+    with_model(hosts, tokenizer, test)
+
+
+def test_a_model_that_loads_or_drains_is_unavailable(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async def test(app: Application, _: TritonGrpcServer, client: Client) -> None:
+        app.registry.models["story"].refuse_new()
+        assert not (await client.ask("ServerReady")).ready
+        for data in (message(3, stream=False), message(3, "ensemble", stream=False)):
+            with pytest.raises(grpc.aio.AioRpcError, match="model story is shutting down") as error:
+                await client.infer(data)
+            assert status(error)[0] is grpc.StatusCode.UNAVAILABLE
+        app.registry.add(ServedModel("tale", "/tale"))
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.ask("ModelConfig", name="tale")
+        assert status(error) == (grpc.StatusCode.UNAVAILABLE, "model 'tale' is not ready")
+        assert ("retry-after", "10") in tuple(error.value.trailing_metadata() or ())
+
+    with_model(hosts, tokenizer, test)
+
+
+def test_a_server_without_models_is_not_ready() -> None:
+    async def run() -> None:
+        async with served(Registry()) as (_, client):
+            assert (await client.ask("ServerLive")).live and not (await client.ask("ServerReady")).ready
+
+    asyncio.run(run())
+
+
+def test_a_defect_is_told_without_its_message(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("secret")
+
+    async def test(_: Application, __: TritonGrpcServer, client: Client) -> None:
+        monkeypatch.setattr("djl_trtllm.server.triton_stream.parse_rpc", broken)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.infer(message(stream=False))
+        assert status(error) == (grpc.StatusCode.INTERNAL, "Internal server error, see the server's log.")
+
+    with_model(hosts, tokenizer, test)
+    assert "ValueError: secret" in caplog.text
+
+
+def test_the_first_error_is_the_status_of_a_stream_that_asks_for_it(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async def test(_: Application, __: TritonGrpcServer, client: Client) -> None:
+        stream = client.stream(("triton_grpc_error", "true"))
+        await stream.write(message(name="hen"))
+        with pytest.raises(grpc.aio.AioRpcError, match="no model named 'hen'"):
+            await stream.read()
+        assert await stream.code() is grpc.StatusCode.NOT_FOUND
+        other = client.stream(("triton_grpc_error", "false"))
+        await other.write(message(name="hen"))
+        assert "no model named 'hen'" in protocol.ModelStreamInferResponse.FromString(await other.read()).error_message
+
+    with_model(hosts, tokenizer, test)
+
+
+def test_closing_ends_idle_streams_and_the_port(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async def test(_: Application, server: TritonGrpcServer, client: Client) -> None:
+        stream = client.stream()
+        await stream.write(message(1))
+        assert len([await stream.read() for _ in range(2)]) == 2
+        await asyncio.wait_for(server.close(), 60)
+        assert await stream.read() is grpc.aio.EOF
+        assert await stream.code() is grpc.StatusCode.OK
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.ask("ServerLive")
+        assert status(error)[0] is grpc.StatusCode.UNAVAILABLE
+        await server.close()
+
+    with_model(hosts, tokenizer, test)
+
+
+def test_a_port_in_use_is_an_error_that_names_the_option() -> None:
+    async def run(port: int) -> None:
+        with pytest.raises(ConfigError, match=rf"triton_grpc_port={port}: .*SERVING_TRITON_GRPC_PORT"):
+            await TritonGrpcServer(Registry(), Options(host="127.0.0.1"), port).start()
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        asyncio.run(run(taken.getsockname()[1]))
