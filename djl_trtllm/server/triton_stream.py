@@ -135,7 +135,10 @@ class TritonStream:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
             for running in self._running:
+                running.ended = True
                 running.cancel()
+            # The call itself ends only when its client reads or disconnects.
+            self._kept.clear()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
