@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from starlette.types import ASGIApp
 
+from djl_trtllm.api.parameters import NOT_GIVEN
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.description import OPERATIONS
@@ -196,7 +197,7 @@ def bodies(properties: dict[str, Any], required: list[str]) -> Iterator[bytes]:
         for value in STRANGE:
             yield dumped({**members, name: value})
         for inner in schema.get("anyOf", [schema]):
-            if inner.get("additionalProperties") is False:
+            if inner.get("additionalProperties") in (False, NOT_GIVEN) and "properties" in inner:
                 for body in bodies(inner["properties"], []):
                     yield dumped({**members, name: body})
 

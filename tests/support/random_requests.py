@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from djl_trtllm.api.lmi.parameters import CHAT_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.parameters import IGNORED
 from tests.support.models import PROMPT
 
 MOST_TOKENS = 200
@@ -126,8 +127,13 @@ def _inputs(source: random.Random, parameters: Any) -> dict[str, Any]:
     return {"inputs": inputs, "parameters": parameters}
 
 
-_FIXED = frozenset({"messages", "stream", "model", "user"})
-"""Fields of a chat that are set otherwise, or that nothing reads."""
+IGNORED_NAMES = {
+    name for table in (INPUTS_PARAMETERS, CHAT_FIELDS) for name, row in table.rows.items() if row.target == IGNORED
+} - {"messages"}
+"""Names that are accepted with every value, because nothing reads them."""
+
+_FIXED = frozenset({"messages", "stream"}) | IGNORED_NAMES
+"""Those, and fields of a chat that are set otherwise."""
 
 
 def _value(source: random.Random, name: str, chat: bool) -> Any:

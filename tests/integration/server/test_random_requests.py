@@ -23,7 +23,7 @@ from djl_trtllm.model import Tokenizer
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
 from tests.support.client import Answer, exchange, lmi
 from tests.support.models import PROMPT, tensorrt_llm_model
-from tests.support.random_requests import ADAPTER, MOST_TOKENS, RandomRequest, random_request
+from tests.support.random_requests import ADAPTER, IGNORED_NAMES, MOST_TOKENS, RandomRequest, random_request
 from tests.support.server import Server, serving
 from tests.support.waiting import wait_until
 
@@ -174,7 +174,7 @@ def test_each_parameter_is_in_requests_that_are_read_and_in_others_that_are_refu
             refused |= {name for name in given if f"'{name}'" in str(error)}
         else:
             read |= {*given}
-    names = {*INPUTS_PARAMETERS.rows, *CHAT_FIELDS.rows, "inputs"} - {"model", "user"}
+    names = {*INPUTS_PARAMETERS.rows, *CHAT_FIELDS.rows, "inputs"} - IGNORED_NAMES
     assert names - read == set()
     assert names - refused == set()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
@@ -113,9 +114,11 @@ def test_a_body_above_the_limit_is_413(server: Server, declared: bool) -> None:
     assert server.generate().status_code == 200
 
 
-def test_a_websocket_upgrade_is_answered_as_the_get_it_is(server: Server) -> None:
-    headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "a"}
-    assert server.http.get("/invocations", headers=headers).status_code == 405
+def test_a_websocket_where_there_is_none_is_refused(server: Server) -> None:
+    key = base64.b64encode(bytes(16)).decode()
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key}
+    assert server.http.get("/invocations", headers=headers).status_code in (403, 404, 405)
+    assert server.http.get("/invocations", headers={**headers, "Sec-WebSocket-Key": "a"}).status_code == 400
 
 
 def test_the_request_id_is_echoed_or_made(server: Server) -> None:
