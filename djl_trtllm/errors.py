@@ -18,6 +18,7 @@
     ├── DeploymentError             AWS refused a call, or an endpoint did not start
     └── RequestError                one request; other requests are not affected
         ├── InvalidRequestError     malformed, or a value out of range
+        │   ├── SessionError        no such stateful session, or sessions are not enabled
         │   ├── UnknownAdapterError     no LoRA adapter of that name
         │   ├── PromptTooLongError  prompt, or prompt plus output, above a limit
         │   └── UnsupportedParameterError   a known parameter that this backend does not have

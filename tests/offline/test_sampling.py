@@ -135,9 +135,10 @@ def test_every_field_of_a_request_can_be_set() -> None:
     assert (request.sampling.min_p, request.sampling.no_repeat_ngram_size, request.bad) == (0.25, 3, ("wolf",))
     assert (request.logprobs, request.needs_logprobs, request.asks_logprobs) == (True, True, False)
     set_by_llm = {"prompt", "prompt_ids", "messages", "template", "adapter", "asks_logprobs"}
+    of_openai = {"top_logprobs", "shown_tokens", "guide_from"}
     neutral = GenerationRequest()
     unset = {name for name in GenerationRequest.__struct_fields__ if getattr(request, name) == getattr(neutral, name)}
-    assert unset == set_by_llm
+    assert unset == set_by_llm | of_openai
 
 
 def test_defaults_are_those_of_tensorrt_llm() -> None:

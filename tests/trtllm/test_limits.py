@@ -43,16 +43,17 @@ def test_the_longest_sequence_is_answered_and_a_longer_one_refused(server: Serve
     assert "1025 new tokens, max_output_len is 1024" in refused.json()["error"]
 
 
-def test_more_sequences_than_the_engine_was_compiled_for_are_refused(
+def test_more_sequences_than_the_engine_was_compiled_for_are_lowered_to_its_own(
     installation: Installation, compiled: Path, tmp_path: Path
 ) -> None:
     engine = tmp_path / "engine"
     shutil.copytree(compiled, engine)
     properties = engine / "serving.properties"
     properties.write_text(properties.read_text() + "option.max_rolling_batch_size=4\noption.max_num_sequences=4\n")
-    result = run_cli(installation, "serve", str(engine), "--port", "0")
-    assert result.returncode == 1
-    assert "max_num_sequences" in result.stderr and "Traceback" not in result.stderr
+    result = run_cli(installation, "config", str(engine))
+    assert (result.returncode, "max_num_sequences" in result.stdout + result.stderr) == (0, True)
+    with serving(installation, engine) as server:
+        assert ask(server, "the wolf", max_new_tokens=4).status_code == 200
 
 
 def test_fewer_sequences_than_the_engine_was_compiled_for_are_run(
