@@ -48,7 +48,7 @@ class ModelShape:
 
         Models with several parts (`text_config`, `llm_config`, …) are described by their text part.
         """
-        text = _text_part(config)
+        text = text_part(config)
         architectures = config.get("architectures")
         listed = architectures if isinstance(architectures, list) else []
         architecture = listed[0] if listed else text.get("architecture")
@@ -86,11 +86,12 @@ def _positions(text: Mapping[str, Any]) -> int | None:
     return int(positions * factor) if stretches and isinstance(factor, int | float) and factor > 1 else positions
 
 
-def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the text model; of most models, the whole."""
     for key in ("pretrained_config", "builder_config", "text_config", "llm_config", "language_config"):
         part = config.get(key)
         if isinstance(part, dict) and part:
-            return _text_part(part)
+            return text_part(part)
     return config
 
 

@@ -1,0 +1,138 @@
+"""The tensors that a config.json leads to expect, where there are no weight files to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from djl_trtllm.model.shape import ModelShape, text_part
+from djl_trtllm.sizing.layer_caches import layer_caches
+from djl_trtllm.sizing.tensors import OF_TORCH, Tensor
+
+_TWO_MATRICES = {
+    "falcon",
+    "RefinedWeb",
+    "RefinedWebModel",
+    "gpt2",
+    "gptj",
+    "gpt_neox",
+    "gpt_bigcode",
+    "opt",
+    "phi",
+    "starcoder2",
+    "bloom",
+    "mpt",
+    "nemotron",
+}
+"""Families whose MLP has no gate."""
+_TIED = {
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gpt2",
+    "falcon",
+    "RefinedWeb",
+    "RefinedWebModel",
+    "bloom",
+    "mpt",
+    "gpt_bigcode",
+    "opt",
+}
+"""Families whose config.json need not say that the head is the embedding: it is transformers' default for them."""
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether the embedding's matrix is the head's too."""
+    text = text_part(config)
+    said = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    return said is True or (said is None and text.get("model_type") in _TIED)
+
+
+def num_experts(text: Mapping[str, Any]) -> int:
+    for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
+        value = text.get(name)
+        if isinstance(value, int) and value > 1:
+            return value
+    return 0
+
+
+def expected_tensors(config: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Tensors with the shapes of a decoder of this config.json; empty if it lacks layers, hidden size or heads."""
+    shape = ModelShape.from_config(config)
+    if not (shape.num_layers and shape.hidden and shape.num_heads and shape.head_dim):
+        return ()
+    dtype = OF_TORCH.get(shape.dtype or "", "BF16")
+    return tuple(Tensor(name, dtype, sizes) for name, sizes in _named(config, shape))
+
+
+def _named(config: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    text = text_part(config)
+    hidden, vocab = shape.hidden or 0, shape.vocab_size or 0
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for index, cache in enumerate(layer_caches(config)):
+        layer = f"model.layers.{index}"
+        yield f"{layer}.input_layernorm.weight", (hidden,)
+        if cache.kind == "latent":
+            yield from _latent_attention(layer, text, shape)
+        elif cache.kind == "attention":
+            yield from _attention(layer, text, shape)
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
+        yield from _feed_forward(layer, index, text, shape)
+    yield "model.norm.weight", (hidden,)
+    if not is_tied(config):
+        yield "lm_head.weight", (vocab, hidden)
+
+
+def _attention(layer: str, text: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, width = shape.hidden or 0, (shape.num_heads or 0) * (shape.head_dim or 0)
+    keys = (shape.num_kv_heads or 0) * (shape.head_dim or 0)
+    yield f"{layer}.self_attn.q_proj.weight", (width, hidden)
+    yield f"{layer}.self_attn.k_proj.weight", (keys, hidden)
+    yield f"{layer}.self_attn.v_proj.weight", (keys, hidden)
+    yield f"{layer}.self_attn.o_proj.weight", (hidden, width)
+    if text.get("attention_bias") or text.get("model_type") in ("qwen2", "qwen2_moe", "gpt2"):
+        yield f"{layer}.self_attn.q_proj.bias", (width,)
+        yield f"{layer}.self_attn.k_proj.bias", (keys,)
+        yield f"{layer}.self_attn.v_proj.bias", (keys,)
+
+
+def _latent_attention(layer: str, text: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, heads = shape.hidden or 0, shape.num_heads or 0
+    rope, nope = text.get("qk_rope_head_dim") or 0, text.get("qk_nope_head_dim") or 0
+    value, rank = text.get("v_head_dim") or nope, text["kv_lora_rank"]
+    if query := text.get("q_lora_rank"):
+        yield f"{layer}.self_attn.q_a_proj.weight", (query, hidden)
+        yield f"{layer}.self_attn.q_b_proj.weight", (heads * (nope + rope), query)
+    else:
+        yield f"{layer}.self_attn.q_proj.weight", (heads * (nope + rope), hidden)
+    yield f"{layer}.self_attn.kv_a_proj_with_mqa.weight", (rank + rope, hidden)
+    yield f"{layer}.self_attn.kv_b_proj.weight", (heads * (nope + value), rank)
+    yield f"{layer}.self_attn.o_proj.weight", (hidden, heads * value)
+
+
+def _feed_forward(
+    layer: str, index: int, text: Mapping[str, Any], shape: ModelShape
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden = shape.hidden or 0
+    width = shape.intermediate or 4 * hidden
+    names = (
+        ("up_proj", "down_proj") if text.get("model_type") in _TWO_MATRICES else ("gate_proj", "up_proj", "down_proj")
+    )
+    experts = num_experts(text)
+    dense = index < (text.get("first_k_dense_replace") or 0) or index in (text.get("mlp_only_layers") or ())
+    if not experts or dense:
+        yield from _mlp(f"{layer}.mlp", names, hidden, width)
+        return
+    own = text.get("moe_intermediate_size") or width
+    yield f"{layer}.mlp.gate.weight", (experts, hidden)
+    for expert in range(experts):
+        yield from _mlp(f"{layer}.mlp.experts.{expert}", names, hidden, own)
+    shared = text.get("shared_expert_intermediate_size") or own * (text.get("n_shared_experts") or 0)
+    if shared:
+        yield from _mlp(f"{layer}.mlp.shared_experts", names, hidden, shared)
+
+
+def _mlp(name: str, matrices: tuple[str, ...], hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for matrix in matrices:
+        yield f"{name}.{matrix}.weight", (hidden, width) if matrix == "down_proj" else (width, hidden)

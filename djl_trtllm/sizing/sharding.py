@@ -1,0 +1,74 @@
+"""Which rank holds how much of a tensor, by the tensor's name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from djl_trtllm.sizing.tensors import Tensor
+
+Group = Literal["embedding", "head", "key_value", "fused", "replicated", "expert", "matrix"]
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(?P<index>\d+)\.")
+_EMBEDDING = re.compile(
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embeddings|embed_in|vocab_embedding)\.weight$"
+)
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer|output)\.")
+_KEY_VALUE = re.compile(r"\.(?:k_proj|v_proj|wk|wv)\.")
+_FUSED = re.compile(r"\.(?:query_key_value|qkv_proj|c_attn|Wqkv|qkv|W_pack|wqkv)\.")
+# Routers, the first halves of MLA's projections (each rank needs the whole latent vector), positions.
+_REPLICATED = re.compile(
+    r"\.(?:gate|router|q_a_proj|kv_a_proj_with_mqa|kv_a_proj|shared_expert_gate)\.|(?:^|\.)(?:wpe|embed_positions)\."
+)
+# Encoders of pictures and sound are not split.
+_ENCODERS = re.compile(
+    r"(?:^|\.)(?:vision_tower|vision_model|visual|vision_embed|audio_tower|multi_modal_projector|mm_projector)\."
+)
+_EXPERT = re.compile(r"\.experts\.")
+
+
+def group_of(tensor: Tensor) -> Group:
+    name = tensor.name
+    if _ENCODERS.search(name):
+        return "replicated"
+    if _EMBEDDING.search(name) and not _LAYER.search(name):
+        return "embedding"
+    if _HEAD.search(name) and not _LAYER.search(name):
+        return "head"
+    if _EXPERT.search(name):
+        return "expert"
+    if len(tensor.shape) < 2 or _REPLICATED.search(name):
+        return "replicated"
+    if _KEY_VALUE.search(name):
+        return "key_value"
+    return "fused" if _FUSED.search(name) else "matrix"
+
+
+def layer_of(tensor: Tensor) -> int | None:
+    """The index of the layer that a tensor belongs to."""
+    found = None if _ENCODERS.search(tensor.name) else _LAYER.search(tensor.name)
+    return None if found is None else int(found["index"])
+
+
+@dataclass(frozen=True)
+class Division:
+    """How tensors are divided: the degree, and the heads of queries and of keys."""
+
+    tensor_parallel: int
+    heads: int
+    kv_heads: int
+    replicated_embedding: bool = False
+
+    def part(self, group: Group) -> float:
+        """The part of a tensor of `group` that one rank holds."""
+        ranks = self.tensor_parallel
+        if group == "replicated" or (group == "embedding" and self.replicated_embedding):
+            return 1.0
+        # Each rank has at least one head of the keys, so with fewer heads than ranks they are replicated.
+        keys = 1 / min(ranks, self.kv_heads or ranks)
+        if group == "key_value":
+            return keys
+        if group == "fused" and self.heads:
+            return (self.heads / ranks + 2 * self.kv_heads * keys) / (self.heads + 2 * self.kv_heads)
+        return 1 / ranks
