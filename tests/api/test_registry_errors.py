@@ -18,7 +18,14 @@ from djl_trtllm.api.endpoint_errors import endpoint_error
 from djl_trtllm.api.openapi import request_errors
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
-from djl_trtllm.errors import GenerationError, InvalidRequestError, NotReadyError, RequestError
+from djl_trtllm.errors import (
+    ConfigError,
+    DjlTrtllmError,
+    GenerationError,
+    InvalidRequestError,
+    NotReadyError,
+    RequestError,
+)
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
@@ -161,6 +168,26 @@ async def test_a_stream_that_has_begun_receives_the_error_or_has_no_end(
         else:
             # Raw text cannot express it.
             assert stream.status == 200 and b"broken" not in stream.body
+
+
+def everything_below(kind: type[DjlTrtllmError]) -> Iterator[type[DjlTrtllmError]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from everything_below(each)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
+def test_what_is_no_error_of_a_request_is_a_defect_whose_message_is_not_sent(dialect: Dialect) -> None:
+    defect = dialect.encode_error(KeyError("secret"), Options())
+    tabled = {type(error) for _, error in errors()}
+    for kind in everything_below(DjlTrtllmError):
+        if kind.__module__ != DjlTrtllmError.__module__ or kind is RequestError:
+            continue
+        if issubclass(kind, RequestError):
+            assert kind in tabled
+        else:
+            error = ConfigError(["secret"]) if kind is ConfigError else kind("secret")
+            assert dialect.encode_error(error, Options()) == defect
 
 
 def test_headers_of_a_table_are_those_of_every_dialect(tokenizer: Tokenizer) -> None:
