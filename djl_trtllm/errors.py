@@ -15,6 +15,7 @@
     ├── ExecutorError               the engine process
     │   ├── ExecutorStartError      it did not start
     │   └── ExecutorDiedError       it was killed, stopped responding or raised an error
+    ├── SizingError                 no such GPU or instance type, or numbers that no memory can be estimated from
     ├── DeploymentError             AWS refused a call, or an endpoint did not start
     └── RequestError                one request; other requests are not affected
         ├── InvalidRequestError     malformed, or a value out of range
@@ -135,6 +136,10 @@ class ExecutorStartError(ExecutorError):
 
 class ExecutorDiedError(ExecutorError):
     """A running engine process was killed, stopped responding or raised an error."""
+
+
+class SizingError(DjlTrtllmError):
+    """A GPU or instance type is unknown, or the numbers for an estimate are impossible."""
 
 
 class DeploymentError(DjlTrtllmError):

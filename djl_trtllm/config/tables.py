@@ -1,4 +1,4 @@
-"""Reads the TOML tables of `config/compat/`: foreign formats, variables, and options without effect."""
+"""Reads TOML tables that are part of the package, such as those of `config/compat/`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ else:
     import tomli as tomllib
 
 
-def read_table(name: str) -> dict[str, Any]:
-    """The content of the TOML file `name`."""
-    text = resources.files("djl_trtllm.config.compat").joinpath(name).read_text(encoding="utf-8")
+def read_table(name: str, package: str = "djl_trtllm.config.compat") -> dict[str, Any]:
+    """The content of the TOML file `name` beside the modules of `package`."""
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
     found: dict[str, Any] = tomllib.loads(text)
     return found

@@ -8,7 +8,7 @@ from djl_trtllm.engines.gpu import Gpu
 from djl_trtllm.engines.gpu_models import gpus_named
 from djl_trtllm.errors import EngineError
 
-H100 = Gpu("NVIDIA H100", (9, 0))
+H100 = Gpu("NVIDIA H100", (9, 0), 81559 << 20)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_name_stands_for_an_architecture(text: str, architecture: str) -> None
     ("text", "expected"),
     [
         ("h1000", "did you mean h100"),
-        ("", "known are t4, a100"),
+        ("", "known are t4, a100-40gb"),
         ("h100:many", "as h100:8"),
         ("h100:0", "a number of GPUs from 1 to 1024"),
         ("h100:1025", "a number of GPUs from 1 to 1024"),
