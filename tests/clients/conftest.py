@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import Server, check_leaks, serving
+from tests.support.server import Server, check_leaks, free_port, serving
 
 if "DJL_TRTLLM_TEST_CLIENTS" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
@@ -20,9 +20,16 @@ MODEL = "tiny-stories"
 
 
 @pytest.fixture(scope="session")
-def server(tiny_stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server of `scripts/serve`."""
-    with serving(tiny_stories, tmp_path_factory.mktemp("server")) as started:
+def grpc_address() -> str:
+    """Of Triton's gRPC port."""
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="session")
+def server(tiny_stories: Path, grpc_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server of `scripts/serve`, with Triton's gRPC port."""
+    port = grpc_address.rpartition(":")[2]
+    with serving(tiny_stories, tmp_path_factory.mktemp("server"), SERVING_TRITON_GRPC_PORT=port) as started:
         yield started
 
 

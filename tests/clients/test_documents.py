@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from tests.clients.conftest import PROMPT, TOKENS
 from tests.support.server import Server
@@ -73,10 +74,12 @@ def test_the_fields_of_the_truss_document(server: Server, story: str, path: str)
         "stop_words_list": [],
         "repetition_penalty": 1.0,
     }
-    parts = []
-    with server.http.stream("POST", path, json=body) as answer:
+    session = requests.Session()
+    session.trust_env = False
+    with session.post(server.url + path, json=body, stream=True) as answer:
         assert answer.status_code == 200
-        parts = list(answer.iter_raw())
+        parts = list(answer.iter_content(chunk_size=None))
     assert b"".join(parts).decode() == story
     assert len(parts) > 1
-    assert server.http.post(path, json={**body, "stream": False}).json() == {"text": story}
+    assert session.post(server.url + path, json={**body, "stream": False}).json() == {"text": story}
+    session.close()

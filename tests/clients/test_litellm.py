@@ -65,6 +65,15 @@ def test_text_on_sagemaker(server: Server, story: str) -> None:
     stream = litellm.completion(**options(server, "sagemaker", stream=True), **given)
     assert content(stream) == story.lstrip()  # litellm drops the blank that a stream begins with
 
+    async def both() -> tuple[str, str]:
+        whole = await litellm.acompletion(**options(server, "sagemaker"), **given)
+        stream = await litellm.acompletion(**options(server, "sagemaker", stream=True), **given)
+        return whole.choices[0].message.content, "".join(
+            [chunk.choices[0].delta.content or "" async for chunk in stream]
+        )
+
+    assert asyncio.run(both()) == (story, story.lstrip())
+
 
 def test_completions(server: Server, story: str) -> None:
     given = {"model": f"text-completion-openai/{MODEL}", "api_base": f"{server.url}/v1", "api_key": "none"}

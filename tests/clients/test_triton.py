@@ -1,4 +1,4 @@
-"""tritonclient over HTTP: infer, and the pages it reads. It has no streaming over HTTP; generate_stream is curl's."""
+"""tritonclient over HTTP: infer, and the pages it reads. It has no streaming over HTTP: httpx reads generate_stream."""
 
 from __future__ import annotations
 
