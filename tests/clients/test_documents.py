@@ -66,7 +66,7 @@ def test_twenty_at_the_same_time(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models/model:predict", "/predict"])
 def test_the_fields_of_the_truss_document(server: Server, story: str, path: str) -> None:
-    body = {
+    body: dict[str, Any] = {
         "prompt": PROMPT,
         "max_tokens": TOKENS,
         "beam_width": 1,
