@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.config.compat.truss import TRITON_FOLDER
 from djl_trtllm.errors import LayoutError
+from djl_trtllm.folders import TRUSS_REPOSITORY
 from djl_trtllm.model import tokenizer_conversion, weights
 from djl_trtllm.model.json_file import read_object
 from djl_trtllm.model.old_engine import OldEngine
 from djl_trtllm.model.quantization import stored_quantization
+from djl_trtllm.model.remote.selection import nested_engines
 from djl_trtllm.model.shape import ModelShape
 from djl_trtllm.model.tensor_names import check_tensors
 
@@ -26,6 +28,8 @@ _RANK_ENGINE = re.compile(r"rank\d+\.engine")
 _RANK_WEIGHTS = re.compile(r"rank\d+\.safetensors")
 _OPENVINO_MODEL = "openvino_model.xml"
 _REPOSITORY_MODEL = "tensorrt_llm"
+_MOST_FILES = 10_000
+"""That are looked at for what may be meant."""
 
 
 class ModelKind(enum.Enum):
@@ -183,7 +187,7 @@ def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None
 
 def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
     # The model's own directory, the repository above it (the path that DJL Serving expects), or a Truss around that.
-    for model in (path, path / _REPOSITORY_MODEL, path / TRITON_FOLDER / _REPOSITORY_MODEL):
+    for model in (path, path / _REPOSITORY_MODEL, path / TRUSS_REPOSITORY / _REPOSITORY_MODEL):
         if (model / "config.pbtxt").is_file() and (model / "1").is_dir():
             break
     else:
@@ -320,6 +324,11 @@ def _bundled_engine(path: Path) -> Path | None:
     return None
 
 
+def _files_below(path: Path) -> list[str]:
+    files = (file.relative_to(path).as_posix() for file in path.rglob("*"))
+    return list(itertools.islice(files, _MOST_FILES))
+
+
 def _unknown(path: Path, names: list[str], config: dict[str, Any] | None) -> str:
     shown = [name + "/" if (path / name).is_dir() else name for name in names]
     lines = [f"{path} is not a model that can be served: found {weights.bounded(shown) or 'nothing, it is empty'};"]
@@ -334,4 +343,6 @@ def _unknown(path: Path, names: list[str], config: dict[str, Any] | None) -> str
     below = [name for name in names if any((path / name / mark).is_file() for mark in ("config.json", _OPENVINO_MODEL))]
     if below:
         lines[0] += f" there may be a model in {weights.bounded([name + '/' for name in below])}: name that directory;"
+    elif nested := nested_engines(_files_below(path)):
+        lines[0] += f" a compiled engine is further down ({weights.bounded(nested)}): name its directory;"
     return "\n".join([*lines, _EXPECTED])

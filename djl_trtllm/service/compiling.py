@@ -45,7 +45,7 @@ def compile_model(
     local = config.engine_cache_dir / "outgoing" / remote_name(out)
     compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer)
     with marked(local):
-        upload(local, out, progress, last=MANIFEST_FILE)
+        upload(local, out, progress, last=MANIFEST_FILE, hub_token=config.options.hf_access_token)
     shutil.rmtree(local, ignore_errors=True)
     return out
 

@@ -281,6 +281,7 @@ def fetch_model(
         logger.info,
         revision=revision,
         hub_cache=hub_cache,
+        hub_token=config.options.hf_access_token,
         tokenizer_only=tokenizer_only,
         config_only=config_only,
     )

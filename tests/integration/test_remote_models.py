@@ -43,6 +43,40 @@ def test_hf_model_id_is_fetched_and_served_and_nothing_else_is(tiny_stories: Pat
         assert hub.fetched == []
 
 
+@pytest.mark.slow
+def test_a_truss_is_served_with_the_token_of_its_secrets(tiny_stories: Path, tmp_path: Path) -> None:
+    secret = "hf_Right0Token0Of0The0Truss"
+    files = files_of(tiny_stories)
+    hub = Hub({"acme/engine": files, "acme/tokenizer": {name: files[name] for name in files if "tokenizer" in name}})
+    hub.private, hub.token = frozenset(hub.repositories), secret
+    truss = tmp_path / "truss"
+    truss.mkdir()
+    config = "model_metadata:\n  tensor_parallelism: 1\n  engine_repository: acme/engine\n"
+    config += f"  tokenizer_repository: acme/tokenizer\nsecrets:\n  hf_access_token: {secret}\n"
+    (truss / "config.yaml").write_text(config)
+    with hub_server(hub) as endpoint:
+        settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+        settings |= {"HF_HUB_DISABLE_XET": "1", "OPTION_BACKEND": "openvino"}
+        with serving(truss, tmp_path, **settings) as server:
+            body = {"prompt": "Once upon a time", "max_tokens": 40}
+            with server.http.stream("POST", "/predict", json=body) as answer:
+                pieces = [piece for piece in answer.iter_raw() if piece]
+            assert answer.status_code == 200 and len(pieces) > 1
+            whole = server.http.post("/v1/models/model:predict", json={**body, "stream": False})
+            assert whole.json() == {"text": b"".join(pieces).decode()}
+            for process in server.descendants():
+                assert secret not in str((process.environ(), process.cmdline()))
+            assert not server.says(secret)
+        written = [path for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+        assert written == [truss / "config.yaml"]
+        other = tmp_path / "other"
+        other.mkdir()
+        environ = environment(other, **settings | {"HF_HOME": str(other), "HF_TOKEN": "hf_wrong"})
+        refused = run_cli("compile", str(truss), str(tmp_path / "out"), environ=environ)
+        said = refused.stdout + refused.stderr
+        assert refused.returncode == 1 and "HF_TOKEN is not" in said and secret not in said
+
+
 def test_config_looks_at_a_model_of_the_hub_without_its_weights(tiny_stories: Path, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in tiny_stories.iterdir() if path.is_file()}
     hub = Hub({"acme/tiny-stories": files | {"serving.properties": b"option.max_input_len=77\n"}})

@@ -346,6 +346,10 @@ def test_an_engine_does_not_take_a_strangers_tokenizer(tmp_path: Path) -> None:
         ({"model.safetensors": None}, r"without a config\.json"),
         ({"config.json": HF}, r"config\.json without weights"),
         ({"a__config.json": HF, "b__readme": "x"}, r"found a/, b/; there may be a model in a/"),
+        (
+            {"a__b__config.json": BUILT, "a__b__rank0.engine": "x"},
+            r"a compiled engine is further down \(a/b/config\.json, a/b/rank0\.engine\): name its directory",
+        ),
         ({f"f{number}": "x" for number in range(30)}, "and 10 more"),
     ],
 )

@@ -44,12 +44,12 @@ def imported(program: str, folder: Path) -> set[str]:
     [
         ("import djl_trtllm", 20),
         ("import djl_trtllm.executor.process", 200),
-        ("import djl_trtllm.deployment", 450),
+        ("import djl_trtllm.deployment", 300),
         (HELP, 800),
         ("import djl_trtllm.offline", 800),
         ("import djl_trtllm.server.app", 900),
     ],
-    ids=["package", "host", "deployment", "help", "offline", "server"],
+    ids=["package", "engine process", "deployment", "help", "offline", "server"],
 )
 def test_a_start_imports_little_and_nothing_heavy(program: str, most: int, tmp_path: Path) -> None:
     modules = imported(program, tmp_path)

@@ -46,8 +46,11 @@ class Work:
         self.fetches.append((text, revision))
         return self.fetched
 
-    def upload(self, directory: Path, destination: str, tell: Callable[[str], None], *, last: str) -> None:
+    def upload(
+        self, directory: Path, destination: str, tell: Callable[[str], None], *, last: str, hub_token: str | None
+    ) -> None:
         tell(f"uploading to {destination}")
+        assert hub_token is None
         if self.upload_failure is not None:
             raise self.upload_failure
         self.uploads.append(([path.name for path in directory.iterdir()], destination, last))

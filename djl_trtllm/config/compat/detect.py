@@ -9,6 +9,7 @@ from pathlib import Path
 
 from djl_trtllm.config.compat import triton, truss
 from djl_trtllm.config.sources.properties import Layer, Source, read_properties
+from djl_trtllm.folders import TRUSS_REPOSITORY
 
 PROPERTIES_FILE = "serving.properties"
 _YAML = (".yaml", ".yml")
@@ -62,7 +63,7 @@ def _is_directory(path: Path) -> bool:
 
 def _truss(config: Path) -> list[Source]:
     """A `config.yaml`, and the Triton model repository that its Truss brings along."""
-    files = triton.repository_files(config.parent / truss.TRITON_FOLDER)
+    files = triton.repository_files(config.parent / TRUSS_REPOSITORY)
     repository = [source for source in triton.read_repository(files) if source.layer is Layer.FOREIGN]
     return truss.read_config(config, has_repository=bool(files)) + repository
 

@@ -25,15 +25,11 @@ from djl_trtllm.config.compat.yaml_tree import entries
 from djl_trtllm.config.sources.properties import Layer, Source
 
 CONFIG_FILE = "config.yaml"
-TRITON_FOLDER = Path("packages", "inflight_batcher_llm")
-"""Where a Truss of the first generation holds its Triton model repository."""
 
 _ACCELERATOR = re.compile(r"[A-Za-z0-9_-]+(:(?P<count>[1-9][0-9]?))?")
 _MARK = re.compile(rf"^({'|'.join(MARKS)})\s*:", re.MULTILINE)
-_FROM_VARIABLES = (
-    "tokens are not read from files; remove it and set the environment variable HF_TOKEN, which the download "
-    "libraries read"
-)
+_TOKEN = "secrets.hf_access_token"  # noqa: S105
+_OTHER_SECRET = f"nothing reads this secret: only {_TOKEN} is used, for downloads from the Hugging Face hub; remove it"
 _PARALLEL = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree")
 _FETCHED = ("HF", "S3")
 
@@ -82,9 +78,11 @@ def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[
 def _take(reading: Reading, entry: ForeignSetting) -> None:
     name, value = entry.name, entry.value
     if name.partition(".")[0] == "secrets":
-        # null says that the secret is in Truss's store, as it should be.
-        if value:
-            reading.ignore(ForeignSetting(name, "", entry.line), _FROM_VARIABLES, act=True)
+        # null says that the secret is in Truss's store.
+        if value and name == _TOKEN:
+            reading.set("option.hf_access_token", entry)
+        elif value:
+            reading.ignore(ForeignSetting(name, "", entry.line), _OTHER_SECRET, act=True)
     elif name == "trt_llm.inference_stack":
         _stack(reading, entry)
     elif name == "trt_llm.build.quantization_type":

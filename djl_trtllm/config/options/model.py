@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djl_trtllm.config.options.choices import Backend, DType, LoadFormat
-from djl_trtllm.config.options.documents import DJL, LMI, TRITON, TRTLLM
+from djl_trtllm.config.options.documents import DJL, LMI, TRITON, TRTLLM, TRUSS
 from djl_trtllm.config.options.group import OptionGroup
 from djl_trtllm.config.options.option import Scope, option
 
@@ -80,6 +80,16 @@ class ModelOptions(OptionGroup):
         default_note="the repository's default branch",
         effect="revision of option.tokenizer where that is on the hub",
         source=DJL,
+    )
+    hf_access_token: str | None = option(
+        None,
+        "Access token for private and gated models of the Hugging Face hub. Better is HF_TOKEN in the environment, "
+        "which comes before this: a token in a model directory is copied with it.",
+        aliases=("option.hf_token",),
+        example="HF_TOKEN",
+        default_note="HF_TOKEN, else what the hub's own login saved",
+        effect="token of downloads from the hub; it is masked wherever options are shown",
+        source=TRUSS,
     )
     load_format: LoadFormat = option(LoadFormat.AUTO, "`dummy` makes up weights instead of loading them.", source=DJL)
     dtype: DType = option(

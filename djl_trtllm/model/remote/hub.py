@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -16,6 +17,9 @@ from djl_trtllm.model.remote.selection import needed
 
 _ID = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
 _SPARE_BYTES = 256 << 20
+_TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_TOKEN_OPTION = "option.hf_access_token"  # noqa: S105
+_TOKEN = re.compile(r"[!-~]+")
 HUB_SCHEME = "hf://"
 """Marks a name as one of the hub where it could also be a local path."""
 _LOGS_OF_REQUESTS = ("httpx", "httpcore", "urllib3")
@@ -23,10 +27,10 @@ _LOGS_OF_REQUESTS = ("httpx", "httpcore", "urllib3")
 _NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
 """Exceptions of both libraries if there is no response."""
 _ADVICE = {
-    "GatedRepoError": "it is gated: request access on its page with the account whose token is in HF_TOKEN (a token "
+    "GatedRepoError": "it is gated: request access on its page with the account whose token is in {token} (a token "
     "with read access)",
     "RevisionNotFoundError": "it has no such branch, tag or commit (option.revision)",
-    "RepositoryNotFoundError": "there is no such model, or it is private and HF_TOKEN is not set or has no access to "
+    "RepositoryNotFoundError": "there is no such model, or it is private and {token} is not set or has no access to "
     "it; a local path must exist, and an S3 address begins with s3://",
     "LocalEntryNotFoundError": "it is not complete in the hub's cache, and the hub cannot be reached (or "
     "HF_HUB_OFFLINE is set): check the network, HF_ENDPOINT and HF_HOME",
@@ -52,14 +56,15 @@ def download_from_hub(
     *,
     revision: str | None = None,
     cache_dir: Path | None = None,
+    token: str | None = None,
     select: Callable[[Iterable[str]], list[str]] = needed,
 ) -> Path:
     """The files of a repository that `select` chooses, in a directory of the hub's cache.
 
     Branches are looked up each time. Files in the cache are not downloaded again, and an interrupted download continues
     where it stopped. Each new file is compared once with the hub's checksum and removed if it differs. `cache_dir`
-    defaults to the hub's own (HF_HOME). HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured. Raises DownloadError
-    with the repository and what to do.
+    defaults to the hub's own (HF_HOME). HF_TOKEN, which comes before `token`, HF_ENDPOINT and HF_HUB_OFFLINE are
+    honoured. Raises DownloadError with the repository and what to do.
     """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.file_download import repo_folder_name
@@ -67,15 +72,18 @@ def download_from_hub(
     cache = cache_dir or Path(constants.HF_HUB_CACHE)
     where = repository if revision is None else f"{repository} at {revision}"
 
+    token = used_token(token)
+
     def fetch(**arguments: Any) -> Path:
-        return Path(snapshot_download(repository, revision=revision, cache_dir=cache, **arguments))
+        return Path(snapshot_download(repository, revision=revision, cache_dir=cache, token=token, **arguments))
 
     try:
+        check_token(token)
         if constants.HF_HUB_OFFLINE:
             progress(f"HF_HUB_OFFLINE is set: taking {where} from the hub's cache")
             return fetch(local_files_only=True, allow_patterns=_wanted_offline(repository, revision, cache, select))
         _quieten()
-        commit, files = _listed(repository, revision, select)
+        commit, files = _listed(repository, revision, select, token)
         folder = RepositoryFolder(cache / repo_folder_name(repo_id=repository, repo_type="model"))
         missing = folder.missing_bytes(commit, files)
         _check_room(missing, cache)
@@ -92,11 +100,25 @@ def download_from_hub(
                 found = fetch(allow_patterns=wanted)
             meter.finish()
         if found.name != commit:  # the branch has moved meanwhile
-            _, files = _listed(repository, found.name, select)
+            _, files = _listed(repository, found.name, select, token)
         folder.check(where, found, files, progress)
         return found
     except Exception as error:
-        raise DownloadError(f"cannot download {where} from the Hugging Face hub: {explain(error)}") from error
+        raise DownloadError(f"cannot download {where} from the Hugging Face hub: {explain(error, token)}") from error
+
+
+def used_token(token: str | None) -> str | None:
+    """The token that a configuration names, or None where the environment has one, which the hub's library reads."""
+    return None if any(os.environ.get(name, "").strip() for name in _TOKEN_VARIABLES) else token
+
+
+def check_token(token: str | None) -> None:
+    """Raises DownloadError for a text that no header can have. It is not shown."""
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise DownloadError(
+            f"{_TOKEN_OPTION} is not a token: expected letters, digits and signs without spaces, such as hf_...; copy "
+            "it from Settings, Access Tokens of the hub"
+        )
 
 
 def _wanted_offline(
@@ -135,12 +157,12 @@ def _quieten() -> None:
 
 
 def _listed(
-    repository: str, revision: str | None, select: Callable[[Iterable[str]], list[str]]
+    repository: str, revision: str | None, select: Callable[[Iterable[str]], list[str]], token: str | None
 ) -> tuple[str, dict[str, HubFile]]:
     """The commit, and the files to download by path."""
     from huggingface_hub import HfApi
 
-    info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    info = HfApi(token=token).model_info(repository, revision=revision, files_metadata=True)
     files = {
         file.rfilename: HubFile.listed(file.size, None if file.lfs is None else file.lfs.sha256, file.blob_id)
         for file in info.siblings or ()
@@ -165,7 +187,13 @@ def _literal(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
-def explain(error: Exception) -> str:
+def explain(error: Exception, token: str | None = None) -> str:
+    """What happened and what to do; `token` is the one of the configuration, if that one was used."""
+    text = _explained(error, "HF_TOKEN" if token is None else _TOKEN_OPTION)
+    return text.replace(token, _TOKEN_OPTION) if token else text
+
+
+def _explained(error: Exception, token_name: str) -> str:
     from huggingface_hub import constants, errors
 
     if isinstance(error, DownloadError):
@@ -173,11 +201,11 @@ def explain(error: Exception) -> str:
     names = [base.__name__ for base in type(error).__mro__]
     advice = next((_ADVICE[name] for name in names if name in _ADVICE), None)
     if advice is not None:
-        return advice
+        return advice.format(token=token_name)
     if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
         status = error.response.status_code
         if status == 401:
-            return "HF_TOKEN is not valid: create a new one under Settings, Access Tokens"
+            return f"{token_name} is not valid: create a new one under Settings, Access Tokens"
         return f"the hub answered with status {status} ({str(error).splitlines()[0]})"
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if not _NOT_REACHED.isdisjoint(names):

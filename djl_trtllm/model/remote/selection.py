@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
+from djl_trtllm.errors import DownloadError
+from djl_trtllm.folders import TRUSS_REPOSITORY
+from djl_trtllm.model.weights import bounded
+
 _SAFETENSORS = ".safetensors"
 _PICKLED = (".bin", ".pt", ".pth")
 _FOREIGN = (".msgpack", ".h5", ".ot", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".mlmodel", ".pb", ".nemo")
@@ -22,6 +26,10 @@ _CONFIGURATION = frozenset(
         "tokenizer_config.json",
     }
 )
+_ENGINE_FOLDERS = frozenset(
+    PurePosixPath(folder) for folder in (".", "1", "engine", "tensorrt_llm/1", TRUSS_REPOSITORY / "tensorrt_llm" / "1")
+)
+"""Where `model.layout` looks for a compiled engine."""
 _INDEX = ".index.json"
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
@@ -35,11 +43,22 @@ def needed(names: Iterable[str]) -> list[str]:
     """
     paths = sorted({PurePosixPath(name) for name in names if name and not name.endswith("/")})
     kept = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
-    engines = {path.parent for path in kept if path.suffix == ".engine" or path.name == "openvino_model.xml"}
+    engines = {path.parent for path in kept if _is_engine(path)}
     chosen = _one_set_of_weights([path for path in kept if path.parent not in engines])
     return sorted(
         str(path) for path in kept if path.parent in engines or (path in chosen and path.suffix not in _MEDIA)
     )
+
+
+def served_files(names: Iterable[str]) -> list[str]:
+    """The same. Raises DownloadError, before gigabytes are downloaded, for an engine that would not be found."""
+    names = list(names)
+    if nested := nested_engines(names):
+        raise DownloadError(
+            f"its compiled engine is in folders: {bounded(nested)}; expected config.json, rank0.engine, ... at the "
+            "top; move them there, or download the repository and name the engine's folder"
+        )
+    return needed(names)
 
 
 def tokenizer_files(names: Iterable[str]) -> list[str]:
@@ -52,6 +71,23 @@ def tokenizer_files(names: Iterable[str]) -> list[str]:
 def config_files(names: Iterable[str]) -> list[str]:
     """The files that say what a model is and how it is served: small, and without weights or tokenizer."""
     return [name for name in needed(names) if PurePosixPath(name).name in _CONFIGURATION or name.endswith(_INDEX)]
+
+
+def nested_engines(names: Iterable[str]) -> list[str]:
+    """The files of compiled engines in folders that no model is looked for in; sorted.
+
+    None if there is also a model where one is looked for.
+    """
+    paths = sorted(map(PurePosixPath, names))
+    engines = {path.parent for path in paths if _is_engine(path)}
+    checkpoint = any(len(path.parts) == 1 and path.suffix in (_SAFETENSORS, *_PICKLED) for path in paths)
+    if checkpoint or not _ENGINE_FOLDERS.isdisjoint(engines):
+        return []
+    return [str(path) for path in paths if path.parent in engines]
+
+
+def _is_engine(path: PurePosixPath) -> bool:
+    return path.suffix == ".engine" or path.name == "openvino_model.xml"
 
 
 def _one_set_of_weights(paths: list[PurePosixPath]) -> set[PurePosixPath]:

@@ -16,13 +16,21 @@ def is_remote_destination(text: str) -> bool:
     return is_s3(text) or text.startswith(HUB_SCHEME)
 
 
-def upload(directory: Path, destination: str, progress: Callable[[str], None], *, last: str | None = None) -> None:
+def upload(
+    directory: Path,
+    destination: str,
+    progress: Callable[[str], None],
+    *,
+    last: str | None = None,
+    hub_token: str | None = None,
+) -> None:
     """Upload all files of a directory. The file `last` is uploaded after all others.
 
-    A hub repository is created as private if it does not exist. Raises DownloadError.
+    A hub repository is created as private if it does not exist; `hub_token` is the hub's token where the environment
+    has none. Raises DownloadError.
     """
     if not is_s3(destination):
-        _to_hub(directory, hub_id(destination), progress)
+        _to_hub(directory, hub_id(destination), progress, hub_token)
         return
     address = S3Address.parse(destination)
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
@@ -56,15 +64,18 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, progress: Callable[
     meter.finish()
 
 
-def _to_hub(directory: Path, repository: str, progress: Callable[[str], None]) -> None:
+def _to_hub(directory: Path, repository: str, progress: Callable[[str], None], token: str | None) -> None:
     from huggingface_hub import HfApi
 
-    from djl_trtllm.model.remote.hub import explain
+    from djl_trtllm.model.remote.hub import check_token, explain, used_token
+
+    token = used_token(token)
+    check_token(token)
 
     progress(f"uploading to {repository} on the hub (private, where it is new)")
     try:
-        api = HfApi()
+        api = HfApi(token=token)
         api.create_repo(repository, private=True, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=directory)
     except Exception as error:
-        raise DownloadError(f"cannot upload {directory} to {repository}: {explain(error)}") from error
+        raise DownloadError(f"cannot upload {directory} to {repository}: {explain(error, token)}") from error

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +13,10 @@ from djl_trtllm.config.compat.truss_names import (
     OPTION_OF,
     TO_ACT_ON,
 )
+from djl_trtllm.config.explain import as_json, render
 from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.errors import ConfigError
+from tests.config.helpers import printed
 
 
 def from_text(text: str) -> Config:
@@ -98,11 +102,13 @@ def test_max_num_tokens_widens_no_batch() -> None:
 
 
 @pytest.mark.parametrize("secret", ["my_hf_api_key", "hunter2"])
-def test_a_secret_is_answered_and_never_shown(secret: str) -> None:
+def test_the_token_of_the_hub_is_used_and_no_secret_is_shown(secret: str) -> None:
     text = f"model_metadata: {{tensor_parallelism: 1}}\nsecrets:\n  hf_access_token: {secret}\n  other: {secret}\n"
-    (warning,) = from_text(text).warnings
-    assert "secrets.hf_access_token (line 3)" in warning and "HF_TOKEN" in warning
-    assert secret not in warning
+    config = from_text(text)
+    assert config.options.hf_access_token == secret
+    (warning,) = config.warnings
+    assert "secrets.other (line 4): nothing reads this secret" in warning
+    assert secret not in warning + printed(render(config)) + json.dumps(as_json(config))
 
 
 def test_a_secret_in_trusss_own_store_is_fine() -> None:

@@ -9,11 +9,12 @@ import pytest
 from djl_trtllm.config import Layer, Source
 from djl_trtllm.config.compat import truss
 from djl_trtllm.config.compat.truss_names import BUILD_PRESETS, ENGINE_PRESETS, STACK_PRESETS
+from djl_trtllm.config.masking import MASK
 
 PRESETS = {"build": BUILD_PRESETS, "engine": ENGINE_PRESETS, "stack": STACK_PRESETS, "none": {}}
-NO_TOKEN = (
-    "tokens are not read from files; remove it and set the environment variable HF_TOKEN, which the download "
-    "libraries read"
+NOT_READ = (
+    "nothing reads this secret: only secrets.hf_access_token is used, for downloads from the Hugging Face hub; "
+    "remove it"
 )
 
 
@@ -37,9 +38,8 @@ def preset(text: str, *, has_repository: bool = False) -> str:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_where_a_truss_has_its_files() -> None:
+def test_where_a_truss_has_its_configuration() -> None:
     assert truss.CONFIG_FILE == "config.yaml"
-    assert truss.TRITON_FOLDER.as_posix() == "packages/inflight_batcher_llm"
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,19 @@ def test_the_name_that_clients_see_counts_before_that_of_the_truss() -> None:
 @pytest.mark.parametrize(
     ("text", "secret"), [("x: hunter2", True), ("x: null", False), ("{}", False), ("hunter2", True)]
 )
-def test_only_a_secret_with_a_value_is_told(text: str, secret: bool) -> None:
+def test_a_secret_with_a_value_that_nothing_reads_is_a_warning(text: str, secret: bool) -> None:
     source = read(f"secrets:\n  {text}\n")
     name = "secrets" if text == "hunter2" else "secrets.x"
-    assert source.warnings == ((f"config.yaml: {name} (line 2): {NO_TOKEN}",) if secret else ())
+    assert source.warnings == ((f"config.yaml: {name} (line 2): {NOT_READ}",) if secret else ())
     assert source.notes == source.unknown == ()
+
+
+@pytest.mark.parametrize(("text", "token"), [("my_hf_api_key", ["my_hf_api_key"]), ("null", []), ("''", [])])
+def test_the_token_of_the_hub_is_a_setting_that_masks_its_value(text: str, token: list[str]) -> None:
+    source = read(f"secrets:\n  hf_access_token: {text}\n")
+    assert values(source) == [("option.hf_access_token", value) for value in token]
+    assert [setting.shown for setting in source.settings] == [f"secrets.hf_access_token={MASK}" for _ in token]
+    assert source.warnings == source.notes == source.unknown == ()
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,13 @@ class HubProcess:
         before: str = "",
         environ: Mapping[str, str] = {},
         tokenizer_only: bool = False,
+        token: str | None = None,
     ) -> Fetched:
         """Fetch a model into a cache of the hub's, after the Python in `before`."""
         assert self._process.stdin is not None and self._process.stdout is not None
         request: dict[str, Any] = {"text": text, "cache": str(cache), "revision": revision, "before": before}
         request |= {"environ": dict(environ), "tokenizer_only": tokenizer_only, "answer": str(self._answer)}
+        request["token"] = token
         self._answer.unlink(missing_ok=True)
         print(json.dumps(request), file=self._process.stdin, flush=True)
         self._process.stdout.readline()
@@ -91,6 +93,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             told.append,
             revision=request["revision"],
             hub_cache=cache,
+            hub_token=request["token"],
             tokenizer_only=request["tokenizer_only"],
         )
         path = str(found)

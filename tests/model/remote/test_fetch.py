@@ -8,7 +8,7 @@ import pytest
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import fetch as fetch_module
 from djl_trtllm.model.remote.fetch import fetch, is_remote
-from djl_trtllm.model.remote.selection import needed, tokenizer_files
+from djl_trtllm.model.remote.selection import served_files, tokenizer_files
 from tests.support.s3_server import Store
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"[]"}
@@ -80,12 +80,21 @@ def test_a_model_of_the_hub_comes_from_there(tmp_path: Path, monkeypatch: pytest
         return tmp_path / "found"
 
     monkeypatch.setattr(fetch_module, "download_from_hub", download)
-    assert fetch(text, tmp_path, tell, revision="v2", hub_cache=tmp_path / "hub") == tmp_path / "found"
+    hub = tmp_path / "hub"
+    assert fetch(text, tmp_path, tell, revision="v2", hub_cache=hub, hub_token="hf_x") == tmp_path / "found"
     assert fetch(text, tmp_path, tell, tokenizer_only=True) == tmp_path / "found"
     assert asked == [
-        ("acme/story", tell, {"revision": "v2", "cache_dir": tmp_path / "hub", "select": needed}),
-        ("acme/story", tell, {"revision": None, "cache_dir": None, "select": tokenizer_files}),
+        ("acme/story", tell, {"revision": "v2", "cache_dir": hub, "token": "hf_x", "select": served_files}),
+        ("acme/story", tell, {"revision": None, "cache_dir": None, "token": None, "select": tokenizer_files}),
     ]
+
+
+def test_an_engine_in_folders_is_refused_before_it_is_downloaded(store: Store, tmp_path: Path) -> None:
+    for name in ("README.md", "fp16/tp1/config.json", "fp16/tp1/rank0.engine"):
+        store.put(f"team/engine/{name}", b"{}")
+    with pytest.raises(DownloadError, match=r"folders: fp16/tp1/config\.json, fp16/tp1/rank0\.engine; expected"):
+        fetch("s3://models/team/engine", tmp_path, tell)
+    assert not list(tmp_path.rglob("rank0.engine"))
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:

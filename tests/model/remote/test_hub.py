@@ -196,6 +196,28 @@ def test_a_private_model_says_that_it_wants_a_token(hub: Hub, process: HubProces
     fetched(process.fetch("acme/story", tmp_path, environ={"HF_TOKEN": "hf_right"}))
 
 
+def test_a_token_of_the_configuration_is_used_unless_the_environment_has_one(
+    hub: Hub, process: HubProcess, tmp_path: Path
+) -> None:
+    hub.private = frozenset({"acme/story"})
+    fetched(process.fetch("acme/story", tmp_path / "a", token="hf_right"))
+    fetched(process.fetch("acme/story", tmp_path / "b", token="hf_right", environ={"HF_TOKEN": " "}))
+    fetched(process.fetch("acme/story", tmp_path / "c", token="hf_wrong", environ={"HF_TOKEN": "hf_right"}))
+    for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        error = process.fetch("acme/story", tmp_path / "d", token="hf_right", environ={variable: "hf_wrong"}).error
+        assert "HF_TOKEN" in error and "option.hf_access_token" not in error
+
+
+@pytest.mark.parametrize("token", ["hf_wrong", "two words", "a\nb", "t\u00f6ken", ""])
+def test_a_wrong_token_of_the_configuration_is_named_and_not_shown(
+    hub: Hub, process: HubProcess, tmp_path: Path, token: str
+) -> None:
+    hub.private = frozenset({"acme/story"})
+    found = process.fetch("acme/story", tmp_path, token=token)
+    assert "option.hf_access_token" in found.error and "HF_TOKEN" not in found.error
+    assert not token or token not in found.error + found.log
+
+
 def test_a_gated_model_says_what_to_do(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
     hub.gated = frozenset({"acme/story"})
     error = process.fetch("acme/story", tmp_path).error
@@ -236,6 +258,8 @@ def test_answers_of_the_hub_say_what_to_do() -> None:
         return error
 
     assert explain(answered(401)) == "HF_TOKEN is not valid: create a new one under Settings, Access Tokens"
+    assert explain(answered(401), "hf_x").startswith("option.hf_access_token is not valid: create a new one")
+    assert explain(ValueError("header hf_x"), "hf_x") == "ValueError: header option.hf_access_token"
     assert explain(answered(502)) == "the hub answered with status 502 (it)"
     assert explain(DownloadError("no room")) == "no room"
     assert explain(ValueError("a\nb")) == "ValueError: a"

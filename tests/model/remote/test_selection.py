@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.model.remote.selection import config_files, needed, tokenizer_files
+from djl_trtllm.errors import DownloadError
+from djl_trtllm.model.remote.selection import config_files, needed, nested_engines, served_files, tokenizer_files
 
 CONFIG = ["config.json", "generation_config.json", "tokenizer.json"]
 
@@ -102,3 +103,31 @@ def test_what_describes_a_model_is_small() -> None:
     other = ["model-00001-of-00002.safetensors", "tokenizer.json", "model.py", "README.md", ".gitattributes"]
     assert config_files([*kept, *other]) == kept
     assert config_files(other) == []
+
+
+@pytest.mark.parametrize(
+    ("present", "nested"),
+    [
+        (
+            ["a/config.json", "a/rank0.engine", "b/c/rank0.engine", "x"],
+            ["a/config.json", "a/rank0.engine", "b/c/rank0.engine"],
+        ),
+        (["config.json", "a/openvino_model.xml"], ["a/openvino_model.xml"]),
+        (["config.json", "rank0.engine", "a/rank0.engine"], []),
+        (["config.json", "model.safetensors", "a/rank0.engine"], []),
+        (["pytorch_model.bin", "a/rank0.engine"], []),
+        (["a/model.safetensors", "a/rank0.engine"], ["a/model.safetensors", "a/rank0.engine"]),
+        (["tensorrt_llm/1/rank0.engine"], []),
+        (["packages/inflight_batcher_llm/tensorrt_llm/1/rank0.engine"], []),
+        (["1/rank0.engine"], []),
+        (["config.json", "engine/rank0.engine"], []),
+        (["config.json", "a/model.onnx"], []),
+    ],
+)
+def test_engines_in_other_folders_are_found(present: list[str], nested: list[str]) -> None:
+    assert nested_engines(present) == nested
+    if nested:
+        with pytest.raises(DownloadError, match=", ".join(nested)):
+            served_files(iter(present))
+    else:
+        assert served_files(iter(present)) == needed(present)

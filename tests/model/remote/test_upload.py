@@ -104,6 +104,24 @@ def test_a_repository_on_the_hub_is_made_private(directory: Path, api: list[tupl
     assert lines == ["uploading to acme/engine on the hub (private, where it is new)"]
 
 
+def test_the_hub_gets_the_token_of_the_configuration(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    used = []
+    for name in ("create_repo", "upload_folder"):
+        monkeypatch.setattr(huggingface_hub.HfApi, name, lambda api, *_, **__: used.append(api.token))
+    upload(directory, "hf://acme/engine", lambda line: None, hub_token="hf_given")
+    monkeypatch.setenv("HF_TOKEN", "hf_environment")
+    upload(directory, "hf://acme/engine", lambda line: None, hub_token="hf_given")
+    assert used == ["hf_given", "hf_given", None, None]
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(DownloadError, match=r"option\.hf_access_token is not a token") as caught:
+        upload(directory, "hf://acme/engine", lambda line: None, hub_token="two words")
+    assert "two words" not in str(caught.value)
+
+
 def test_what_the_hub_refuses_is_told(
     directory: Path, api: list[tuple[str, Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
