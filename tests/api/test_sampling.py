@@ -7,6 +7,7 @@ import pytest
 from djl_trtllm.api.parameters import Problems, Table
 from djl_trtllm.api.sampling import ADAPTER, NOT_HONOURED, SAMPLING, generation_request, read_sampling
 from djl_trtllm.request import GenerationRequest, Sampling
+from tests.api.tables import check_rows
 
 TABLE = Table(SAMPLING, ADAPTER, NOT_HONOURED)
 
@@ -71,3 +72,7 @@ def test_ranking_needs_log_probabilities_and_so_does_a_client_that_asks_for_them
     assert generation_request({"logprobs": True}, Sampling(), True).needs_logprobs
     request = generation_request({"details": True}, Sampling(), True)
     assert (request.logprobs, request.asks_logprobs, request.needs_logprobs) == (True, True, False)
+
+
+def test_the_rows() -> None:
+    check_rows("shared", (*SAMPLING, *ADAPTER, *NOT_HONOURED))

@@ -14,6 +14,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import OverloadedError
 from djl_trtllm.model import Tokenizer
 from tests.api.models import load
+from tests.api.tables import check_descriptions
 from tests.support.in_process import played_model
 
 PLAIN = {"content-type": "text/plain"}
@@ -73,3 +74,7 @@ def test_errors_have_the_statuses_of_the_options() -> None:
     options = Options(throttle_error_http_code=529)
     found = LMI.encode_error(error, options)
     assert found.status == 529 and found == encode_error(error, options)
+
+
+def test_its_paths_are_described() -> None:
+    check_descriptions(LMI)

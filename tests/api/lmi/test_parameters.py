@@ -11,6 +11,7 @@ import pytest
 from djl_trtllm.api.lmi.parameters import BEDROCK_FIELDS, CHAT_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
 from djl_trtllm.api.parameters import Problems, Table
 from djl_trtllm.request import Guide, GuideKind
+from tests.api.tables import check_tables
 
 MOST = 2**31 - 1
 BOOLEANS: tuple[list[Any], list[Any]] = ([(True, True), (False, False)], [0, 1, "true"])
@@ -222,3 +223,7 @@ def test_the_page_names_what_is_honoured() -> None:
     # `min_tokens` and `adapter_id` are vLLM's and TGI's names of what the page names as documented.
     honoured = {name for name in INPUTS_PARAMETERS.rows if name not in NOT_IN_INPUTS}
     assert honoured - named == {"min_tokens", "adapter_id"}
+
+
+def test_the_tables() -> None:
+    check_tables("lmi", inputs=INPUTS_FIELDS, parameters=INPUTS_PARAMETERS, chat=CHAT_FIELDS, bedrock=BEDROCK_FIELDS)

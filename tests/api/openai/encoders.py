@@ -7,7 +7,7 @@ from typing import Any
 from djl_trtllm.api.openai.chat import ChatEncoder, ChatStreamEncoder
 from djl_trtllm.api.openai.completions import CompletionEncoder, CompletionStreamEncoder
 from djl_trtllm.api.openai.response import Response
-from tests.api.scripts import parse_lines
+from tests.api.scripts import EOS, answer, check_golden, parse_lines, several
 
 ENCODERS: dict[str, Any] = {
     "chat": ChatEncoder,
@@ -27,3 +27,10 @@ def text_of(body: bytes, index: int = 0) -> str:
     """The text of a choice in a stream."""
     choices = [choice for event in parse_lines(body) for choice in event["choices"] if choice["index"] == index]
     return "".join(choice["delta"].get("content", "") if "delta" in choice else choice["text"] for choice in choices)
+
+
+def check_stored(name: str) -> None:
+    """Compare what an encoder makes of the scripts with the stored answers."""
+    for logprobs in (False, True):
+        check_golden(f"openai_{name}" + "-logprobs" * logprobs, answer(make(name, logprobs=logprobs), EOS))
+    check_golden(f"openai_{name}-n", answer(make(name, n=2, include_usage=True), several(2)))

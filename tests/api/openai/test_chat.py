@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult
-from tests.api.openai.encoders import make
+from tests.api.openai.encoders import check_stored, make
 from tests.api.scripts import EOS, PROMPT, TOKENS, answer, parse_lines, several
 
 
@@ -31,3 +33,8 @@ def test_the_most_likely_tokens_are_shown_whole_and_streamed() -> None:
     assert whole["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == shown
     events = [event["choices"][0] for event in parse_lines(answer(make("chat_stream", logprobs=True), [chunk]))]
     assert [event["logprobs"]["content"][0]["top_logprobs"] for event in events if event["logprobs"]] == [shown]
+
+
+@pytest.mark.parametrize("name", ["chat", "chat_stream"])
+def test_an_answer_is_as_stored(name: str) -> None:
+    check_stored(name)

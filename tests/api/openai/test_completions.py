@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult
-from tests.api.openai.encoders import make, text_of
+from tests.api.openai.encoders import check_stored, make, text_of
 from tests.api.scripts import EOS, PROMPT, TEXT, answer, parse_lines, several
 
 
@@ -37,3 +39,8 @@ def test_the_most_likely_tokens_are_shown_by_their_text() -> None:
     chunk = OutputChunk(0, [RankedToken(6, " b", -2.0, False, top)], SequenceResult(FinishReason.LENGTH, 1, -2.0, None))
     whole = json.loads(answer(make("completion", logprobs=True), [chunk]))
     assert whole["choices"][0]["logprobs"]["top_logprobs"] == [{" a": -0.1, " b": -2.0}]
+
+
+@pytest.mark.parametrize("name", ["completion", "completion_stream"])
+def test_an_answer_is_as_stored(name: str) -> None:
+    check_stored(name)

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from djl_trtllm.api.openai.dialect import OPENAI
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.service import ServedModel
+from tests.api.tables import check_descriptions
 from tests.server.application import application
 from tests.support.in_process import Hosts
 from tests.support.virtual_time import in_virtual_time, until
@@ -71,3 +73,7 @@ async def test_a_stream_is_events_and_a_client_that_leaves_cancels(hosts: Hosts,
         await stream.end()
         assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
         hosts.last.send(Delta(hosts.last.submitted[0].request_id, [], None, FinishReason.CANCELLED))
+
+
+def test_its_paths_are_described() -> None:
+    check_descriptions(OPENAI)

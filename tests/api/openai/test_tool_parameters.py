@@ -6,6 +6,7 @@ import pytest
 
 from djl_trtllm.api.openai.tool_parameters import TOOLS
 from djl_trtllm.api.parameters import Problems, Table
+from tests.api.tables import check_rows
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 TABLE = Table(TOOLS)
@@ -48,3 +49,7 @@ def test_what_is_no_tool_is_refused(given: dict[str, Any], named: str) -> None:
     problems = Problems()
     TABLE.read(given, problems, "field")
     assert len(problems.invalid) == 1 and named in problems.invalid[0]
+
+
+def test_the_rows() -> None:
+    check_rows("openai-tools", TOOLS)

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from djl_trtllm.api.tgi.dialect import TGI
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import ServedModel
+from tests.api.tables import check_descriptions
 from tests.server.application import application
 from tests.support.in_process import Hosts
 from tests.support.virtual_time import in_virtual_time, until
@@ -59,3 +61,7 @@ async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer) 
         stream.leave()
         await stream.end()
         assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
+
+
+def test_its_paths_are_described() -> None:
+    check_descriptions(TGI)

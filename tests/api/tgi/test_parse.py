@@ -6,10 +6,11 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Call, RawRequest
-from djl_trtllm.api.tgi.parse import parse
+from djl_trtllm.api.tgi.parse import FIELDS, PARAMETERS, parse
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
+from tests.api.tables import check_tables
 
 
 def read(path: str = "/generate", **body: Any) -> Call:
@@ -116,3 +117,7 @@ def test_what_a_stream_cannot_have_is_refused(parameters: dict[str, Any]) -> Non
 def test_a_body_is_an_object() -> None:
     with pytest.raises(InvalidRequestError, match="expected a JSON object with 'inputs'"):
         parse(RawRequest(b"3", {}, "/"), Options())
+
+
+def test_the_tables() -> None:
+    check_tables("tgi", fields=FIELDS, parameters=PARAMETERS)

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from djl_trtllm.api.parameters import Problems
-from djl_trtllm.api.triton.inputs import BLS_INPUTS, INPUTS, InferenceRequest, input_named, read_request
+from djl_trtllm.api.triton.inputs import BLS_INPUTS, FIELDS, INPUTS, InferenceRequest, input_named, read_request
 from djl_trtllm.config import Options
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
+from tests.api.scripts import check_golden
+from tests.api.tables import check_tables
 from tests.api.triton.played import PlayedModel
 
 DOCUMENTED: dict[str, Any] = {
@@ -221,3 +223,9 @@ def test_a_model_that_is_not_decoupled_has_no_streams(decoupled: bool | None, re
     expected = ["Streaming is only supported if model is deployed using decoupled mode."] * refused
     assert problems.invalid == expected
     assert not problems_of({"text_input": "a", "max_tokens": 3, "stream": False}, decoupled=decoupled).invalid
+
+
+def test_the_tables() -> None:
+    check_tables("triton", fields=FIELDS)
+    lines = [f"{each.name} {each.datatype} {each.dims}{' optional' * each.optional}" for each in (*INPUTS, *BLS_INPUTS)]
+    check_golden("triton-inputs", ("\n".join(lines) + "\n").encode())

@@ -6,10 +6,11 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Call, RawRequest
-from djl_trtllm.api.truss.parse import parse
+from djl_trtllm.api.truss.parse import FIELDS, parse
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Sampling
+from tests.api.tables import check_tables
 
 
 def read(**body: Any) -> Call:
@@ -78,3 +79,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], message: str) -> None:
 def test_a_body_is_an_object() -> None:
     with pytest.raises(InvalidRequestError, match="expected a JSON object with 'prompt'"):
         parse(RawRequest(b"[]", {}), Options())
+
+
+def test_the_table() -> None:
+    check_tables("truss", fields=FIELDS)
