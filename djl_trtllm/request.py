@@ -160,7 +160,10 @@ class RankedToken(Token, frozen=True, gc=False):
 
 
 class SequenceResult(NamedTuple):
-    """The end of one sequence. `generated_tokens` counts the end token; `seed` is None for greedy sequences."""
+    """The end of one sequence. `generated_tokens` counts the end token; `seed` is None for greedy sequences.
+
+    `queue_seconds` is how long its request waited before it ran.
+    """
 
     reason: FinishReason
     generated_tokens: int
@@ -168,6 +171,7 @@ class SequenceResult(NamedTuple):
     seed: int | None
     stop_sequence: str | None = None
     error: RequestError | None = None
+    queue_seconds: float = 0.0
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

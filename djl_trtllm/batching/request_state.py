@@ -47,6 +47,8 @@ class RequestState:
         Returns the new tokens, none while ranking holds them back.
         """
         if sequence.finished is not None:
+            if self.started is not None:
+                sequence.finished = sequence.finished._replace(queue_seconds=self.started - self.arrived)
             sequence.closed = True
             self._unfinished -= 1
         if self._ranked is not None:

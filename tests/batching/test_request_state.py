@@ -65,6 +65,15 @@ def test_news_are_delivered_as_they_come(tokenizer: Tokenizer) -> None:
     assert script.delivered == [(1, [10, 11], False), (0, [20], False), (1, [12], True)]
 
 
+def test_an_end_says_how_long_its_request_waited(tokenizer: Tokenizer) -> None:
+    script = Script(tokenizer, n=2)
+    script.say(0, end=CANCELLED)
+    script.generation.started = 9.75
+    script.say(1, end=LENGTH)
+    waited = [update.finished.queue_seconds for update in script.consumer.updates if update.finished]
+    assert waited == [0.0, 2.25]
+
+
 def test_where_nothing_is_new_nothing_is_delivered(tokenizer: Tokenizer) -> None:
     script = Script(tokenizer)
     assert script.say(0) == []

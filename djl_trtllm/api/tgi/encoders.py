@@ -15,6 +15,7 @@ import orjson
 from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.output import CollectedSequence, SequenceCollector, dump_line
 from djl_trtllm.api.tgi.errors import error_body
+from djl_trtllm.api.tgi.timing import Headers, Timing
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
@@ -59,13 +60,21 @@ class GenerateEncoder:
     stream = False
     content_type = "application/json"
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: Shown, timing: Timing) -> None:
         self._shown = shown
+        self._timing = timing
         self.wants_prompt_tokens = shown.prefill
         self._output = SequenceCollector(shown.n)
 
     def begin(self, prompt: Prompt) -> None:
         self._shown.begin(prompt)
+        self._timing.tokenised(prompt.length)
+
+    def headers(self) -> Headers:
+        """The headers of the response, when it is complete."""
+        finished = self._output.sequences[0].finished
+        assert finished is not None
+        return self._timing.headers(finished)
 
     def encode(self, chunk: OutputChunk) -> bytes:
         if chunk.finished is not None and chunk.finished.error is not None:

@@ -12,6 +12,7 @@ from djl_trtllm.api.base import Call, RawRequest
 from djl_trtllm.api.parameters import BOOLEAN, IGNORED, PROMPT, Parameter, Problems, Table, integer, number, show
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
 from djl_trtllm.api.tgi.encoders import GenerateEncoder, GenerateStreamEncoder, Shown
+from djl_trtllm.api.tgi.timing import Timing, stream_headers
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 
@@ -77,12 +78,15 @@ def parse(request: RawRequest, options: Options) -> Call:
         problems.invalid.append("'decoder_input_details' is true: expected false in a stream")
     problems.raise_any()
     shown = Shown(
-        details=values.get("details", False) or sampling.n > 1,
+        # As TGI: the tokens of the prompt have their place in the details.
+        details=values.get("details", False) or values.get("prefill", False) or sampling.n > 1,
         full_text=values.get("return_full_text", False),
         prefill=values.get("prefill", False),
         as_list=request.path == "/",
         n=sampling.n,
     )
     generation = generation_request(values, sampling, stream or shown.details, prompt=inputs)
-    encoder = GenerateStreamEncoder(shown) if stream else GenerateEncoder(shown)
-    return Call((generation,), encoder, problems.headers)
+    if stream:
+        return Call((generation,), GenerateStreamEncoder(shown), (*problems.headers, *stream_headers(len(inputs))))
+    encoder = GenerateEncoder(shown, Timing(len(inputs)))
+    return Call((generation,), encoder, problems.headers, encoder.headers)

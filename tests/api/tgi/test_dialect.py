@@ -54,6 +54,27 @@ async def test_health_and_info(hosts: Hosts, tokenizer: Tokenizer) -> None:
 
 
 @in_virtual_time
+async def test_whole_answers_are_timed_in_headers_and_streams_say_what_is_known(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    hosts.alone = True
+    async with application(tokenizer) as served:
+        for path in ("/generate", "/"):
+            headers = (await served.client.post(path, BODY)).headers
+            assert (headers["x-prompt-tokens"], headers["x-generated-tokens"]) == (
+                str(len(tokenizer.encode("the wolf"))),
+                "2",
+            )
+            assert headers["x-compute-characters"] == "8" and float(headers["x-compute-time"]) >= 0
+            for name in ("total", "validation", "queue", "inference"):
+                assert int(headers[f"x-{name}-time"]) >= 0
+            assert int(headers["x-time-per-token"]) >= 0
+        headers = (await served.client.post("/generate_stream", BODY)).headers
+        assert (headers["x-compute-characters"], headers["x-accel-buffering"]) == ("8", "no")
+        assert "x-compute-time" not in headers
+
+
+@in_virtual_time
 async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         stream = served.client.begin("POST", "/generate_stream", BODY)

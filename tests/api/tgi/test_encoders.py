@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.api.tgi.encoders import FINISH_REASONS, GenerateEncoder, GenerateStreamEncoder, Shown
+from djl_trtllm.api.tgi.timing import Timing
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import FinishReason
 from tests.api.scripts import EOS, FAILED, FAILURE, PROMPT, STOP, TEXT, answer, check_golden, several
@@ -18,23 +19,23 @@ def events(body: bytes) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("details", [False, True])
 def test_answers_are_as_stored(details: bool) -> None:
     suffix = "-details" * details
-    check_golden(f"tgi_generate{suffix}", answer(GenerateEncoder(Shown(details=details)), EOS))
+    check_golden(f"tgi_generate{suffix}", answer(GenerateEncoder(Shown(details=details), Timing(8)), EOS))
     for name, script in (("", EOS), ("-stop", STOP)):
         check_golden(f"tgi_stream{name}{suffix}", answer(GenerateStreamEncoder(Shown(details=details)), script))
 
 
 def test_the_root_answers_a_list_with_the_prompt_if_that_is_wanted() -> None:
-    (shown,) = json.loads(answer(GenerateEncoder(Shown(as_list=True, full_text=True)), EOS))
+    (shown,) = json.loads(answer(GenerateEncoder(Shown(as_list=True, full_text=True), Timing(8)), EOS))
     assert shown == {"generated_text": PROMPT.text + TEXT}
 
 
 def test_the_prompts_tokens_are_prefill() -> None:
-    shown = json.loads(answer(GenerateEncoder(Shown(details=True, prefill=True)), EOS))
+    shown = json.loads(answer(GenerateEncoder(Shown(details=True, prefill=True), Timing(8)), EOS))
     assert [token["id"] for token in shown["details"]["prefill"]] == [token.id for token in PROMPT.tokens]
 
 
 def test_other_sequences_are_best_of_sequences() -> None:
-    shown = json.loads(answer(GenerateEncoder(Shown(details=True, n=2)), several(2)))
+    shown = json.loads(answer(GenerateEncoder(Shown(details=True, n=2), Timing(8)), several(2)))
     (other,) = shown["details"]["best_of_sequences"]
     assert (shown["generated_text"], other["generated_text"], other["finish_reason"]) == ("00 01", "10 11", "length")
 
@@ -54,7 +55,7 @@ def test_an_error_is_the_last_event_of_a_stream() -> None:
 
 
 def test_a_whole_answer_has_no_place_for_an_error() -> None:
-    encoder = GenerateEncoder(Shown())
+    encoder = GenerateEncoder(Shown(), Timing(8))
     with pytest.raises(GenerationError):
         answer(encoder, FAILED)
     assert encoder.error(FAILURE) == b""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -10,6 +11,7 @@ from djl_trtllm.api.tgi.parse import FIELDS, PARAMETERS, parse
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
+from tests.api.scripts import EOS, answer
 from tests.api.tables import check_tables
 
 
@@ -112,6 +114,13 @@ def test_what_is_wrong_is_named(body: dict[str, Any], kind: type[Exception], mes
 def test_what_a_stream_cannot_have_is_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="in a stream"):
         read("/generate_stream", inputs="a", parameters=parameters)
+
+
+def test_the_tokens_of_the_prompt_come_with_details() -> None:
+    encoder = read(inputs="a", parameters={"decoder_input_details": True}).encoder
+    assert encoder.wants_prompt_tokens
+    assert "details" in json.loads(answer(encoder, EOS))
+    assert "details" not in json.loads(answer(read(inputs="a").encoder, EOS))
 
 
 def test_a_body_is_an_object() -> None:

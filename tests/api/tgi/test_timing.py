@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from djl_trtllm.api.tgi.timing import Timing, stream_headers
+from djl_trtllm.request import FinishReason, SequenceResult
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ended(tokens: int, queue_seconds: float = 0.0) -> SequenceResult:
+    return SequenceResult(FinishReason.LENGTH, tokens, None, None, queue_seconds=queue_seconds)
+
+
+def test_a_request_is_timed_part_by_part() -> None:
+    clock = Clock()
+    timing = Timing(11, clock)
+    clock.now += 0.25
+    timing.tokenised(4)
+    clock.now += 1.5
+    assert dict(timing.headers(ended(10, 0.5))) == {
+        "x-compute-time": "1.750000",
+        "x-compute-characters": "11",
+        "x-total-time": "1750",
+        "x-validation-time": "250",
+        "x-queue-time": "500",
+        "x-inference-time": "1000",
+        "x-time-per-token": "100",
+        "x-prompt-tokens": "4",
+        "x-generated-tokens": "10",
+    }
+
+
+def test_an_output_without_tokens_is_timed_too() -> None:
+    clock = Clock()
+    timing = Timing(1, clock)
+    timing.tokenised(1)
+    clock.now += 2.0
+    headers = dict(timing.headers(ended(0, 3.0)))
+    assert (headers["x-inference-time"], headers["x-time-per-token"], headers["x-generated-tokens"]) == ("0", "0", "0")
+    headers = dict(timing.headers(ended(0)))
+    assert (headers["x-inference-time"], headers["x-time-per-token"]) == ("2000", "2000")
+
+
+def test_a_stream_has_what_is_known_when_it_begins() -> None:
+    assert dict(stream_headers(7)) == {"x-compute-characters": "7", "x-accel-buffering": "no"}
