@@ -1,21 +1,22 @@
 #!/bin/sh
-# Install the project's dependencies beside the image's packages: install.sh PYPROJECT PINS [EXTRA ...]
+# Install the project's dependencies beside the image's packages: install.sh PYPROJECT LOCKED [EXTRA ...]
 #
 # The image's packages do not change: TensorRT-LLM's release image is a set of versions that work together. New packages
-# have the versions in PINS.
+# have the versions and hashes in LOCKED (scripts/lock writes it).
 set -eu
-pyproject=$1 pins=$2
+pyproject=$1 locked=$2
 shift 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Not `pip freeze`: for a package installed from a file it prints the file instead of the version.
 python3 -m pip list --format=freeze >"$work/installed"
+# A package has a line with its version, which ends in a backslash, and lines with its hashes.
 awk -F '==' '
-    { name = tolower($1); gsub(/[-_.]+/, "-", name) }
-    NR == FNR { there[name] = 1; next }
-    !/^#/ && !(name in there)
-' "$work/installed" "$pins" >"$work/pins"
+    NR == FNR { name = tolower($1); gsub(/[-_.]+/, "-", name); there[name] = 1; next }
+    /^[a-z0-9]/ { name = $1; sub(/\[.*/, "", name) }
+    !(name in there)
+' "$work/installed" "$locked" >"$work/new"
 python3 - "$pyproject" "$@" >"$work/requirements" <<'END'
 import sys, tomllib
 
@@ -33,8 +34,6 @@ print(*wanted, sep="\n")
 END
 
 export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-set -- --constraint "$work/installed" --requirement "$work/requirements"
-if ! python3 -m pip install --constraint "$work/pins" "$@"; then
-    echo "install.sh: beside the packages of this image the versions in $pins do not fit; pip chooses others" >&2
-    python3 -m pip install "$@"
-fi
+python3 -m pip install --require-hashes --no-deps --requirement "$work/new"
+# What is not locked: other extras, and versions that do not fit beside the image's packages. Usually nothing.
+python3 -m pip install --constraint "$work/installed" --requirement "$work/requirements"

@@ -7,14 +7,14 @@ install() {
 }
 
 # make_environment VENV PROJECT EXTRA [OPTION ...]: create a virtual environment with the project (editable) and one of
-# its extras; the options are those of `uv pip install`.
+# its extras: with the versions of uv.lock, or those that `uv pip install OPTION ...` chooses.
 # Uses the Python that PYTHON names, else the first that is new enough.
-# Creates it once, and again when pyproject.toml has changed. Uses uv if possible (8 s instead of a minute for serving,
-# 25 s instead of 4.5 minutes with torch), else pip.
+# Creates it once, and again when pyproject.toml or uv.lock has changed. Uses uv if possible (8 s instead of a minute for
+# serving, 25 s instead of 4.5 minutes with torch), else pip.
 make_environment() {
     venv=$1 project=$2 extra=$3
     shift 3
-    if [ -f "$venv/.complete" ] && cmp -s "$venv/.complete" "$project/pyproject.toml"; then
+    if cat "$project/pyproject.toml" "$project/uv.lock" | cmp -s - "$venv/.complete"; then
         return
     fi
     python=""
@@ -31,10 +31,18 @@ make_environment() {
     echo "Setting up $venv (once)" >&2
     rm -rf "$venv"
     "$python" -m venv "$venv"
-    if ! { install uv && "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable "${project}[$extra]" "$@"; }; then
-        [ $# -eq 0 ] || exit 1
-        echo "uv could not do it; trying again with pip, which takes longer" >&2
+    if [ $# -gt 0 ]; then
+        install uv
+        "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable "${project}[$extra]" "$@"
+    elif ! { install uv && sync_environment; }; then
+        echo "uv could not do it; trying again with pip, which takes longer and chooses the versions itself" >&2
         install --editable "${project}[$extra]"
     fi
-    cp "$project/pyproject.toml" "$venv/.complete"
+    cat "$project/pyproject.toml" "$project/uv.lock" >"$venv/.complete"
+}
+
+# --inexact keeps uv itself.
+sync_environment() {
+    UV_PROJECT_ENVIRONMENT=$venv "$venv/bin/uv" sync --quiet --locked --inexact --project "$project" \
+        --config-file "$project/tools/uv.toml" --python "$venv/bin/python" --extra "$extra"
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import json
+import os
 import re
 import stat
 import subprocess
@@ -19,7 +21,7 @@ from tests.support.uv import uv
 ROOT = Path(__file__).parent.parent.parent
 DOCKERFILES = sorted(ROOT.glob("docker/*.Dockerfile"))
 SCRIPTS = sorted([*ROOT.glob("docker/*.sh"), *ROOT.glob("docker/djl/*.sh")])
-PINS = ROOT / "docker" / "pins.txt"
+LOCKED = {image: ROOT / "docker" / f"requirements-{image}.txt" for image in ("core", "cpu")}
 TOOLS = Path(sys.executable).parent
 
 
@@ -84,11 +86,16 @@ def is_sent(path: str) -> bool:
     return sent
 
 
-def read_pins() -> dict[str, str]:
-    lines = [line.partition(";")[0].strip() for line in PINS.read_text().splitlines() if not line.startswith("#")]
-    pins = dict(line.split("==") for line in lines if line)
-    assert len(pins) == len([line for line in lines if line])
-    return pins
+def read_locked(image: str) -> dict[str, str]:
+    """Name and version of what an image with Python 3.12 gets; each with its hashes."""
+    versions = {}
+    for line in LOCKED[image].read_text().replace("\\\n", " ").splitlines():
+        requirement = Requirement(line.partition(" --hash=")[0])
+        assert "--hash=sha256:" in line, f"{requirement.name} has no hash"
+        environment = {"python_version": "3.12", "python_full_version": "3.12.12", "platform_machine": "x86_64"}
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            versions[requirement.name] = str(requirement.specifier).removeprefix("==")
+    return versions
 
 
 def project() -> dict[str, object]:
@@ -192,29 +199,49 @@ def test_the_dependencies_are_a_layer_below_the_sources(dockerfile: Path) -> Non
     assert not [i for i in stage if i.name == "COPY" and "djl_trtllm" in i.words], "sources stay in the wheel's stage"
 
 
-def test_the_pins_are_what_the_project_asks_for() -> None:
-    pins = read_pins()
-    extras = project()["optional-dependencies"]
-    assert isinstance(extras, dict)
-    dependencies = project()["dependencies"]
-    assert isinstance(dependencies, list)
-    for line in [*dependencies, *extras["cpu"]]:
+@pytest.mark.parametrize(("image", "extras"), [("core", ["grpc"]), ("cpu", ["grpc", "cpu"])])
+def test_an_image_gets_what_the_project_asks_for(image: str, extras: list[str]) -> None:
+    locked, optional, dependencies = read_locked(image), project()["optional-dependencies"], project()["dependencies"]
+    assert isinstance(optional, dict) and isinstance(dependencies, list)
+    for line in [*dependencies, *(line for extra in extras for line in optional[extra])]:
         requirement = Requirement(line)
-        # The images have Python 3.12, as the pins are made for.
         if requirement.marker is not None and not requirement.marker.evaluate({"python_version": "3.12"}):
             continue
-        version = pins.get(canonicalize_name(requirement.name))
-        assert version is not None, f"docker/pins.txt lacks {requirement.name}"
-        assert version in requirement.specifier, f"docker/pins.txt has {version} where {line} is asked for"
+        version = locked.get(canonicalize_name(requirement.name))
+        assert version is not None, f"docker/requirements-{image}.txt lacks {requirement.name}"
+        assert version in requirement.specifier, f"it has {version} where {line} is asked for"
+
+
+def test_the_locked_files_are_up_to_date() -> None:
+    project()
+    done = subprocess.run(
+        [ROOT / "scripts" / "lock", "--check"],
+        env={**os.environ, "PATH": f"{TOOLS}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stderr}\nscripts/lock writes them"
+
+
+def test_the_bill_of_materials_has_what_the_image_gets() -> None:
+    done = subprocess.run(
+        [ROOT / "scripts" / "lock", "--sbom", "cpu"],
+        env={**os.environ, "PATH": f"{TOOLS}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    components = {(component["name"], component["version"]) for component in found["components"]}
+    assert found["bomFormat"] == "CycloneDX"
+    assert set(read_locked("cpu").items()) <= components
 
 
 @pytest.mark.slow
-def test_the_pins_can_be_installed(tmp_path: Path) -> None:
-    out = tmp_path / "resolved"
-    command = ["pip", "compile", "--quiet", "--python-version", "3.12", "--universal", "--constraint", str(PINS)]
-    uv(*command, "--extra", "cpu", "--no-header", "--no-annotate", "--output-file", out, "pyproject.toml", cwd=ROOT)
-    resolved = {line.partition(";")[0].strip() for line in out.read_text().splitlines()}
-    assert resolved == {f"{name}=={version}" for name, version in read_pins().items()}
+def test_the_hashes_are_those_of_the_index(tmp_path: Path) -> None:
+    uv("venv", "--quiet", "--python", sys.executable, tmp_path)
+    install = ("pip", "install", "--quiet", "--dry-run", "--require-hashes", "--no-deps", "--python", tmp_path)
+    uv(*install, "--requirement", LOCKED["cpu"], cwd=ROOT)
 
 
 def test_no_package_of_the_image_moves(tmp_path: Path) -> None:
@@ -228,85 +255,28 @@ case "$*" in
 "-m pip list --format=freeze") printf 'transformers==4.57.1\\nPyYAML==6.0\\ntorch==2.9.1+cu130\\nhf_xet==1.0.0\\n' ;;
 "-m pip install"*)
     shift 3
-    while [ $# -gt 0 ]; do cat "$2" >>"{tmp_path}/$(basename "$2")"; shift 2; done ;;
+    for argument; do if [ -f "$argument" ]; then cat "$argument" >>"{tmp_path}/$(basename "$argument")"; fi; done
+    echo "$@" >>"{tmp_path}/commands" ;;
 *) exec {sys.executable} "$@" ;;
 esac
 """
     )
     python.chmod(0o755)
     subprocess.run(
-        [ROOT / "docker" / "install.sh", ROOT / "pyproject.toml", PINS, "compile"],
+        [ROOT / "docker" / "install.sh", ROOT / "pyproject.toml", LOCKED["cpu"], "compile"],
         check=True,
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
     )
+    first, second = (tmp_path / "commands").read_text().splitlines()
+    assert "--require-hashes" in first and "--constraint" in second
     assert "torch==2.9.1+cu130" in (tmp_path / "installed").read_text()
-    pins = (tmp_path / "pins").read_text()
-    assert "boto3==" in pins
-    assert not re.search(r"^(transformers|pyyaml|hf-xet)==", pins, re.MULTILINE)
+    there = ("transformers==", "pyyaml==", "hf-xet==")
+    packages = re.split(r"^(?=\w)", LOCKED["cpu"].read_text(), flags=re.MULTILINE)
+    assert len(packages) > 50
+    expected = [package for package in packages if not package.startswith(there)]
+    assert (tmp_path / "new").read_text() == "".join(expected), "the others, each with its hashes"
     requirements = (tmp_path / "requirements").read_text().splitlines()
     assert any(line.startswith("starlette") for line in requirements)
     assert any(line.startswith("openvino-genai") for line in requirements), "the extra that `compile` is made of"
     assert any(line.startswith("nncf") for line in requirements)
     assert not any(line.startswith("djl-trtllm") for line in requirements)
-
-
-# -- docs/deploying.md -------------------------------------------------------------------------------------------------
-
-DEPLOYING = (ROOT / "docs" / "deploying.md").read_text()
-
-
-def test_the_document_names_what_is_there() -> None:
-    for name in set(re.findall(r"(?:-f |`)(docker/[\w./]+|serving/[\w./]+)", DEPLOYING)):
-        assert (ROOT / name).exists(), name
-    bases = {
-        instruction.words[0].removeprefix("docker.io/library/")
-        for dockerfile in DOCKERFILES
-        for instruction in final_stage(dockerfile)
-        if instruction.name == "FROM"
-    }
-    for base in bases:
-        assert f"`{base}`" in DEPLOYING
-
-
-def test_the_document_quotes_the_entry_point() -> None:
-    """The line on a mount that cannot be written."""
-    script = (ROOT / "docker" / "entrypoint.sh").read_text()
-    assert '"cache: DJL_CACHE_DIR"' in script
-    assert "(cache: DJL_CACHE_DIR) cannot be written by uid 1000. If it is a mount:" in DEPLOYING
-
-
-def test_the_calls_of_the_document_are_calls_of_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names and values as botocore knows them; nothing is sent."""
-    import boto3
-    from botocore.validate import ParamValidator
-
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    client = boto3.client("sagemaker", aws_access_key_id="test", aws_secret_access_key="test")
-    called = []
-
-    class Client:
-        def __getattr__(self, method: str) -> object:
-            if method == "get_waiter":
-                return lambda name: type("Waiter", (), {"wait": lambda _, **arguments: client.get_waiter(name)})()
-
-            def call(**arguments: object) -> None:
-                operation = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
-                report = ParamValidator().validate(arguments, operation.input_shape)
-                assert not report.has_errors(), report.generate_report()
-                called.append(method)
-
-            return call
-
-    blocks = re.findall(r"```python\n(.*?)```", DEPLOYING, re.DOTALL)
-    monkeypatch.setattr(boto3, "client", lambda name: Client())
-    names: dict[str, object] = {}
-    for block in blocks:
-        if "sagemaker-runtime" not in block:
-            exec(block, names)
-    assert called == [
-        *("create_model", "create_endpoint_config", "create_endpoint"),
-        *("delete_endpoint", "delete_endpoint_config", "delete_model"),
-    ]
-    variant = client.meta.service_model.shape_for("ProductionVariantInferenceAmiVersion")
-    found = re.search(r'"InferenceAmiVersion": "([\w-]+)"', DEPLOYING)
-    assert found and found[1] in variant.enum
