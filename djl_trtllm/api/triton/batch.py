@@ -47,7 +47,7 @@ def read_batch(
     if len({request.n for request in requests}) > 1:
         raise InvalidRequestError("the prompts differ in 'num_return_sequences': expected one number for all of them")
     sequences = sum(request.generation.sampling.sequences for request in requests)
-    if batch > 1 and sequences > _MOST_SEQUENCES:
+    if sequences > _MOST_SEQUENCES:
         raise InvalidRequestError(f"{sequences} sequences for {batch} prompts: expected at most {_MOST_SEQUENCES}")
     return requests
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from djl_trtllm.api import Prompt
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult
 from tests.api.openai.encoders import check_stored, make, text_of
 from tests.api.scripts import EOS, PROMPT, TEXT, answer, parse_lines, several
@@ -44,3 +45,18 @@ def test_the_most_likely_tokens_are_shown_by_their_text() -> None:
 @pytest.mark.parametrize("name", ["completion", "completion_stream"])
 def test_an_answer_is_as_stored(name: str) -> None:
     check_stored(name)
+
+
+def test_each_sequence_of_several_prompts_follows_its_own() -> None:
+    chunks = [OutputChunk(each.index, each.tokens, each.finished, number) for number in (0, 1) for each in several(3)]
+    expected = [f"{prompt}{index}0 {index}1" for prompt in ("a ", "b ") for index in range(3)]
+
+    def encoded(name: str) -> bytes:
+        encoder = make(name, n=3, generations=2, echo=True)
+        for prompt in ("a ", "b "):
+            encoder.begin(Prompt(prompt, 1))
+        return b"".join([encoder.encode(chunk) for chunk in chunks])
+
+    assert [choice["text"] for choice in json.loads(encoded("completion"))["choices"]] == expected
+    body = encoded("completion_stream")
+    assert [text_of(body, index) for index in range(6)] == expected

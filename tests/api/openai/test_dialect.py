@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -77,3 +78,28 @@ async def test_a_stream_is_events_and_a_client_that_leaves_cancels(hosts: Hosts,
 
 def test_its_paths_are_described() -> None:
     check_descriptions(OPENAI)
+
+
+@in_virtual_time
+async def test_actions_need_one_model_that_is_there(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        ids = tokenizer.encode("the wolf", False)
+        body = b'{"prompt": "the wolf", "add_special_tokens": false}'
+        assert (await served.client.post("/tokenize", body)).json["tokens"] == ids
+        text = await served.client.post("/detokenize", json.dumps({"tokens": ids}).encode())
+        assert text.json == {"prompt": tokenizer.decode(ids, False)}
+        served.registry.add(ServedModel("fable", "/fable"))
+        refused = await served.client.post("/tokenize", body)
+        message = "'model' is not given: expected one of story, fable"
+        assert (refused.status, refused.json["error"]["message"]) == (404, message)
+        loading = await served.client.post("/tokenize", body[:-1] + b', "model": "fable"}')
+        assert (loading.status, loading.headers["retry-after"]) == (529, "10")
+        assert loading.json["error"]["message"] == "model fable is still loading"
+
+
+@in_virtual_time
+async def test_a_model_is_listed_with_the_time_since_when_it_is_served(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        (model,) = json.loads((await served.client.get("/v1/models")).body)["data"]
+        assert 0 <= time.time() - model.pop("created") < 100_000
+        assert model == {"id": "story", "object": "model", "owned_by": "djl-trtllm"}

@@ -69,3 +69,10 @@ def test_headers_say_when_to_return_and_what_to_use() -> None:
 def test_the_parameter_is_named_if_there_is_one(message: str, parameter: str | None) -> None:
     assert error_object(InvalidRequestError(message))["param"] == parameter
     assert error_object(GenerationError(message))["param"] is None
+
+
+def test_a_defect_keeps_its_secret() -> None:
+    reply = encode_error(KeyError("secret"), Options(server_error_http_code=555))
+    message = "Internal server error, see the server's log."
+    body = {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
+    assert (reply.status, json.loads(reply.body)) == (555, body)

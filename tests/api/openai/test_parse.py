@@ -8,6 +8,7 @@ import pytest
 
 from djl_trtllm.api import Call, RawRequest
 from djl_trtllm.api.openai.dialect import OPENAI
+from djl_trtllm.api.openai.parse import read_model_name
 from djl_trtllm.api.openai.response import EventEncoder, WholeEncoder
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.model import Tokenizer
@@ -176,3 +177,12 @@ def test_a_response_has_the_models_name(model: Model) -> None:
     encoder = OPENAI.parse(RawRequest(body, {}, CHAT), replace(model, name="a story")).encoder
     assert isinstance(encoder, WholeEncoder)
     assert encoder.response.model == "a story"
+
+
+@pytest.mark.parametrize(
+    ("body", "name"), [({}, None), ({"model": None}, None), ({"model": ""}, None), ({"model": "a"}, "a")]
+)
+def test_the_body_may_name_the_model(body: dict[str, Any], name: str | None) -> None:
+    assert read_model_name(RawRequest(orjson.dumps(body), {})) == name
+    with pytest.raises(InvalidRequestError, match="'model' is 0: expected a string"):
+        read_model_name(RawRequest(b'{"model": 0}', {}))

@@ -7,10 +7,19 @@ from typing import Any
 import pytest
 
 from djl_trtllm.api import Prompt
-from djl_trtllm.api.openai.parsed_chat import ParsedChatEncoder, ParsedChatStreamEncoder, Parsing
+from djl_trtllm.api.openai.parsed_chat import Choice, ParsedChatEncoder, ParsedChatStreamEncoder, Parsing
 from djl_trtllm.api.openai.response import Response
 from djl_trtllm.api.openai.tools import ToolUse
-from djl_trtllm.api.output_parsers import NamedParser, ToolFormat
+from djl_trtllm.api.output_parsers import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    NamedParser,
+    OutputParser,
+    Reasoning,
+    ToolFormat,
+)
 from djl_trtllm.api.output_parsers.hermes import HermesParser
 from djl_trtllm.config import ReasoningFormat
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
@@ -172,3 +181,29 @@ def test_a_stream_that_fails_ends_with_the_error() -> None:
     body = encoder.encode(OutputChunk(0, [Token(1, "The wolf", None, False)], failed))
     assert [*parse_lines(body)[-1]] == ["error"] and body.endswith(b"[DONE]\n\n")
     assert b"The wolf" in body
+
+
+class Played(OutputParser):
+    """Every feed has the same events."""
+
+    def feed(self, text: str) -> list[Event]:
+        return [Content("a"), Content("b"), Reasoning("c"), CallStart("f"), CallArguments("{"), CallArguments("}")]
+
+    def finish(self) -> list[Event]:
+        return [CallArguments(" "), Reasoning("d"), Reasoning("e")]
+
+
+def test_events_of_one_kind_that_follow_each_other_are_one_delta() -> None:
+    call = {"index": 0, "id": "call_0", "type": "function", "function": {"name": "f", "arguments": ""}}
+    assert Choice(Played(), tools()).deltas("x", end=True) == [
+        {"content": "ab"},
+        {"reasoning_content": "c"},
+        {"tool_calls": [call]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{} "}}]},
+        {"reasoning_content": "de"},
+    ]
+
+
+def test_what_looks_like_the_beginning_of_a_call_is_content_at_the_end() -> None:
+    text = "The wolf. <tool_"
+    assert whole(text)["message"]["content"] == joined(encode(text))["content"] == text

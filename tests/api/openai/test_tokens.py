@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from djl_trtllm.api import RawRequest
-from djl_trtllm.api.openai.tokens import tokenize
+from djl_trtllm.api.openai.tokens import detokenize, tokenize
+from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.service import ServedModel
+from djl_trtllm.service import Model, ServedModel
 from tests.api.openai.tool_models import HERMES, TIME, tool_model
 from tests.server.application import application
-from tests.support.in_process import Hosts
+from tests.support.in_process import Hosts, played_model
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -88,3 +90,32 @@ def test_tools_are_part_of_the_prompt(tokenizer: Tokenizer) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TIME]}
     reply = tokenize(RawRequest(json.dumps(body).encode(), {}), tool_model(tokenizer, HERMES))
     assert '"name": "time"' in tokenizer.decode(json.loads(reply.body)["tokens"])
+
+
+def text_of(model: Model, *tokens: Any) -> str:
+    reply = detokenize(RawRequest(json.dumps({"tokens": tokens}).encode(), {}), model)
+    return str(json.loads(reply.body)["prompt"])
+
+
+def test_every_id_of_the_vocabulary_has_its_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = played_model(tokenizer)
+    size = tokenizer.vocab_size
+    assert text_of(model, 0, size - 1) == tokenizer.decode([0, size - 1], False)
+    for tokens in ([5, -1], [-1, 5], [size], [5, 1.0]):
+        with pytest.raises(InvalidRequestError, match=f"expected a list of token ids from 0 to {size - 1}"):
+            text_of(model, *tokens)
+    monkeypatch.setattr("djl_trtllm.api.openai.tokens._MOST_IDS", 2)
+    text_of(model, 5, 6)
+    with pytest.raises(InvalidRequestError, match="expected a list of token ids"):
+        text_of(model, 5, 6, 7)
+
+
+def test_a_chat_gets_its_special_tokens_from_its_template_unless_more_are_wanted(tokenizer: Tokenizer) -> None:
+    model = played_model(tokenizer, max_seq_len=77)
+    messages = [{"role": "user", "content": "Hi"}]
+    text = tokenizer.render_chat(messages)
+    for special in (False, True):
+        body = {"messages": messages, "add_special_tokens": special}
+        answer = json.loads(tokenize(RawRequest(json.dumps(body).encode(), {}), model).body)
+        ids = tokenizer.encode(text, special)
+        assert answer == {"count": len(ids), "max_model_len": 77, "tokens": ids}

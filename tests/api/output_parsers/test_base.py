@@ -35,3 +35,13 @@ def test_content_is_not_held_longer_than_it_must_be() -> None:
     assert parser.feed("s>") == [Content(" <tools>")]
     assert parser.feed(" ") == []
     assert parser.finish() == [Content(" ")]
+
+
+@pytest.mark.parametrize("text", ["a <tool_call>b</tool_call> c", "a \n<tool_call>[1] c", "a <tool_call>{", "a <tool_"])
+def test_what_turns_out_to_be_no_call_is_content(text: str) -> None:
+    assert parse(HermesParser(), text) == parse(HermesParser(), *text) == Answer(text)
+
+
+def test_blanks_around_calls_are_markup() -> None:
+    call = '<tool_call> {"name": "f"} </tool_call>'
+    assert parse(HermesParser(), f"a {call} \n {call} b") == Answer("ab", (("f", "{}"), ("f", "{}")))

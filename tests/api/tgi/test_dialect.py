@@ -7,6 +7,7 @@ import pytest
 from djl_trtllm.api.tgi.dialect import TGI
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import ServedModel
+from djl_trtllm.version import __version__
 from tests.api.tables import check_descriptions
 from tests.server.application import application
 from tests.support.in_process import Hosts
@@ -42,15 +43,32 @@ async def test_the_root_takes_get_for_people_and_post_for_clients(hosts: Hosts, 
 
 @in_virtual_time
 async def test_health_and_info(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer, max_input_len=77) as served:
+    async with application(tokenizer, max_input_len=77, max_seq_len=99, job_queue_size=5) as served:
         healthy = await served.client.get("/health")
         assert (healthy.status, healthy.body) == (200, b"")
-        info = (await served.client.get("/info")).json
-        assert (info["model_id"], info["max_input_tokens"]) == ("story", 77)
+        assert (await served.client.get("/info")).json == {
+            "model_id": "story",
+            "model_sha": None,
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": 5,
+            "max_best_of": 16,
+            "max_stop_sequences": 64,
+            "max_input_tokens": 77,
+            "max_total_tokens": 99,
+            "router": "djl-trtllm",
+            "version": __version__,
+        }
         served.registry.add(ServedModel("fable", "/fable"))
         unhealthy = await served.client.get("/health")
-        assert (unhealthy.status, unhealthy.json["error_type"]) == (503, "healthcheck")
-        assert (await served.client.get("/info")).status == 404
+        assert (unhealthy.status, unhealthy.json) == (503, {"error": "unhealthy", "error_type": "healthcheck"})
+        refused = await served.client.get("/info")
+        message = "/info describes the only model; loaded: story, fable"
+        assert (refused.status, refused.json["error"]) == (404, message)
+    async with application() as served:
+        served.registry.add(ServedModel("fable", "/fable"))
+        loading = await served.client.get("/info")
+        assert (loading.status, loading.json["error"]) == (503, "model fable is still loading")
+        assert loading.headers["retry-after"] == "10"
 
 
 @in_virtual_time

@@ -8,7 +8,7 @@ import pytest
 from djl_trtllm.api.tgi.encoders import FINISH_REASONS, GenerateEncoder, GenerateStreamEncoder, Shown
 from djl_trtllm.api.tgi.timing import Timing
 from djl_trtllm.errors import GenerationError
-from djl_trtllm.request import FinishReason
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
 from tests.api.scripts import EOS, FAILED, FAILURE, PROMPT, STOP, TEXT, answer, check_golden, several
 
 
@@ -63,3 +63,20 @@ def test_a_whole_answer_has_no_place_for_an_error() -> None:
 
 def test_every_finish_reason_has_a_word() -> None:
     assert FINISH_REASONS.keys() == set(FinishReason)
+    assert set(FINISH_REASONS.values()) == {"eos_token", "stop_sequence", "length", "cancelled", "error"}
+
+
+def test_only_a_whole_answer_wants_the_prompts_tokens_if_they_are_shown() -> None:
+    whole = [GenerateEncoder(Shown(prefill=prefill), Timing(8)) for prefill in (False, True)]
+    assert [encoder.wants_prompt_tokens for encoder in whole] == [False, True]
+    assert (whole[0].content_type, GenerateStreamEncoder(Shown()).content_type) == (
+        "application/json",
+        "text/event-stream",
+    )
+
+
+def test_a_stream_without_a_token_ends_with_one_that_is_none() -> None:
+    end = OutputChunk(0, [], SequenceResult(FinishReason.CANCELLED, 0, None, None))
+    (event,) = events(answer(GenerateStreamEncoder(Shown(details=True)), [end]))
+    assert event["token"] == {"id": -1, "text": "", "logprob": 0.0, "special": True}
+    assert event["details"]["finish_reason"] == "cancelled"

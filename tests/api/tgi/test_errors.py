@@ -36,3 +36,9 @@ def test_every_error_has_tgis_status_and_type(error: RequestError, status: int, 
     assert (reply.status, json.loads(reply.body)) == (status, {"error": "no", "error_type": kind})
     expected = {405: {"Allow": "POST"}, 429: {"Retry-After": "7"}, 503: {"Retry-After": "5"}}.get(status, {})
     assert dict(reply.headers) == expected
+
+
+def test_a_defect_keeps_its_secret() -> None:
+    reply = encode_error(KeyError("secret"), Options(server_error_http_code=555))
+    body = {"error": "Internal server error, see the server's log.", "error_type": "generation"}
+    assert (reply.status, json.loads(reply.body)) == (555, body)

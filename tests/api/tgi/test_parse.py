@@ -11,7 +11,7 @@ from djl_trtllm.api.tgi.parse import FIELDS, PARAMETERS, parse
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
-from tests.api.scripts import EOS, answer
+from tests.api.scripts import EOS, answer, several
 from tests.api.tables import check_tables
 
 
@@ -130,3 +130,22 @@ def test_a_body_is_an_object() -> None:
 
 def test_the_tables() -> None:
     check_tables("tgi", fields=FIELDS, parameters=PARAMETERS)
+
+
+def test_the_root_answers_in_a_list_and_all_sequences_of_best_of_are_shown() -> None:
+    for path in ("/", "/generate"):
+        shown = json.loads(
+            answer(read(path, inputs="a", parameters={"best_of": 2, "do_sample": True}).encoder, several(2))
+        )
+        assert isinstance(shown, list) is (path == "/")
+        best = shown[0] if path == "/" else shown
+        assert [each["generated_text"] for each in best["details"]["best_of_sequences"]] == ["10 11"]
+
+
+def test_unknown_names_are_parameters_or_fields() -> None:
+    with pytest.raises(InvalidRequestError, match='unknown parameter "hen"'):
+        read(inputs="a", parameters={"hen": 1})
+    with pytest.raises(InvalidRequestError, match='unknown field "hen"'):
+        read(inputs="a", hen=1)
+    with pytest.raises(InvalidRequestError, match=r"'decoder_input_details' is true: expected false in a stream$"):
+        read("/generate_stream", inputs="a", parameters={"decoder_input_details": True})

@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api.triton.batch import check_input, check_outputs, read_batch
+from djl_trtllm.api.output import SequenceCollector
+from djl_trtllm.api.triton.batch import batch_tensors, check_input, check_outputs, read_batch
 from djl_trtllm.api.triton.inputs import InferenceRequest
-from djl_trtllm.api.triton.outputs import ALWAYS
+from djl_trtllm.api.triton.outputs import ALWAYS, OUTPUTS
 from djl_trtllm.api.triton.tensors import Tensor
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
+from djl_trtllm.request import OutputChunk
+from tests.api.scripts import several
 from tests.api.triton.played import PlayedModel
 
 
@@ -92,3 +95,38 @@ def test_outputs_are_those_that_are_named_or_the_usual_ones() -> None:
     for name in ("hen", None, ["text_output"]):
         with pytest.raises(InvalidRequestError, match="unexpected inference output"):
             check_outputs([name], "ensemble")
+
+
+def test_the_outputs_of_a_batch() -> None:
+    output = SequenceCollector(2, 3)
+    for number in range(3):
+        for each in several(2):
+            output.add(OutputChunk(each.index, each.tokens, each.finished, number))
+    requests = read_batch(
+        [
+            column("text_input", "BYTES", ["a", "b", "c"], 3),
+            column("max_tokens", "INT32", [2] * 3, 3),
+            column("num_return_sequences", "INT32", [2] * 3, 3),
+            column("return_log_probs", "BOOL", [False, True, False], 3),
+        ],
+        {},
+        PlayedModel(),
+        "ensemble",
+    )
+    tensors = batch_tensors(requests, ["a ", "b ", "c "], output.sequences)
+    assert tensors["text_output"].data == [f"{prompt} {index}0 {index}1" for prompt in "abc" for index in (0, 1)]
+    assert tensors["cum_log_probs"].data == [0, 0, -0.2, -0.30000000000000004, 0, 0]
+    assert tensors["batch_index"] == Tensor("batch_index", "INT32", (3, 1), [0, 1, 2])
+    assert tensors["sequence_index"] == Tensor("sequence_index", "INT32", (3, 2), [0, 1] * 3)
+    assert tensors.keys() == {output.name for output in OUTPUTS}
+
+
+def test_a_request_without_tensors_is_one_prompt_that_is_missing() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^'text_input' is required"):
+        read_batch([], {}, PlayedModel(), "ensemble")
+
+
+def test_outputs_that_are_there_are_named() -> None:
+    names = "'text_output', 'cum_log_probs', 'output_log_probs', 'batch_index', 'sequence_index'"
+    with pytest.raises(UnsupportedParameterError, match=f"expected {names}$"):
+        check_outputs(["context_logits"], "ensemble")

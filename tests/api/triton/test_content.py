@@ -86,3 +86,9 @@ def test_what_is_compressed_can_be_unpacked() -> None:
     unpack: dict[str, Any] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
     for encoding, function in unpack.items():
         assert function(compress(BODY, encoding)) == BODY
+
+
+def test_a_response_is_compressed_fast_and_always_the_same() -> None:
+    body = bytes(number * number % 251 for number in range(20_000))
+    assert compress(body, "gzip") == gzip.compress(body, 1, mtime=0) != gzip.compress(body, 2, mtime=0)
+    assert compress(body, "deflate") == zlib.compress(body, 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import orjson
 import pytest
 
 from djl_trtllm.api.base import ModelStatus
@@ -8,6 +9,7 @@ from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownModelError
 from djl_trtllm.request import FinishReason
+from tests.api.scripts import check_golden
 from tests.api.triton.played import PlayedModel
 
 
@@ -96,3 +98,15 @@ def test_a_model_that_is_not_ready_has_no_context() -> None:
     assert description.require_context(status()).name == "story"
     with pytest.raises(NotReadyError, match="model 'story' is not ready"):
         description.require_context(status(ready=False))
+
+
+def test_descriptions_are_as_stored() -> None:
+    model = status()
+    model.statistics.finished.update({FinishReason.LENGTH: 2, FinishReason.ERROR: 1})
+    shown = [
+        description.model_metadata("tensorrt_llm_bls"),
+        description.model_config("ensemble", PlayedModel()),
+        description.statistics([model]),
+        description.repository_index([model, status("fable", ready=False)]),
+    ]
+    check_golden("triton-descriptions", orjson.dumps(shown, option=orjson.OPT_INDENT_2))

@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from djl_trtllm.api.parameters import Problems
-from djl_trtllm.api.triton.inputs import BLS_INPUTS, FIELDS, INPUTS, InferenceRequest, input_named, read_request
+from djl_trtllm.api.triton.inputs import (
+    BLS_INPUTS,
+    FIELDS,
+    GENERATE_FIELDS,
+    INPUTS,
+    InferenceRequest,
+    input_named,
+    read_request,
+)
 from djl_trtllm.config import Options
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 from tests.api.scripts import check_golden
@@ -229,3 +237,15 @@ def test_the_tables() -> None:
     check_tables("triton", fields=FIELDS)
     lines = [f"{each.name} {each.datatype} {each.dims}{' optional' * each.optional}" for each in (*INPUTS, *BLS_INPUTS)]
     check_golden("triton-inputs", ("\n".join(lines) + "\n").encode())
+
+
+def test_a_client_may_ask_for_an_empty_last_response() -> None:
+    assert not read().empty_final_response
+    assert read({"triton_enable_empty_final_response": True}).empty_final_response
+
+
+def test_any_input_of_generate_may_be_in_a_list() -> None:
+    schema = GENERATE_FIELDS.schema()
+    assert schema["properties"].keys() == {*FIELDS.rows, "id", "parameters"}
+    assert schema["properties"]["top_k"]["anyOf"] == [FIELDS.schema()["properties"]["top_k"], {"type": "array"}]
+    assert (schema["properties"]["id"], schema["additionalProperties"]) == ({}, {"type": "null"})

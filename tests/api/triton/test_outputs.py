@@ -11,6 +11,7 @@ from djl_trtllm.api.triton.outputs import (
 )
 from djl_trtllm.api.triton.tensors import Tensor
 from djl_trtllm.request import Token
+from tests.api.scripts import check_golden
 
 TOKENS = [Token(1, "a", -0.5, False), Token(2, "b", None, False)]
 
@@ -40,3 +41,8 @@ def test_a_text_for_each_sequence_and_rows_of_equal_length() -> None:
 
 def test_an_index_has_a_batch_dimension() -> None:
     assert index_tensor("batch_index", 3) == Tensor("batch_index", "INT32", (1, 1), [3])
+
+
+def test_the_outputs_are_as_stored() -> None:
+    lines = [f"{each.name} {each.datatype} {each.dims}" for each in OUTPUTS]
+    check_golden("triton-outputs", "\n".join([*lines, "not produced:", *sorted(NOT_PRODUCED), ""]).encode())

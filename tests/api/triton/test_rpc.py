@@ -234,3 +234,17 @@ def test_parameters_are_inputs_too() -> None:
     made.parameters["max_tokens"].int64_param = 9
     (generation,) = parse(made).requests
     assert generation.sampling.max_new_tokens == 9
+
+
+def test_the_last_sequence_of_many_has_its_log_probabilities() -> None:
+    made = request(
+        Tensor("text_input", "BYTES", (2, 1), ["a", "b"]),
+        Tensor("max_tokens", "INT32", (2, 1), [4, 4]),
+        Tensor("num_return_sequences", "INT32", (2, 1), [3, 3]),
+        Tensor("return_log_probs", "BOOL", (2, 1), [True, True]),
+        Tensor("stream", "BOOL", (2, 1), [True, True]),
+    )
+    encoder = parse(made, streams=True).encoder
+    shown = outputs(read_stream(encoder.encode(chunk("x", 2, generation=1))).infer_response)
+    assert (shown["sequence_index"][1], shown["cum_log_probs"][1]) == (b"\x02\0\0\0", b"\0\0\0\xbf")
+    assert not encoder.wants_prompt_tokens

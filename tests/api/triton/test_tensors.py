@@ -101,3 +101,15 @@ def test_json_that_is_no_such_tensor_is_refused(datatype: str, data: Any, messag
     with pytest.raises(InvalidRequestError, match="input 'x'") as caught:
         from_json("x", datatype, [1], data)
     assert message in str(caught.value)
+
+
+def test_a_tensor_has_at_most_8192_elements_however_they_are_nested() -> None:
+    for data in ([1] * 8192, [[1] * 8192], [[1] * 4096] * 2):
+        assert len(from_json("x", "INT32", [8192], data).data) == 8192
+    with pytest.raises(InvalidRequestError, match=r"has 8193 elements, of the shape .*: expected at most 8192"):
+        from_json("x", "INT32", [8193], [1] * 8193)
+
+
+def test_no_more_strings_are_read_than_the_shape_says() -> None:
+    with pytest.raises(InvalidRequestError, match="has 1 elements in 5 of its 10 bytes: expected 1 elements"):
+        from_bytes("x", "BYTES", [1], b"\x01\0\0\0a" * 2)

@@ -27,3 +27,9 @@ def test_text_has_no_place_for_an_error(encoder: ResponseEncoder) -> None:
     with pytest.raises(GenerationError):
         encoder.encode(FAILED[1])
     assert encoder.error(FAILURE) == b""
+
+
+def test_the_caller_knows_how_to_send_them() -> None:
+    assert (TextEncoder().stream, TextEncoder().content_type) == (True, "application/octet-stream")
+    assert (WholeTextEncoder().stream, WholeTextEncoder().content_type) == (False, "application/json")
+    assert not TextEncoder().wants_prompt_tokens and not WholeTextEncoder().wants_prompt_tokens

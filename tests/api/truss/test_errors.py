@@ -42,3 +42,8 @@ def test_every_error_has_its_status_and_basetens_code(error: RequestError, statu
 def test_a_defect_is_the_servers() -> None:
     reply = encode_error(KeyError("x"), Options(server_error_http_code=599))
     assert (reply.status, dict(reply.headers)["X-BASETEN-ERROR-CODE"]) == (599, "500")
+
+
+def test_a_defect_keeps_its_secret() -> None:
+    reply = encode_error(KeyError("secret"), Options())
+    assert json.loads(reply.body) == {"error": "Internal Server Error, see the server's log."}
