@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from starlette.types import ASGIApp
 
+from djl_trtllm.model import Tokenizer
+from tests.server.application import application
 from tests.support import golden
+from tests.support.asgi_server import listening
+from tests.support.in_process import Hosts
 from tests.support.server import Server, check_leaks, serving
 
 if TYPE_CHECKING:
@@ -64,3 +70,17 @@ def server(model: Path, scratch: Path) -> Iterator[Server]:
         OPTION_MAX_TOKENS_IN_PAGED_KV_CACHE="65536",
     ) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def address(tokenizer: Tokenizer) -> Iterator[str]:
+    """The URL of a server in this process with the model `story`, whose tokens are played."""
+
+    @asynccontextmanager
+    async def served() -> AsyncIterator[ASGIApp]:
+        async with application(tokenizer, max_request_size=1_000_000) as application_:
+            yield application_.app
+
+    with Hosts().installed() as hosts, listening(served) as address:
+        hosts.alone = True
+        yield address

@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,16 +16,11 @@ import pytest
 import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
-from starlette.types import ASGIApp
 
 from djl_trtllm.api.parameters import NOT_GIVEN
 from djl_trtllm.api.registry import DIALECTS
-from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.description import OPERATIONS
-from tests.server.application import application
-from tests.support.asgi_server import listening
 from tests.support.client import JSON
-from tests.support.in_process import Hosts
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -77,20 +71,6 @@ STRANGE: list[bytes] = [
     b'{"type": "json", "value": ' + b'{"a":' * 300 + b"1" + b"}" * 301,
 ]
 """Values for every parameter in turn."""
-
-
-@pytest.fixture(scope="module")
-def address(tokenizer: Tokenizer) -> Iterator[str]:
-    """A server with the model `story`, whose tokens are played."""
-
-    @asynccontextmanager
-    async def served() -> AsyncIterator[ASGIApp]:
-        async with application(tokenizer, max_request_size=1_000_000) as application_:
-            yield application_.app
-
-    with Hosts().installed() as hosts, listening(served) as address:
-        hosts.alone = True
-        yield address
 
 
 @pytest.fixture(scope="module")
