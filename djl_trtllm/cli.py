@@ -84,6 +84,9 @@ def serve(
     model_store: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of models that clients may register (docs/http-api.md).")
     ] = None,
+    strict_memory: Annotated[
+        bool, typer.Option("--strict-memory", help="Refuse models that do not fit the GPUs' memory (docs/sizing.md).")
+    ] = False,
     log_level: Annotated[str, typer.Option(help="Log level on stderr.")] = "INFO",
 ) -> None:
     """Serve models over HTTP: /ping, /invocations, /predictions/NAME, /models, /metrics."""
@@ -100,6 +103,8 @@ def serve(
             environ["SERVING_INFERENCE_HOST"] = host
         if model_store is not None:
             environ["SERVING_MODEL_STORE"] = str(model_store)
+        if strict_memory:
+            environ["OPTION_STRICT_MEMORY"] = "true"
         status = run(*plan_startup(model, environ, found=_find_model(None)))
     raise typer.Exit(status)
 

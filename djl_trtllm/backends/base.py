@@ -73,6 +73,13 @@ class EngineBackend(ABC):
         """
         return None
 
+    def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
+        """The configuration with limits that fit the memory, where the user set none, and warnings of what does not.
+
+        Raises ConfigError with option.strict_memory for what does not fit.
+        """
+        return config
+
     @abstractmethod
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool

@@ -12,7 +12,7 @@ from pathlib import Path
 import javaproperties
 import msgspec
 
-from djl_trtllm.backends.planning import plan_engine
+from djl_trtllm.backends.planning import plan_fitted
 from djl_trtllm.config import Config
 from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.config.options.values import as_text
@@ -59,7 +59,9 @@ def compile_checkpoint(
     if tokenizer_dir is not None:
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
     load_fitting_tokenizer(layout, trust_remote_code=config.options.trust_remote_code)
-    plan = plan_engine(config, layout, compile_only=True)
+    asked, (config, plan) = config, plan_fitted(config, layout, compile_only=True)
+    for line in config.warnings[len(asked.warnings) :]:
+        progress(f"warning: {line}")
     with noted_output(config.engine_cache_dir, out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             engine = _replace(plan, out, progress)

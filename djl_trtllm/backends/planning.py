@@ -26,6 +26,27 @@ def served_as_built(config: Config, layout: Layout) -> Config:
     return config if built is None else apply(config, built)
 
 
+def fitted_to_memory(config: Config, layout: Layout, hardware: Hardware) -> Config:
+    """The configuration with limits that fit the machine's memory, where the user set none.
+
+    What does not fit is a warning, or a ConfigError with option.strict_memory. An engine keeps what it was compiled
+    with. Raises EngineError if the backend cannot run here.
+    """
+    if layout.kind.is_engine:
+        return config
+    backend, _ = choose_backend(config, layout, hardware)
+    return backend_named(backend).fitted_to_memory(config, layout, hardware, backend)
+
+
+def plan_fitted(
+    config: Config, layout: Layout, hardware: Hardware | None = None, *, compile_only: bool = False
+) -> tuple[Config, EnginePlan]:
+    """`fitted_to_memory`, and the plan of what it returns. Raises what both raise."""
+    hardware = this_machine() if hardware is None else hardware
+    config = fitted_to_memory(config, layout, hardware)
+    return config, plan_engine(config, layout, hardware, compile_only=compile_only)
+
+
 def plan_engine(
     config: Config, layout: Layout, hardware: Hardware | None = None, *, compile_only: bool = False
 ) -> EnginePlan:

@@ -12,7 +12,7 @@ from djl_trtllm.api.custom.formatters import FILE_NAME as CUSTOM_FILE
 from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
 from djl_trtllm.backends.as_built import describe_limits
 from djl_trtllm.backends.options import with_effects
-from djl_trtllm.backends.planning import plan_engine, served_as_built
+from djl_trtllm.backends.planning import plan_fitted, served_as_built
 from djl_trtllm.backends.tensorrt_llm.quantization import method_of
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.config import Config, Options, Origin, load, names_configuration
@@ -157,7 +157,7 @@ def plan(
     # The description of a remote model does not say whether it has one.
     if not layout.kind.is_engine and layout.weight_files:
         require_tokenizer(layout)
-    engine_plan = plan_engine(config, layout, hardware)
+    config, engine_plan = plan_fitted(config, layout, hardware)
     return with_effects(config, engine_plan.backend, engine_plan, under_djl=under_djl), layout, engine_plan
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ CodeLLaMA 34B | p4d.24xl | 8 | 190000
 """
 """The tables as LMI's document has them: model, machine, tensor parallel degree, max number of tokens."""
 
+PAGE = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
 LLAMA = {"model_type": "llama", "torch_dtype": "float16"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama 2 7b": {
@@ -266,3 +268,14 @@ def test_machines_with_the_same_gpus_share_rows_as_far_as_they_have_enough_of_th
 def test_a_version_without_a_table_is_refused() -> None:
     with pytest.raises(SizingError, match=r"0\.29: expected a version with a table of measurements: 0\.28 or 0\.27"):
         look_up(shape("llama 3 8b"), 0, "bfloat16", instance_named("g5.xlarge"), 1, "0.29")
+
+
+def test_the_page_has_the_measured_tables() -> None:
+    for lmi, rows in TABLES.items():
+        part = PAGE.split(f"**LMI {lmi}.0**\n")[1]
+        table = part.strip().split("\n\n")[0].splitlines()[2:]
+        cells = [tuple(re.split(r"\s*\|\s*", line.strip("| "))) for line in table]
+        assert cells == [
+            (row.model.name, row.written, str(row.tensor_parallel), str(row.max_num_tokens or "Out of Memory"))
+            for row in rows
+        ]

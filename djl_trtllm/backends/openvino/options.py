@@ -15,7 +15,9 @@ _EFFECTS: Effects = {
     "max_seq_len": Derived("limit at admission"),
     "max_rolling_batch_size": Derived("limit at admission"),
     "max_num_sequences": Derived(_SMALLER),
-    "max_num_tokens": derived("tokens of a step", SchedulerConfig="max_num_batched_tokens"),
+    "max_num_tokens": derived(
+        "tokens of a step; not derived from memory, as activations are small", SchedulerConfig="max_num_batched_tokens"
+    ),
     "kv_cache_free_gpu_mem_fraction": derived(
         "fraction of free host memory, only when set", SchedulerConfig="num_kv_blocks"
     ),

@@ -14,6 +14,7 @@ from djl_trtllm.backends.effects import Effects
 from djl_trtllm.backends.tensorrt_llm.built_engine import read_built_engine
 from djl_trtllm.backends.tensorrt_llm.engine_limits import built_limits
 from djl_trtllm.backends.tensorrt_llm.installation import with_installation
+from djl_trtllm.backends.tensorrt_llm.memory import fitted_to_memory
 from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
 from djl_trtllm.backends.tensorrt_llm.plan_inputs import SUPPOSED_VERSION
@@ -90,6 +91,9 @@ class TensorRtLlmBackend(EngineBackend):
         if layout.kind not in _ENGINES or layout.engine_dir is None:
             return None
         return built_limits(config, read_built_engine(layout.engine_dir))
+
+    def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
+        return fitted_to_memory(config, layout, hardware, backend)
 
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool

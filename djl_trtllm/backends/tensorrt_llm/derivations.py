@@ -14,8 +14,8 @@ from djl_trtllm.backends.tensorrt_llm.quantization import kv_cache_format, quant
 from djl_trtllm.config import Backend
 from djl_trtllm.config.options.choices import GuidedDecoding, KvCacheType
 from djl_trtllm.engines.hardware import release_of
+from djl_trtllm.sizing.configured import FREE_MEMORY_FRACTION
 
-_FREE_MEMORY_FRACTION = 0.95
 _GUIDES_OVERLAPPED = Version("1.1.0rc0")
 _DYNAMIC_BATCH = {
     "enable_batch_size_tuning": True,
@@ -100,7 +100,7 @@ def _kv_cache(builder: ArgumentBuilder) -> None:
     fraction = options.kv_cache_free_gpu_mem_fraction
     builder.put_unless_default(
         Target("KvCacheConfig", "free_gpu_memory_fraction"),
-        _FREE_MEMORY_FRACTION if fraction is None else fraction,
+        FREE_MEMORY_FRACTION if fraction is None else fraction,
         "kv_cache_free_gpu_mem_fraction",
     )
     builder.put_unless_default(

@@ -82,6 +82,8 @@ class TensorRtLlmPlan(EnginePlan):
     def describe(self) -> str:
         inputs, options, gpus = self.inputs, self.config.options, self.gpus
         derived = "" if options.max_num_tokens else " (option.max_num_tokens is not set)"
+        if options.max_num_tokens and self.engine_dir is None and not self.config.is_set("max_num_tokens"):
+            derived = f" ({self.config.origin('max_num_tokens')})"
         line = (
             f"{super().describe()}; on {gpus} GPU{'s' if gpus > 1 else ''}, up to "
             f"{self.max_sequences} sequences of {self.max_seq_len} tokens, {inputs.max_num_tokens} tokens per "

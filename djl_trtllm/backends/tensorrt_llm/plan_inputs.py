@@ -7,20 +7,19 @@ from typing import Any
 
 from djl_trtllm.backends.tensorrt_llm.arguments import PlanInputs
 from djl_trtllm.backends.tensorrt_llm.built_engine import LAUNCHED
-from djl_trtllm.backends.tensorrt_llm.gpu_limits import has_bfloat16
 from djl_trtllm.backends.tensorrt_llm.names import has
-from djl_trtllm.config import Backend, Config, DType
+from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.plan import planned_length, planned_sequences
 from djl_trtllm.model import Layout, ModelShape
+from djl_trtllm.sizing.configured import weight_dtype
 
 SUPPOSED_VERSION = "1.2.1"
 """The release that is planned for where none is known to be installed."""
 _TOKENS_PER_ITERATION = 8192
 _MANY_TOKENS_PER_ITERATION = 16384
 _TOKENS_PER_BLOCK = 32
-_DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
 
 
 def plan_inputs(
@@ -28,7 +27,7 @@ def plan_inputs(
 ) -> PlanInputs:
     """Derive them; adds to `problems` and `notes`."""
     options, shape = config.options, layout.shape
-    tensor_parallel, pipeline_parallel = _degrees(config, layout, hardware, problems)
+    tensor_parallel, pipeline_parallel = degrees(config, layout, hardware, problems)
     max_seq_len = planned_length(config, shape, notes)
     version = _version(hardware, notes)
     return PlanInputs(
@@ -47,12 +46,8 @@ def plan_inputs(
 
 
 def _dtype(config: Config, shape: ModelShape, hardware: Hardware, backend: Backend) -> str | None:
-    """What TensorRT-LLM makes of `auto` when it loads: no bfloat16 on old GPUs, no engine in 32 bits."""
-    if config.options.dtype is not DType.AUTO:
-        return _DTYPES[config.options.dtype]
-    if shape.dtype == "bfloat16" and not has_bfloat16(hardware):
-        return "float16"
-    return "float16" if shape.dtype == "float32" and backend is Backend.TENSORRT else shape.dtype
+    oldest = min((gpu.compute_capability for gpu in hardware.gpus if gpu.compute_capability), default=None)
+    return weight_dtype(config, shape, oldest, compiled=backend is Backend.TENSORRT)
 
 
 def _version(hardware: Hardware, notes: list[str]) -> str:
@@ -62,7 +57,7 @@ def _version(hardware: Hardware, notes: list[str]) -> str:
     return SUPPOSED_VERSION
 
 
-def _degrees(config: Config, layout: Layout, hardware: Hardware, problems: list[str]) -> tuple[int, int]:
+def degrees(config: Config, layout: Layout, hardware: Hardware, problems: list[str]) -> tuple[int, int]:
     """GPUs over which each layer is split, and groups of GPUs over which layers are spread."""
     options = config.options
     context = options.context_parallel_size
@@ -107,7 +102,8 @@ def _tokens_per_block(config: Config, backend: Backend, version: str) -> int:
 
 
 def _tokens_per_iteration(config: Config, max_seq_len: int, notes: list[str]) -> int:
-    """`option.max_num_tokens`, or what the batch can use of TensorRT-LLM's own default, and one prompt at least."""
+    """`option.max_num_tokens`, which `memory` sets where the memory of the GPUs is known, else what the batch can use
+    of TensorRT-LLM's own default, and one prompt at least."""
     options = config.options
     if options.max_num_tokens is not None:
         return options.max_num_tokens

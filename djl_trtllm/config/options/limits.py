@@ -43,7 +43,14 @@ class LimitOptions(OptionGroup):
         unit="tokens",
         at_least=1,
         example="16384",
-        default_note="8192 or what the batch can use, and one prompt at least; nothing is widened",
+        default_note="what fits, as measured or estimated, at most 16384; nothing is widened (docs/sizing.md)",
+        source=FINDING,
+    )
+    strict_memory: bool = option(
+        False,
+        "Refuse to start where model and options do not fit the memory of the GPUs, by the measured tables or the "
+        "estimate (docs/sizing.md), before anything is compiled. Otherwise that is a warning.",
+        effect="refuses checkpoints on GPUs; on CPUs nothing: the KV cache is fitted to the memory that is free",
         source=FINDING,
     )
     max_rolling_batch_size: int = option(
