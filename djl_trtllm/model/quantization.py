@@ -15,21 +15,30 @@ MODELOPT_FILE = "hf_quant_config.json"
 _ALGORITHM_OF = {"mxfp4": "W4A16_MXFP4", "nvfp4": "NVFP4", "awq": "W4A16_AWQ"}
 
 
-def stored_quantization(directory: Path, config: Mapping[str, Any]) -> str | None:
+def stored_quantization(directory: Path | None, config: Mapping[str, Any]) -> str | None:
     """The quantisation of a checkpoint or engine with this config.json, as a name of TensorRT-LLM's QuantAlgo.
 
     Reads `quantization` of TensorRT-LLM's own files, ModelOpt's hf_quant_config.json, or Hugging Face's
     `quantization_config`; a method without a name in TensorRT-LLM keeps the file's name (bitsandbytes). None if nothing
-    is quantised. Raises LayoutError for a damaged hf_quant_config.json.
+    is quantised. Without `directory` only `config` counts. Raises LayoutError for a damaged hf_quant_config.json.
     """
+    algorithm = _named(directory, config, "quant_algo")
+    if algorithm is not None:
+        return None if algorithm == "NO_QUANT" else algorithm
+    return _of_method(_of_hugging_face(config))
+
+
+def stored_kv_quantization(directory: Path | None, config: Mapping[str, Any]) -> str | None:
+    """The quantisation of the KV cache that a checkpoint was made for, by the same files; None if there is none."""
+    return _named(directory, config, "kv_cache_quant_algo")
+
+
+def _named(directory: Path | None, config: Mapping[str, Any], key: str) -> str | None:
     own = _part(_part(config, "pretrained_config") or config, "quantization")
-    modelopt = _of_modelopt(directory)
+    modelopt = {} if directory is None else _of_modelopt(directory)
     hugging_face = _of_hugging_face(config)
-    for part in (own, modelopt, hugging_face, _part(hugging_face, "quantization")):
-        algorithm = part.get("quant_algo")
-        if isinstance(algorithm, str) and algorithm:
-            return None if algorithm == "NO_QUANT" else algorithm
-    return _of_method(hugging_face)
+    parts = (own, modelopt, hugging_face, _part(hugging_face, "quantization"))
+    return next((value for part in parts if isinstance(value := part.get(key), str) and value), None)
 
 
 def hugging_face_quantization(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.json_file import is_lfs_pointer, read_object
 
-_MAX_HEADER = 100 * 1024 * 1024
+MOST_HEADER_BYTES = 100 * 1024 * 1024
 """In bytes; the safetensors library refuses longer headers too."""
 
 _SHARD = re.compile(r"(?P<start>.+)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})(?P<end>\..+)")
@@ -68,7 +68,7 @@ def read_header(file: Path) -> dict[str, Any]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > _MAX_HEADER:
+        if size < 8 or length > MOST_HEADER_BYTES:
             raise LayoutError(f"{file} is not a safetensors file ({size:,} bytes); download or copy it again")
         if 8 + length > size:
             raise LayoutError(

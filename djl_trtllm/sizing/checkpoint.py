@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.json_file import read_object
-from djl_trtllm.model.quantization import stored_quantization
+from djl_trtllm.model.quantization import stored_kv_quantization, stored_quantization
+from djl_trtllm.model.remote.fetch import fetch, is_remote
+from djl_trtllm.model.remote.headers import remote_headers
 from djl_trtllm.model.shape import ModelShape, text_part
 from djl_trtllm.model.weights import find_weights, read_header
 from djl_trtllm.sizing.layer_caches import LayerCache, layer_caches
-from djl_trtllm.sizing.parameters import expected_tensors, is_tied, num_experts
+from djl_trtllm.sizing.parameters import expected_tensors, experts_per_token, is_tied, num_experts
+from djl_trtllm.sizing.sharding import Part, parts_of
 from djl_trtllm.sizing.tensors import Tensor, tensors_of
 
 
@@ -26,34 +30,72 @@ class CheckpointSizes:
 
     shape: ModelShape
     layers: tuple[LayerCache, ...]
-    tensors: tuple[Tensor, ...]
+    parts: tuple[Part, ...]
+    """The tensors, summed by what decides their division among ranks."""
     source: str
     quantization: str | None = None
     """As stored, by TensorRT-LLM's name; None if the weights are not quantised."""
+    kv_quantization: str | None = None
+    """Of the KV cache, if the checkpoint asks for one."""
     tied: bool = False
     experts: int = 0
     experts_per_token: int = 0
     exact: bool = False
+    stored_parameters: int = 0
+    """Elements of all tensors, those of layers that predict further tokens among them."""
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.bytes for tensor in self.tensors)
+        return sum(part.bytes for part in self.parts)
 
     @property
     def parameters(self) -> int:
-        return sum(tensor.elements for tensor in self.tensors)
+        return sum(part.elements for part in self.parts)
 
     @classmethod
-    def read(cls, source: str | Path) -> CheckpointSizes:
-        """Read a local directory. Raises LayoutError if it is no checkpoint."""
-        path = Path(source)
+    def read(
+        cls,
+        source: str | Path,
+        *,
+        revision: str | None = None,
+        downloads: Path | None = None,
+        hub_cache: Path | None = None,
+        hub_token: str | None = None,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> CheckpointSizes:
+        """Read a local directory, a hub id or an S3 address.
+
+        Of remote models only config.json, the files beside it and the headers of weight files are downloaded.
+        `downloads` is the folder for what comes from S3 (the temporary directory by default). Raises LayoutError for
+        what is no checkpoint, DownloadError for what cannot be read.
+        """
+        text = str(source)
+        if not is_remote(text):
+            return cls._read(Path(source), text, None)
+        with tempfile.TemporaryDirectory(prefix="djl-trtllm-size-") as scratch:
+            path = fetch(
+                text,
+                downloads or Path(scratch),
+                progress,
+                revision=revision,
+                hub_cache=hub_cache,
+                hub_token=hub_token,
+                config_only=True,
+            )
+            return cls._read(path, text, remote_headers(text, path, revision=revision, hub_token=hub_token))
+
+    @classmethod
+    def _read(cls, path: Path, source: str, headers: Mapping[str, Mapping[str, Any]] | None) -> CheckpointSizes:
         config = read_object(path / "config.json", LayoutError)
         if config is None:
-            raise LayoutError(f"{path} has no config.json, which gives the sizes of a model; expected a checkpoint")
-        files = find_weights(path)
-        safe = bool(files) and all(file.suffix == ".safetensors" for file in files)
-        tensors = tuple(tensor for file in files if safe for tensor in tensors_of(read_header(file), file))
-        return cls._of(config, str(source), tensors, stored_quantization(path, config))
+            raise LayoutError(f"{source} has no config.json, which gives the sizes of a model; expected a checkpoint")
+        if "builder_config" in config or "build_config" in config:
+            raise LayoutError(f"{source} is a compiled engine: its sizes are fixed; expected the checkpoint it is of")
+        if headers is None:
+            files = find_weights(path)
+            headers = {file.name: read_header(file) for file in files if file.suffix == ".safetensors"}
+        tensors = tuple(tensor for name, header in headers.items() for tensor in tensors_of(header, name))
+        return cls._of(config, source, tensors, path)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], source: str = "config.json") -> CheckpointSizes:
@@ -62,18 +104,21 @@ class CheckpointSizes:
 
     @classmethod
     def _of(
-        cls, config: Mapping[str, Any], source: str, tensors: tuple[Tensor, ...], quantization: str | None
+        cls, config: Mapping[str, Any], source: str, tensors: tuple[Tensor, ...], directory: Path | None
     ) -> CheckpointSizes:
         text = text_part(config)
         found = tensors or expected_tensors(config)
+        shape = ModelShape.from_config(config, parameter_bytes=sum(tensor.bytes for tensor in found))
         return cls(
-            shape=ModelShape.from_config(config, parameter_bytes=sum(tensor.bytes for tensor in found)),
+            shape=shape,
             layers=layer_caches(config),
-            tensors=found,
+            parts=parts_of(found, shape.num_layers),
             source=source,
-            quantization=quantization,
+            quantization=stored_quantization(directory, config),
+            kv_quantization=stored_kv_quantization(directory, config),
             tied=is_tied(config),
             experts=num_experts(text),
-            experts_per_token=int(text.get("num_experts_per_tok") or 0),
+            experts_per_token=experts_per_token(text),
             exact=bool(tensors),
+            stored_parameters=sum(tensor.elements for tensor in found),
         )

@@ -5,117 +5,128 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
+from djl_trtllm.sizing import buffers
+from djl_trtllm.sizing.buffers import FITTED, GIB, EngineConstants
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.sharding import Division, group_of, layer_of
-from djl_trtllm.sizing.tensors import FLOATS, OF_TORCH
+from djl_trtllm.sizing.conditions import Conditions, LoraSlots
+from djl_trtllm.sizing.kv_cache import StageCache, stage_caches
+from djl_trtllm.sizing.weights import lora_bytes, weights_by_stage
 
-GIB = 1 << 30
-MIB = 1 << 20
+__all__ = ["GIB", "MOST", "Conditions", "Estimate", "LoraSlots", "estimate"]
+
 MOST = 16_384
-"""The recommended max_num_tokens is at most this: more does not make an engine faster (docs/sizing.md)."""
+"""The recommended max_num_tokens is at most this: more hardly makes an engine faster (docs/sizing.md)."""
 
-
-@dataclass(frozen=True)
-class Conditions:
-    """Where and how a model runs. `gpu_memory` is in bytes, of one GPU, as NVML reports it."""
-
-    gpu_memory: int
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    dtype: str | None = None
-    """Type of unquantised weights, `bfloat16`; None: the checkpoint's."""
-    quantization: str | None = None
-    """Applied while the model is compiled: a value of option.quantize or a name of TensorRT-LLM. None: as stored."""
-    kv_dtype: str | None = None
-    """fp8, int8, nvfp4, bfloat16, ...; None: the weights' type."""
-    fraction: float = 0.9
-    """Of the memory that weights, activations and buffers leave, for the KV cache."""
-    max_batch_size: int = 256
-    max_input_len: int | None = None
-    max_output_len: int | None = None
-    max_beam_width: int = 1
-    backend: Literal["tensorrt", "pytorch"] = "tensorrt"
+_WIDENED = 4096
+_WIDENED_BATCH = 256
+_BOUND = 1 << 26
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes are per rank, of the rank with most to hold."""
+    """Bytes are of one GPU; with pipeline stages, of the GPU with most weights unless said otherwise."""
 
     sizes: CheckpointSizes
     conditions: Conditions
+    constants: EngineConstants = FITTED
 
     @cached_property
     def weights(self) -> int:
-        wanted = OF_TORCH.get(self.conditions.dtype or "")
-        shape = self.sizes.shape
-        division = Division(
-            self.conditions.tensor_parallel,
-            shape.num_heads or 0,
-            shape.num_kv_heads or 0,
-            self.conditions.backend == "tensorrt",
-        )
-        stages = [0.0] * self.conditions.pipeline_parallel
-        layers = max(1, shape.num_layers or 1)
-        for tensor in self.sizes.tensors:
-            group, layer = group_of(tensor), layer_of(tensor)
-            size = tensor.bytes
-            if wanted and tensor.dtype in FLOATS:
-                size = tensor.elements * (4 if wanted == "F32" else 2)
-            stage = len(stages) - 1 if group == "head" else 0
-            if layer is not None:
-                stage = min(len(stages) - 1, layer * len(stages) // layers)
-            stages[stage] += size * division.part(group)
-        return int(max(stages))
+        return max(self._weights)
+
+    @cached_property
+    def _weights(self) -> tuple[int, ...]:
+        """By pipeline stage, with the draft model's and the adapters'."""
+        conditions = self.conditions
+        own = list(weights_by_stage(self.sizes, conditions))
+        if conditions.draft is not None:
+            own[-1] += sum(weights_by_stage(conditions.draft, conditions))
+        adapters = self.lora
+        return tuple(stage + adapters for stage in own)
+
+    @cached_property
+    def lora(self) -> int:
+        """The part of `weights` that is for LoRA adapters."""
+        conditions = self.conditions
+        return lora_bytes(self.sizes.shape, conditions.lora, conditions.tensor_parallel, conditions.pipeline_parallel)
+
+    @cached_property
+    def logits(self) -> int:
+        return buffers.logits(self.sizes, self.conditions)
 
     @cached_property
     def communication(self) -> int:
-        # NCCL's buffers (AIConfigurator 0.12, systems/*.yaml).
-        ranks = self.conditions.tensor_parallel * self.conditions.pipeline_parallel
-        return 0 if ranks == 1 else (342 if ranks == 2 else 392) * MIB
+        return buffers.communication(self.conditions, self.constants)
 
     @cached_property
     def overhead(self) -> int:
-        return 1 * GIB
+        return buffers.overhead(self.conditions, self.constants)
+
+    def activations(self, max_num_tokens: int) -> int:
+        conditions = self.conditions
+        if conditions.backend == "pytorch":
+            return buffers.pytorch_activations(self.sizes, conditions.tensor_parallel, max_num_tokens)
+        per_token = buffers.engine_activations_per_token(self.sizes, conditions.tensor_parallel, self.constants.scale)
+        return int(per_token * max_num_tokens)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of the pipeline stage whose layers keep most."""
+        return max(cache.per_token for cache in self._caches)
+
+    @property
+    def state_bytes_per_sequence(self) -> int:
+        """What Mamba and linear attention keep of each sequence whatever its length."""
+        return max(cache.state for cache in self._caches)
 
     @cached_property
-    def kv_bytes_per_token(self) -> int:
-        bits = {"fp8": 8, "int8": 8, "nvfp4": 4.5, "float32": 32, "fp32": 32}.get(self.conditions.kv_dtype or "", 16)
-        layers = self.sizes.layers
-        stages = self.conditions.pipeline_parallel
-        size = -(-len(layers) // stages) if layers else 1
-        most = max(
+    def _caches(self) -> tuple[StageCache, ...]:
+        return stage_caches(self.sizes, self.conditions)
+
+    def _kv_bytes(self, stage: int, max_num_tokens: int) -> int:
+        """Bytes of the cache on one GPU of a stage; 0 if nothing is left."""
+        used = self._weights[stage] + self.logits + self.communication + self.overhead
+        left = self.conditions.gpu_memory - used - self.activations(max_num_tokens)
+        reserved = buffers.PYTORCH_RESERVED if self.conditions.backend == "pytorch" else 0
+        return max(0, int(left * self.conditions.fraction * (1 - reserved)))
+
+    def kv_bytes(self, max_num_tokens: int) -> int:
+        """Bytes of the KV cache beside an engine of `max_num_tokens`, on the GPU with least left."""
+        return min(self._kv_bytes(stage, max_num_tokens) for stage in range(len(self._weights)))
+
+    def kv_tokens(self, max_num_tokens: int) -> int:
+        """Tokens that the KV cache holds beside an engine of `max_num_tokens`: of one long sequence, without windows.
+
+        0 if nothing is left, or if no layer keeps anything per token.
+        """
+        return min(
             (
-                sum(layer.per_token(self.conditions.tensor_parallel) for layer in layers[start : start + size])
-                for start in range(0, len(layers), size)
+                max(0, self._kv_bytes(stage, max_num_tokens) - cache.state) // cache.per_token
+                for stage, cache in enumerate(self._caches)
+                if cache.per_token
             ),
             default=0,
         )
-        return int(most * bits / 8)
 
-    def activations(self, max_num_tokens: int) -> int:
-        shape, ranks = self.sizes.shape, self.conditions.tensor_parallel
-        hidden, inner = shape.hidden or 0, shape.intermediate or 4 * (shape.hidden or 0)
-        heads = (shape.num_heads or 0) + 2 * (shape.num_kv_heads or 0)
-        per_token = 2 * (2 * inner / ranks + 4 * hidden + heads * (shape.head_dim or 0) / ranks)
-        return int(2.3 * per_token * max_num_tokens)
+    def sequences_of(self, length: int, max_num_tokens: int | None = None) -> int:
+        """Sequences of `length` tokens that the KV cache holds at a time, beside the recommended engine by default."""
+        tokens = self.recommended if max_num_tokens is None else max_num_tokens
+        return min(
+            self._kv_bytes(stage, tokens) // max(1, cache.sequence(length)) for stage, cache in enumerate(self._caches)
+        )
 
-    def kv_tokens(self, max_num_tokens: int) -> int:
-        """Tokens that the KV cache holds beside an engine of `max_num_tokens`; 0 if nothing is left."""
-        used = self.weights + self.communication + self.overhead + self.activations(max_num_tokens)
-        left = self.conditions.gpu_memory - used
-        if left <= 0 or not self.kv_bytes_per_token:
-            return 0
-        return int(left * self.conditions.fraction) // self.kv_bytes_per_token
+    def batch_size(self, length: int, max_num_tokens: int | None = None) -> int:
+        """The batch for sequences of `length` tokens: as many as fit, at most what the buffers are for."""
+        return min(self.conditions.max_batch_size, self.sequences_of(length, max_num_tokens))
 
     @cached_property
     def max_num_tokens(self) -> int:
-        """The largest max_num_tokens beside which a sequence of as many tokens fits; 0: out of memory."""
-        low, high = 0, 1 << 24
+        """The largest max_num_tokens beside which the longest sequence fits; 0: out of memory."""
+        low, high = 0, _BOUND
         while low < high:
             middle = (low + high + 1) // 2
-            if self.kv_tokens(middle) >= self.longest(middle):
+            if self.sequences_of(self.longest(middle), middle) >= 1:
                 low = middle
             else:
                 high = middle - 1
@@ -123,7 +134,7 @@ class Estimate:
 
     def longest(self, max_num_tokens: int) -> int:
         """Tokens of the longest sequence, with the widened limits where none are given."""
-        limit = min(4096, max_num_tokens)
+        limit = min(_WIDENED, max_num_tokens)
         return (self.conditions.max_input_len or limit) + (self.conditions.max_output_len or limit)
 
     @property
@@ -131,31 +142,22 @@ class Estimate:
         """Half of the maximum, at most 16,384: the other half is for the KV cache."""
         return min(self.max_num_tokens // 2, MOST)
 
-    def sequences_of(self, length: int, max_num_tokens: int | None = None) -> int:
-        """Sequences of `length` tokens that the KV cache holds at a time."""
-        return self.kv_tokens(self.recommended if max_num_tokens is None else max_num_tokens) // max(1, length)
-
     @property
     def limits(self) -> Mapping[str, int]:
-        """The limits that the engine is built with, as the finder document widens them."""
-        limit = min(4096, self.recommended)
+        """The limits that the finder document's widening gives the recommended engine."""
+        limit = min(_WIDENED, self.recommended)
         return {
             "max_num_tokens": self.recommended,
             "max_input_len": max(limit, self.conditions.max_input_len or 0),
             "max_output_len": max(limit, self.conditions.max_output_len or 0),
-            "max_rolling_batch_size": self.conditions.max_batch_size,
+            "max_rolling_batch_size": max(_WIDENED_BATCH, self.conditions.max_batch_size),
         }
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        if self.max_num_tokens:
-            return ()
-        needed = self.weights + self.communication + self.overhead
-        return (
-            f"{self.sizes.source} does not fit: {needed / GIB:.1f} GiB of weights and overhead on each of "
-            f"{self.conditions.tensor_parallel * self.conditions.pipeline_parallel} GPUs with "
-            f"{self.conditions.gpu_memory / GIB:.1f} GiB; raise option.tensor_parallel_degree or quantise the model",
-        )
+        from djl_trtllm.sizing.advice import warnings_of
+
+        return warnings_of(self)
 
 
 def estimate(sizes: CheckpointSizes, conditions: Conditions) -> Estimate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from djl_trtllm.model.shape import ModelShape, text_part
 
@@ -13,11 +13,9 @@ Kind = Literal["attention", "latent", "state", "none"]
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Sizes in elements.
-
-    `attention` keeps a key and a value of `kv_heads` x `head_dim` per token, at most `window` tokens of a sequence if
-    it has one. `latent` (MLA) keeps one vector of `head_dim` for all heads, the same on every rank. `state` (Mamba,
-    linear attention) keeps `state` elements per sequence, whatever its length.
+    """`attention` keeps a key and a value of `kv_heads` x `head_dim` per token. `latent` (MLA) keeps one vector of
+    `head_dim` for all heads, the same on every rank. `state` (Mamba, linear attention) keeps `state` bytes of a
+    sequence, whatever its length. The layer attends to `window` tokens if it has a window.
     """
 
     kind: Kind
@@ -25,7 +23,8 @@ class LayerCache:
     head_dim: int = 0
     window: int | None = None
     state: int = 0
-    """Elements per sequence of a recurrent state in float32 or the model's type, beside or in place of keys."""
+    """Bytes per sequence of a recurrent state, in place of keys or beside them."""
+    state_elements: int = 0
 
     def per_token(self, tensor_parallel: int) -> int:
         """Elements per token on one rank: a rank has at least one head, so few heads are replicated."""
@@ -36,6 +35,7 @@ class LayerCache:
         return 0
 
     def per_sequence(self, tensor_parallel: int) -> int:
+        """Bytes of the state on one rank."""
         return -(-self.state // tensor_parallel)
 
 
@@ -48,18 +48,21 @@ def layer_caches(config: Mapping[str, Any]) -> tuple[LayerCache, ...]:
     kinds = _kinds(text, shape.num_layers)
     windows = _windows(text, shape.num_layers)
     latent = _positive(text, "kv_lora_rank")
-    state = _state(text)
+    elements = _state(text)
+    # The convolution's are in 16 bits, the state's own in what the model asks for.
+    wide = text.get("mamba_ssm_dtype", text.get("mamba_ssm_cache_dtype")) == "float32"
+    state = 2 * elements.convolution + (4 if wide else 2) * elements.own
     caches = []
     for kind, window in zip(kinds, windows, strict=True):
         if kind == "none":
             caches.append(LayerCache("none"))
         elif kind == "state":
-            caches.append(LayerCache("state", state=state))
+            caches.append(LayerCache("state", state=state, state_elements=sum(elements)))
         elif latent:
             caches.append(LayerCache("latent", 1, latent + (_positive(text, "qk_rope_head_dim") or 0), window))
         else:
-            both = state if kind == "both" else 0
-            caches.append(LayerCache("attention", shape.num_kv_heads or 0, shape.head_dim or 0, window, both))
+            kept = (state, sum(elements)) if kind == "both" else (0, 0)
+            caches.append(LayerCache("attention", shape.num_kv_heads or 0, shape.head_dim or 0, window, *kept))
     return tuple(caches)
 
 
@@ -119,24 +122,31 @@ def _window_of(name: object, window: int | None, chunk: int | None) -> int | Non
     return window if name == "sliding_attention" else chunk if name == "chunked_attention" else None
 
 
-def _state(text: Mapping[str, Any]) -> int:
-    """Elements of one layer's recurrent state: the convolution's last inputs and the state itself."""
+class _State(NamedTuple):
+    """Elements of one layer's recurrent state: the last inputs of the convolution, and the state itself."""
+
+    convolution: int
+    own: int
+
+
+def _state(text: Mapping[str, Any]) -> _State:
     if heads := _positive(text, "linear_num_value_heads"):  # Qwen3-Next: gated delta net
-        keys = (_positive(text, "linear_num_key_heads") or heads) * (_positive(text, "linear_key_head_dim") or 128)
+        size = _positive(text, "linear_key_head_dim") or 128
+        keys = (_positive(text, "linear_num_key_heads") or heads) * size
         values = heads * (_positive(text, "linear_value_head_dim") or 128)
         kernel = _positive(text, "linear_conv_kernel_dim") or 4
-        return (2 * keys + values) * (kernel - 1) + values * (_positive(text, "linear_key_head_dim") or 128)
+        return _State((2 * keys + values) * (kernel - 1), values * size)
     hidden = _first(text, ("hidden_size", "d_model", "n_embd")) or 0
     size = _first(text, ("ssm_state_size", "mamba_d_state", "state_size")) or 0
     kernel = _first(text, ("conv_kernel", "mamba_d_conv", "conv1d_width")) or 4
+    if width := _positive(text, "lru_width"):  # RecurrentGemma
+        return _State(width * (kernel - 1), width)
     heads = _first(text, ("mamba_num_heads", "mamba_n_heads"))
     head_dim = _first(text, ("mamba_head_dim", "mamba_d_head"))
-    if width := _positive(text, "lru_width"):  # RecurrentGemma
-        return width * kernel
     inner = (heads or 0) * (head_dim or 0) or _positive(text, "mamba_d_ssm") or 0
     inner = inner or hidden * (_first(text, ("mamba_expand", "expand")) or 2)
     groups = _first(text, ("n_groups", "mamba_n_groups")) or 0
-    return (kernel - 1) * (inner + 2 * groups * size) + inner * size
+    return _State((kernel - 1) * (inner + 2 * groups * size), inner * size)
 
 
 def _first(text: Mapping[str, Any], names: Sequence[str]) -> int | None:

@@ -23,6 +23,7 @@ _TWO_MATRICES = {
     "bloom",
     "mpt",
     "nemotron",
+    "nemotron_h",
 }
 """Families whose MLP has no gate."""
 _TIED = {
@@ -57,6 +58,16 @@ def num_experts(text: Mapping[str, Any]) -> int:
     return 0
 
 
+def experts_per_token(text: Mapping[str, Any]) -> int:
+    if not num_experts(text):
+        return 0
+    for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "experts_per_token", "moe_k"):
+        value = text.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1
+
+
 def expected_tensors(config: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Tensors with the shapes of a decoder of this config.json; empty if it lacks layers, hidden size or heads."""
     shape = ModelShape.from_config(config)
@@ -70,6 +81,7 @@ def _named(config: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, 
     text = text_part(config)
     hidden, vocab = shape.hidden or 0, shape.vocab_size or 0
     yield "model.embed_tokens.weight", (vocab, hidden)
+    single = isinstance(text.get("hybrid_override_pattern"), str)  # Nemotron-H: a layer is one of the parts
     for index, cache in enumerate(layer_caches(config)):
         layer = f"model.layers.{index}"
         yield f"{layer}.input_layernorm.weight", (hidden,)
@@ -77,8 +89,11 @@ def _named(config: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, 
             yield from _latent_attention(layer, text, shape)
         elif cache.kind == "attention":
             yield from _attention(layer, text, shape)
-        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
-        yield from _feed_forward(layer, index, text, shape)
+        elif cache.kind == "state":
+            yield from _mixer(layer, text, hidden)
+        if not single or cache.kind == "none":
+            yield f"{layer}.post_attention_layernorm.weight", (hidden,)
+            yield from _feed_forward(layer, index, text, shape)
     yield "model.norm.weight", (hidden,)
     if not is_tied(config):
         yield "lm_head.weight", (vocab, hidden)
@@ -95,6 +110,20 @@ def _attention(layer: str, text: Mapping[str, Any], shape: ModelShape) -> Iterat
         yield f"{layer}.self_attn.q_proj.bias", (width,)
         yield f"{layer}.self_attn.k_proj.bias", (keys,)
         yield f"{layer}.self_attn.v_proj.bias", (keys,)
+
+
+def _mixer(layer: str, text: Mapping[str, Any], hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Mamba and linear attention: a projection into the mixer and one out of it."""
+    heads, head_dim = text.get("mamba_num_heads") or 0, text.get("mamba_head_dim") or 0
+    if values := text.get("linear_num_value_heads"):
+        inner = values * (text.get("linear_value_head_dim") or 128)
+        keys = (text.get("linear_num_key_heads") or values) * (text.get("linear_key_head_dim") or 128)
+        width = 2 * keys + 2 * inner + 2 * values
+    else:
+        inner = heads * head_dim or hidden * (text.get("mamba_expand") or text.get("expand") or 2)
+        width = 2 * inner + 2 * (text.get("n_groups") or 0) * (text.get("ssm_state_size") or 0) + heads
+    yield f"{layer}.mixer.in_proj.weight", (width, hidden)
+    yield f"{layer}.mixer.out_proj.weight", (hidden, inner)
 
 
 def _latent_attention(layer: str, text: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -126,8 +155,8 @@ def _feed_forward(
         return
     own = text.get("moe_intermediate_size") or width
     yield f"{layer}.mlp.gate.weight", (experts, hidden)
-    for expert in range(experts):
-        yield from _mlp(f"{layer}.mlp.experts.{expert}", names, hidden, own)
+    for name, sizes in _mlp(f"{layer}.mlp.experts", names, hidden, own):
+        yield name, (experts, *sizes)
     shared = text.get("shared_expert_intermediate_size") or own * (text.get("n_shared_experts") or 0)
     if shared:
         yield from _mlp(f"{layer}.mlp.shared_experts", names, hidden, shared)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from djl_trtllm.sizing.tensors import Tensor
+from djl_trtllm.sizing.tensors import FLOATS, Tensor
 
 Group = Literal["embedding", "head", "key_value", "fused", "replicated", "expert", "matrix"]
 
+_NUMBER = re.compile(r"\d+")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(?P<index>\d+)\.")
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embeddings|embed_in|vocab_embedding)\.weight$"
@@ -26,6 +28,40 @@ _ENCODERS = re.compile(
     r"(?:^|\.)(?:vision_tower|vision_model|visual|vision_embed|audio_tower|multi_modal_projector|mm_projector)\."
 )
 _EXPERT = re.compile(r"\.experts\.")
+# Layers that predict further tokens; only speculative decoding loads them.
+_FURTHER = re.compile(r"(?:^|\.)mtp\.")
+_QUANTISABLE = frozenset({"matrix", "key_value", "fused", "expert"})
+
+
+class Part(NamedTuple):
+    """Tensors that are treated alike. `layer` is None for those outside of layers."""
+
+    group: Group
+    layer: int | None
+    dtype: str
+    quantisable: bool
+    """Whether these are matrices of layers in a type that is not quantised yet."""
+    elements: int
+    bytes: int
+
+
+def parts_of(tensors: Iterable[Tensor], layers: int | None) -> tuple[Part, ...]:
+    """The tensors by group, layer and type; without those of layers from `layers` on, which predict further tokens."""
+    groups: dict[tuple[str, int], Group] = {}
+    sums: dict[tuple[Group, int | None, str, bool], tuple[int, int]] = {}
+    for tensor in tensors:
+        layer = layer_of(tensor)
+        if (layers and layer is not None and layer >= layers) or _FURTHER.search(tensor.name):
+            continue
+        # Of the tensors of all layers and experts, the first decides.
+        pattern = (_NUMBER.sub("0", tensor.name), len(tensor.shape))
+        group = groups.get(pattern) or groups.setdefault(pattern, group_of(tensor))
+        matrix = group in _QUANTISABLE and layer is not None and len(tensor.shape) > 1 and tensor.dtype in FLOATS
+        # Beside matrices that are quantised already lie their scales, which are no matrices to quantise.
+        key = (group, layer, tensor.dtype, matrix and "scale" not in tensor.name)
+        elements, size = sums.get(key, (0, 0))
+        sums[key] = (elements + tensor.elements, size + tensor.bytes)
+    return tuple(Part(*key, *total) for key, total in sums.items())
 
 
 def group_of(tensor: Tensor) -> Group:
@@ -47,8 +83,8 @@ def group_of(tensor: Tensor) -> Group:
 
 def layer_of(tensor: Tensor) -> int | None:
     """The index of the layer that a tensor belongs to."""
-    found = None if _ENCODERS.search(tensor.name) else _LAYER.search(tensor.name)
-    return None if found is None else int(found["index"])
+    found = _LAYER.search(tensor.name)
+    return None if found is None or _ENCODERS.search(tensor.name) else int(found["index"])
 
 
 @dataclass(frozen=True)
@@ -60,7 +96,7 @@ class Division:
     kv_heads: int
     replicated_embedding: bool = False
 
-    def part(self, group: Group) -> float:
+    def share(self, group: Group) -> float:
         """The part of a tensor of `group` that one rank holds."""
         ranks = self.tensor_parallel
         if group == "replicated" or (group == "embedding" and self.replicated_embedding):
@@ -72,3 +108,11 @@ class Division:
         if group == "fused" and self.heads:
             return (self.heads / ranks + 2 * self.kv_heads * keys) / (self.heads + 2 * self.kv_heads)
         return 1 / ranks
+
+
+def stage_of(layer: int, layers: int, stages: int) -> int:
+    """The pipeline stage of a layer: the first stages have one more if the layers do not divide evenly."""
+    size, longer = divmod(layers, stages)
+    if layer < longer * (size + 1):
+        return layer // (size + 1)
+    return longer + (layer - longer * (size + 1)) // max(1, size)

@@ -1,20 +1,54 @@
 from __future__ import annotations
 
+import json
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.estimate import GIB, Conditions, estimate
+from djl_trtllm.sizing.parameters import expected_tensors
 from tests.sizing.configs import llama
+from tests.support.s3_fixtures import s3, store
+from tests.support.s3_server import Store
+
+__all__ = ["s3", "store"]
 
 TINY = Path(__file__).parents[2] / "serving" / "models" / "tiny-stories"
+
+
+def write_checkpoint(path: Path, config: dict[str, Any], shards: int = 1, dtype: str | None = None) -> None:
+    """A checkpoint whose weights are holes: only headers take room on the disk."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = list(expected_tensors(config))
+    weight_map = {}
+    for shard in range(shards):
+        name = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        header, at = {}, 0
+        for tensor in tensors[shard::shards]:
+            weight_map[tensor.name] = name
+            header[tensor.name] = {
+                "dtype": dtype or tensor.dtype,
+                "shape": list(tensor.shape),
+                "data_offsets": [at, at + tensor.bytes],
+            }
+            at += tensor.bytes
+        text = json.dumps(header).encode()
+        (path / name).write_bytes(len(text).to_bytes(8, "little") + text)
+        os.truncate(path / name, 8 + len(text) + at)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
 def test_sizes_of_a_directory_are_those_of_its_file() -> None:
     sizes = CheckpointSizes.read(TINY)
     header = int.from_bytes((TINY / "model.safetensors").read_bytes()[:8], "little")
     assert sizes.bytes == (TINY / "model.safetensors").stat().st_size - 8 - header
+    assert sizes.shape.parameter_bytes == sizes.bytes
     assert sizes.exact
 
 
@@ -22,8 +56,66 @@ def test_a_config_alone_gives_counted_sizes() -> None:
     sizes = CheckpointSizes.from_config(llama())
     assert (sizes.parameters, sizes.exact) == (8_030_261_248, False)
     assert len(sizes.layers) == 32
+    assert (sizes.experts, sizes.experts_per_token) == (0, 0)
+
+
+def test_experts_are_counted() -> None:
+    sizes = CheckpointSizes.from_config(llama(num_local_experts=8, num_experts_per_tok=2))
+    assert (sizes.experts, sizes.experts_per_token) == (8, 2)
+
+
+def test_a_checkpoint_of_70_billion_in_30_shards_is_answered_within_two_seconds(tmp_path: Path) -> None:
+    config = llama(num_hidden_layers=80, hidden_size=8192, intermediate_size=28672, num_attention_heads=64)
+    write_checkpoint(tmp_path, config, shards=30)
+    began = time.process_time()
+    found = estimate(CheckpointSizes.read(tmp_path), Conditions(80 * GIB, tensor_parallel=4))
+    assert found.recommended == 16_384
+    assert found.sequences_of(4096) > 0
+    assert time.process_time() - began < 2
+    assert found.sizes.parameters == 70_553_706_496
+
+
+def test_layers_that_predict_further_tokens_are_not_loaded(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, llama(num_hidden_layers=4))
+    config = llama(num_hidden_layers=3)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sizes = CheckpointSizes.read(tmp_path)
+    assert sizes.bytes == CheckpointSizes.from_config(config).bytes
+    assert sizes.stored_parameters == CheckpointSizes.from_config(llama(num_hidden_layers=4)).parameters
+
+
+def test_the_quantisation_of_weights_and_cache_is_read(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, llama(num_hidden_layers=1), dtype="BF16")
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    sizes = CheckpointSizes.read(tmp_path)
+    assert (sizes.quantization, sizes.kv_quantization) == ("FP8", "FP8")
+
+
+def test_weights_in_other_files_than_safetensors_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(llama()))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"old")
+    sizes = CheckpointSizes.read(tmp_path)
+    assert (sizes.exact, sizes.parameters) == (False, 8_030_261_248)
 
 
 def test_a_directory_without_config_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match=r"no config\.json"):
         CheckpointSizes.read(tmp_path)
+
+
+def test_a_compiled_engine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"pretrained_config": llama(), "build_config": {}}))
+    with pytest.raises(LayoutError, match="compiled engine"):
+        CheckpointSizes.read(tmp_path)
+
+
+def test_a_checkpoint_in_s3_is_read_by_its_headers(store: Store, tmp_path: Path) -> None:
+    config = llama(num_hidden_layers=1, hidden_size=512, intermediate_size=2048, vocab_size=1000)
+    write_checkpoint(tmp_path / "here", config, shards=2)
+    for file in (tmp_path / "here").iterdir():
+        store.put(f"team/small/{file.name}", file.read_bytes())
+    local, remote = CheckpointSizes.read(tmp_path / "here"), CheckpointSizes.read("s3://models/team/small")
+    assert (remote.parts, remote.exact, remote.source) == (local.parts, True, "s3://models/team/small")
+    got = sum(request.end - request.start for request in store.requests if request.method == "GET" and request.key)
+    assert got < local.bytes / 4

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from djl_trtllm.sizing.layer_caches import LayerCache, layer_caches
-from tests.sizing.configs import deepseek, llama
+from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
 
 
 def test_grouped_heads_keep_a_key_and_a_value_each() -> None:
-    layers = layer_caches(llama())
-    assert layers == (LayerCache("attention", 8, 128),) * 32
-    assert sum(layer.per_token(1) for layer in layers) * 2 == 128 * 1024
+    assert layer_caches(llama()) == (LayerCache("attention", 8, 128),) * 32
 
 
 def test_a_rank_has_at_least_one_head() -> None:
@@ -16,4 +18,89 @@ def test_a_rank_has_at_least_one_head() -> None:
 
 def test_latent_attention_keeps_one_vector_of_576_on_every_rank() -> None:
     layers = layer_caches(deepseek())
+    assert {layer.kind for layer in layers} == {"latent"}
     assert [layers[0].per_token(ranks) for ranks in (1, 8)] == [576, 576]
+
+
+def windows(config: dict[str, Any]) -> list[int | None]:
+    return [layer.window for layer in layer_caches(config)]
+
+
+def test_five_of_six_layers_of_gemma_3_have_a_window() -> None:
+    assert windows(gemma3())[:7] == [1024] * 5 + [None, 1024]
+    assert windows(gemma3(sliding_window_pattern=2))[:3] == [1024, None, 1024]
+
+
+def test_layer_types_say_which_layers_have_a_window() -> None:
+    assert windows(gpt_oss())[:4] == [128, None, 128, None]
+    chunked = llama(layer_types=["chunked_attention", "full_attention"] * 16, attention_chunk_size=8192)
+    assert windows(chunked)[:2] == [8192, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"sliding_window": 4096}, [4096, 4096]),
+        ({"sliding_window": 4096, "use_sliding_window": False}, [None, None]),
+        ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 1}, [None, 4096]),
+        ({"sliding_window": None}, [None, None]),
+    ],
+)
+def test_a_window_applies_as_the_config_says(changes: dict[str, Any], expected: list[int | None]) -> None:
+    assert windows(llama(num_hidden_layers=2, **changes)) == expected
+
+
+def test_nemotron_h_has_four_kinds_of_layers_in_its_pattern() -> None:
+    layers = layer_caches(nemotron_h())
+    kinds = [layer.kind for layer in layers]
+    assert (kinds.count("state"), kinds.count("attention"), kinds.count("none")) == (24, 4, 24)
+    state = layers[0]
+    # Three inputs of the convolution, and 128 heads of 64 x 128.
+    assert state.state_elements == 3 * (128 * 64 + 2 * 8 * 128) + 128 * 64 * 128
+    assert state.state == 2 * state.state_elements
+    assert (state.per_token(1), state.per_sequence(4)) == (0, state.state // 4)
+
+
+def test_a_state_in_float32_takes_twice_as_much_as_one_in_16_bits() -> None:
+    state = layer_caches(nemotron_h(mamba_ssm_cache_dtype="float32"))[0]
+    assert state.state == 2 * 3 * (128 * 64 + 2 * 8 * 128) + 4 * 128 * 64 * 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"attn_layer_period": 4, "attn_layer_offset": 1}, "sasssass"),
+        ({"attn_layer_indices": [3]}, "sssassss"),
+        ({"full_attention_interval": 4}, "sssasssa"),
+        ({"layer_types": ["linear_attention", "full_attention"] * 4}, "sasasasa"),
+        ({"block_types": ["recurrent", "recurrent", "attention"], "lru_width": 4096}, "ssassass"),
+        ({"model_type": "mamba2"}, "ssssssss"),
+        ({"model_type": "falcon_h1"}, "aaaaaaaa"),
+    ],
+)
+def test_hybrid_models_attend_in_some_layers(changes: dict[str, Any], expected: str) -> None:
+    layers = layer_caches(llama(num_hidden_layers=8, mamba_d_state=16, mamba_expand=2, **changes))
+    assert "".join(layer.kind[0] for layer in layers) == expected
+    assert all(layer.state > 0 for layer in layers if layer.kind == "state")
+
+
+def test_a_layer_can_attend_and_keep_a_state() -> None:
+    layer = layer_caches(llama(model_type="falcon_h1", mamba_d_state=16, mamba_expand=2))[0]
+    assert layer.per_token(1) > 0
+    assert layer.per_sequence(1) > 0
+
+
+def test_qwen3_next_keeps_a_matrix_per_head() -> None:
+    config = llama(
+        full_attention_interval=4,
+        linear_num_value_heads=32,
+        linear_num_key_heads=16,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+    )
+    assert layer_caches(config)[0].state_elements == 3 * (2 * 2048 + 4096) + 4096 * 128
+
+
+def test_a_config_without_layers_has_none() -> None:
+    assert layer_caches({"hidden_size": 8}) == ()

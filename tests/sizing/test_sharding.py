@@ -36,8 +36,8 @@ def test_the_layer_is_the_number_in_the_name() -> None:
 
 def test_keys_of_few_heads_are_replicated() -> None:
     division = Division(8, 32, 2)
-    assert division.part("matrix") == 1 / 8
-    assert division.part("key_value") == 1 / 2
-    assert division.part("fused") == (32 / 8 + 2 * 1) / (32 + 4)
-    assert division.part("embedding") == 1 / 8
-    assert Division(8, 32, 2, replicated_embedding=True).part("embedding") == 1
+    assert division.share("matrix") == 1 / 8
+    assert division.share("key_value") == 1 / 2
+    assert division.share("fused") == (32 / 8 + 2 * 1) / (32 + 4)
+    assert division.share("embedding") == 1 / 8
+    assert Division(8, 32, 2, replicated_embedding=True).share("embedding") == 1

@@ -116,25 +116,28 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             self._refuse(404, "EntryNotFound", "Entry not found")
             return
-        start = 0
+        start, end = 0, None
         if asked := self.headers.get("Range"):
-            start = int(asked.removeprefix("bytes=").split("-")[0])
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, end = int(first), int(last) + 1 if last else None
         headers = {
             "ETag": f'"{_checksum(name, content)}"',
             "X-Repo-Commit": COMMIT,
             "Accept-Ranges": "bytes",
         }
         content = self.hub.changed.get(name, content)
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        status = 206 if start or end is not None else 200
+        part = content[start:end]
+        if status == 206:
+            headers["Content-Range"] = f"bytes {start}-{start + len(part) - 1}/{len(content)}"
         if self.command == "GET":
             self.hub.fetched.append(name)
             cut = self.hub.cut.pop(name, None)
             if cut is not None:
                 self.close_connection = True
-                self._send(206 if start else 200, content[start:], headers, body_to=cut)
+                self._send(status, part, headers, body_to=cut)
                 return
-        self._send(206 if start else 200, content[start:], headers)
+        self._send(status, part, headers)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         self._send(status, json.dumps({"error": message}).encode(), {"X-Error-Code": code, "X-Error-Message": message})

@@ -83,7 +83,7 @@ def download_from_hub(
             progress(f"HF_HUB_OFFLINE is set: taking {where} from the hub's cache")
             return fetch(local_files_only=True, allow_patterns=_wanted_offline(repository, revision, cache, select))
         _quieten()
-        commit, files = _listed(repository, revision, select, token)
+        commit, files = list_files(repository, revision, select, token)
         folder = RepositoryFolder(cache / repo_folder_name(repo_id=repository, repo_type="model"))
         missing = folder.missing_bytes(commit, files)
         _check_room(missing, cache)
@@ -100,7 +100,7 @@ def download_from_hub(
                 found = fetch(allow_patterns=wanted)
             meter.finish()
         if found.name != commit:  # the branch has moved meanwhile
-            _, files = _listed(repository, found.name, select, token)
+            _, files = list_files(repository, found.name, select, token)
         folder.check(where, found, files, progress)
         return found
     except Exception as error:
@@ -156,7 +156,7 @@ def _quieten() -> None:
             client.setLevel(logging.WARNING)
 
 
-def _listed(
+def list_files(
     repository: str, revision: str | None, select: Callable[[Iterable[str]], list[str]], token: str | None
 ) -> tuple[str, dict[str, HubFile]]:
     """The commit, and the files to download by path."""
