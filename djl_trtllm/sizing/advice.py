@@ -25,7 +25,7 @@ def warnings_of(estimate: Estimate) -> tuple[str, ...]:
     elif estimate.recommended < (conditions.max_input_len or 0):
         found.append(
             f"max_num_tokens={estimate.recommended} is below the longest prompt of {conditions.max_input_len} tokens: "
-            "set option.enable_chunked_context=true"
+            "set option.enable_chunked_prefill=true"
         )
     if heads and heads % conditions.tensor_parallel:
         found.append(

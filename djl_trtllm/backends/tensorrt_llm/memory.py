@@ -63,7 +63,7 @@ def _recommendation(
         sizes = _sizes(layout.path, layout)
     except DjlTrtllmError as error:
         return str(error)
-    if not sizes.layers or not sizes.tensors:
+    if not sizes.layers or not sizes.parts:
         return "config.json does not have the sizes of the model"
     conditions = conditions_of(
         config,
