@@ -1,4 +1,4 @@
-"""Random requests of the LMI dialect: every parameter, with values that are right and values that are not."""
+"""Random requests of all dialects: every parameter, with values that are right and values that are not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from djl_trtllm.api.lmi.parameters import CHAT_FIELDS, INPUTS_PARAMETERS
-from djl_trtllm.api.parameters import IGNORED
+from djl_trtllm.api.lmi import parameters as lmi
+from djl_trtllm.api.openai import parameters as openai
+from djl_trtllm.api.parameters import IGNORED, Parameter, Table
+from djl_trtllm.api.tgi import parse as tgi
+from djl_trtllm.api.triton import inputs as triton
+from djl_trtllm.api.truss import parse as truss
 from tests.support.models import PROMPT
 
 MOST_TOKENS = 200
@@ -19,6 +23,7 @@ ADAPTER = "french"
 
 _WORDS = PROMPT.split()
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}
 _MAYBE_WRONG = 0.1
 """Of the values of a request, so many are of any type and size."""
 
@@ -63,8 +68,30 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     "output_formatter": lambda r: r.choice(
         ("json", "jsonlines", "sse", "json_chat", "jsonlines_chat", "sse_chat", "3p", "3p_stream", "none", "unheard of")
     ),
+    "tools": lambda r: r.choice(([], [_TOOL], [_TOOL] * 3)),
+    "tool_choice": lambda r: r.choice(("none", "auto", "required", {"type": "function", "function": {"name": "f"}})),
+    "chat_template_kwargs": lambda r: r.choice(({}, {"enable_thinking": False})),
+    "modalities": lambda r: ["text"],
+    "top_logprobs": lambda r: r.choice((0, 0, 1, 20)),
+    "end_id": lambda r: r.choice((-1, 2, r.randrange(2000), 2**31 - 1)),
+    "pad_id": lambda r: r.choice((-1, 0, 2)),
+    "guide_type": lambda r: r.choice(("json", "regex", "ebnf_grammar", "")),
+    "guide_text": lambda r: r.choice(('{"type": "object"}', "a+", "(", "")),
+    **dict.fromkeys(
+        (
+            *("add_generation_prompt", "parallel_tool_calls", "echo"),
+            *("exclude_prompt", "binary_data_output", "empty_final_response"),
+        ),
+        lambda r: r.random() < 0.5,
+    ),
 }
 """By the target of a parameter."""
+
+_NAMED: dict[tuple[str, str], Callable[[random.Random], Any]] = {
+    ("completion", "logprobs"): lambda r: r.randrange(6),
+    ("generate", "lora_task_id"): lambda r: r.choice((0, 7)),
+}
+"""By form and name, where the values of a target differ."""
 
 _GUIDES: dict[str, Callable[[random.Random], Any]] = {
     "grammar": lambda r: r.choice(({"type": "json", "value": _SCHEMA}, {"type": "regex", "value": "a+"})),
@@ -80,66 +107,97 @@ _PROMPTS = (PROMPT, "Once", " ", "🦊 and \u0000 and ﷽", "the wolf " * 40, "w
 
 
 @dataclass(frozen=True)
-class RandomRequest:
-    """A request's body, and after how many parts of the answer its client leaves (None: it stays)."""
+class Form:
+    """One kind of request body: its paths (whole, stream), the table of its parameters, and how it is put together.
 
+    `prompt` is the member with the prompt. `parameters`: they are in a member of that name.
+    """
+
+    paths: tuple[str, str]
+    table: Table
+    prompt: str
+    parameters: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters that something reads, and that are not set otherwise."""
+        fixed = {self.prompt, "stream", "messages"}
+        return sorted(name for name, row in self.table.rows.items() if row.target != IGNORED and name not in fixed)
+
+    @property
+    def limits(self) -> list[str]:
+        """The names of the number of new tokens."""
+        return [name for name, row in self.table.rows.items() if row.target == "max_new_tokens"]
+
+    def body(self, prompt: Any, parameters: Any, stream: Any) -> dict[str, Any]:
+        """`parameters` is an object, unless they are in a member."""
+        given = {"parameters": parameters} if self.parameters else parameters
+        return {self.prompt: prompt, "stream": stream, **given}
+
+
+_INVOCATIONS = ("/invocations", "/invocations")
+_GENERATE = ("/v2/models/ensemble/generate", "/v2/models/ensemble/generate_stream")
+FORMS = {
+    "inputs": Form(_INVOCATIONS, lmi.INPUTS_PARAMETERS, "inputs", parameters=True),
+    "chat": Form(_INVOCATIONS, lmi.CHAT_FIELDS, "messages"),
+    "openai": Form(("/v1/chat/completions",) * 2, openai.CHAT_FIELDS, "messages"),
+    "completion": Form(("/v1/completions",) * 2, openai.COMPLETION_FIELDS, "prompt"),
+    "tgi": Form(("/", "/generate_stream"), tgi.PARAMETERS, "inputs", parameters=True),
+    "generate": Form(_GENERATE, triton.FIELDS, "text_input"),
+    "truss": Form(("/predict", "/predict"), truss.FIELDS, "prompt"),
+}
+_OFTEN = [*FORMS, "inputs", "inputs", "inputs", "chat"]
+"""What is asked most has the most parameters in the engine."""
+
+
+@dataclass(frozen=True)
+class RandomRequest:
+    """A request's form and body, and after how many parts of the answer its client leaves (None: it stays)."""
+
+    form: str
+    path: str
     body: Any
     leave_after: int | None
     reset: bool
 
 
-def random_request(source: random.Random) -> RandomRequest:
-    """One request."""
-    chat = source.random() < 0.3
-    names = (CHAT_FIELDS if chat else INPUTS_PARAMETERS).rows
+def random_request(source: random.Random, form_name: str = "") -> RandomRequest:
+    """One request, of any form or of that one."""
+    form_name = form_name or source.choice(_OFTEN)
+    form = FORMS[form_name]
     count = source.choice((0, 1, 1, 2, 2, 3, 4, 6))
-    parameters = {name: _value(source, name, chat) for name in source.sample(sorted({*names} - _FIXED), count)}
+    parameters: Any = {name: _value(source, form_name, name) for name in source.sample(form.names, count)}
     # Most should be answered soon.
     if source.random() < 0.85:
-        name = source.choice(("max_tokens", "max_new_tokens")) if chat else "max_new_tokens"
-        parameters.setdefault(name, source.randrange(1, 16))
+        parameters.setdefault(source.choice(form.limits), source.randrange(1, 16))
     stream: Any = source.random() < 0.5
+    path = form.paths[stream]
     if source.random() < 0.01:
         stream = source.choice(_ANYTHING)
     if source.random() < 0.01:
         parameters[source.choice(("inputs", "unheard_of", "max_tokenz", ""))] = source.choice(_ANYTHING)
-    body: Any = {"stream": stream} | (_chat(source, parameters) if chat else _inputs(source, parameters))
+    if form.parameters and source.random() < 0.01:
+        parameters = source.choice(_ANYTHING)
+    body: Any = form.body(_prompt(source, form), parameters, stream)
     if source.random() < 0.005:
         body = source.choice(_ANYTHING)
     leaves = source.random() < 0.12
-    return RandomRequest(body, source.choice((0, 0, 1, 2, 3)) if leaves else None, source.random() < 0.5)
+    return RandomRequest(
+        form_name, path, body, source.choice((0, 0, 1, 2, 3)) if leaves else None, source.random() < 0.5
+    )
 
 
-def _chat(source: random.Random, parameters: dict[str, Any]) -> dict[str, Any]:
-    content = source.choice(_PROMPTS) if source.random() < 0.2 else PROMPT
-    messages: Any = [{"role": "user", "content": content}]
+def _prompt(source: random.Random, form: Form) -> Any:
+    prompt = source.choice(_PROMPTS) if source.random() < 0.2 else PROMPT
     if source.random() < 0.02:
-        messages = source.choice((*_ANYTHING, [{"role": "user"}], [{"role": 1, "content": "x"}]))
-    return {"messages": messages} | parameters
+        return source.choice((*_ANYTHING, [{"role": "user"}], [{"role": 1, "content": "x"}]))
+    return [{"role": "user", "content": prompt}] if form.prompt == "messages" else prompt
 
 
-def _inputs(source: random.Random, parameters: Any) -> dict[str, Any]:
-    inputs = source.choice(_PROMPTS) if source.random() < 0.2 else PROMPT
-    if source.random() < 0.01:
-        inputs = source.choice(_ANYTHING)
-    if source.random() < 0.01:
-        parameters = source.choice(_ANYTHING)
-    return {"inputs": inputs, "parameters": parameters}
-
-
-IGNORED_NAMES = {
-    name for table in (INPUTS_PARAMETERS, CHAT_FIELDS) for name, row in table.rows.items() if row.target == IGNORED
-} - {"messages"}
-"""Names that are accepted with every value, because nothing reads them."""
-
-_FIXED = frozenset({"messages", "stream"}) | IGNORED_NAMES
-"""Those, and fields of a chat that are set otherwise."""
-
-
-def _value(source: random.Random, name: str, chat: bool) -> Any:
+def _value(source: random.Random, form: str, name: str) -> Any:
     if source.random() < _MAYBE_WRONG:
         return source.choice(_ANYTHING)
-    row = (CHAT_FIELDS if chat else INPUTS_PARAMETERS).rows[name]
+    row: Parameter = FORMS[form].table.rows[name]
     if row.target is None:
         return source.choice((*row.neutral, None))
-    return _GUIDES[name](source) if name in _GUIDES else _VALUES[row.target](source)
+    return (_NAMED.get((form, name)) or _GUIDES.get(name) or _VALUES[row.target])(source)

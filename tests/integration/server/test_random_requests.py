@@ -15,15 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.api.lmi.parameters import CHAT_FIELDS, INPUTS_PARAMETERS
-from djl_trtllm.api.lmi.parse import parse
+from djl_trtllm.api import RawRequest
+from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.model import Tokenizer
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
-from tests.support.client import Answer, exchange, lmi
+from tests.support.client import Answer, exchange
+from tests.support.dialects import Way, ways
+from tests.support.in_process import played_model
 from tests.support.models import PROMPT, tensorrt_llm_model
-from tests.support.random_requests import ADAPTER, IGNORED_NAMES, MOST_TOKENS, RandomRequest, random_request
+from tests.support.random_requests import ADAPTER, FORMS, MOST_TOKENS, RandomRequest, random_request
 from tests.support.server import Server, serving
 from tests.support.waiting import wait_until
 
@@ -45,8 +47,13 @@ ALL = [
     ("pytorch", "1.3.0", _BEAMS),
 ]
 COUNT = int(os.environ.get("RANDOM_REQUESTS", str(-(-10_000 // len(ALL)))))
+REFUSED = {400, 404, 422, 424}
+"""Statuses of the dialects for requests that are wrong."""
 MEGABYTES_MORE = 32
 """What a process may grow by after its first third of the requests."""
+
+
+PLAIN: list[Way] = [way for way in ways() if way.streams and not way.row.chat]
 
 
 class Clients:
@@ -75,7 +82,11 @@ class Clients:
         async def one(request: RandomRequest) -> None:
             async with places:
                 answer = await exchange(
-                    self._server.port, request.body, leave_after=request.leave_after, reset=request.reset
+                    self._server.port,
+                    request.body,
+                    path=request.path,
+                    leave_after=request.leave_after,
+                    reset=request.reset,
                 )
             if self.statuses.total() == count // 3:
                 before.update(megabytes(self._server))
@@ -95,12 +106,14 @@ class Clients:
         first = number % len(words)
         prompt = " ".join([*words[first:], *words[:first], *(number // len(words) * ["wolf"])])
         ids = self._tokenizer.encode(prompt)
-        expected = [ids[place % len(ids)] for place in range(MOST_TOKENS)]
+        expected = self._tokenizer.decode([ids[place % len(ids)] for place in range(MOST_TOKENS)])
+        way = PLAIN[number % len(PLAIN)]
         while self._sending:
-            answer = await exchange(self._server.port, lmi(prompt, stream=True, max_new_tokens=MOST_TOKENS))
+            body = way.body(prompt, {"max_new_tokens": MOST_TOKENS, "temperature": 0})
+            answer = await exchange(self._server.port, body, path=way.url("scripted"))
             self.streams += 1
-            if not answer.complete or answer.status != 200 or answer.token_ids != expected:
-                self._note("not the whole stream", answer, prompt)
+            if not answer.complete or answer.status != 200 or way.text(answer.body) != expected:
+                self._note(f"not the whole stream of {way.name}", answer, prompt)
 
     def _note(self, problem: str, answer: Answer, sent: object) -> None:
         self.wrong.append(f"{problem}: {answer.status} {answer.body[-400:]!r} to {json.dumps(sent)[:800]}")
@@ -146,8 +159,8 @@ def check(
         assert clients.wrong == []
         assert clients.statuses.total() == count
         # Many of each kind, or the requests are not what they should be.
-        assert min(clients.statuses[200], clients.statuses[424]) > count / 5
-        assert clients.statuses.keys() <= {0, 200, 413, 424}
+        assert min(clients.statuses[200], sum(clients.statuses[status] for status in REFUSED)) > count / 8
+        assert clients.statuses.keys() <= {0, 200, 413, *REFUSED}
         assert server.finished("error") == 0
         assert server.metric("executor_restarts_total") == 0
         assert worker_processes(server.process.pid) == workers
@@ -159,24 +172,30 @@ def check(
     # `serving` has seen that nothing waits or runs, and that no descriptor or thread is left.
 
 
-def test_each_parameter_is_in_requests_that_are_read_and_in_others_that_are_refused() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_each_parameter_is_in_requests_that_are_read_and_in_others_that_are_refused(
+    form: str, tokenizer: Tokenizer
+) -> None:
     source = random.Random(SEED)
+    model = played_model(tokenizer)
     read: set[str] = set()
     refused: set[str] = set()
-    for _ in range(6000):
-        body = random_request(source).body
+    for _ in range(4000):
+        request = random_request(source, form)
+        body = request.body
         given = (
             {*body, *(body["parameters"] if type(body.get("parameters")) is dict else ())} if type(body) is dict else ()
         )
+        path = request.path.replace("ensemble", "{model}")
+        (dialect,) = (each for each in DIALECTS if path in each.paths)
         try:
-            parse(json.dumps(body).encode())
+            dialect.parse(RawRequest(json.dumps(body).encode(), {}, path, {"model": "ensemble"}), model)
         except InvalidRequestError as error:
             refused |= {name for name in given if f"'{name}'" in str(error)}
         else:
             read |= {*given}
-    names = {*INPUTS_PARAMETERS.rows, *CHAT_FIELDS.rows, "inputs"} - IGNORED_NAMES
-    assert names - read == set()
-    assert names - refused == set()
+    names = {*FORMS[form].names}
+    assert (names - read, names - refused) == (set(), set())
 
 
 def test_random_requests_cost_no_other_client_anything(tokenizer: Tokenizer, tmp_path: Path) -> None:
