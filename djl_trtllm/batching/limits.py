@@ -16,7 +16,7 @@ class BatchLimits:
 
     `max_batch_size` sequences run at once (option.max_rolling_batch_size), `max_queue_size` may wait
     (job_queue_size). A prompt has at most `max_input_len` tokens, its output `max_output_len`, and both together
-    `max_seq_len`.
+    `max_seq_len`. A request goes on in a new engine process up to `max_resumes` times, if its own is lost.
     """
 
     max_batch_size: int
@@ -26,6 +26,7 @@ class BatchLimits:
     max_seq_len: int
     vocab_size: int | None = None
     """Ids from here on are refused: the tokenizer has them and the model does not. None if it has none of them."""
+    max_resumes: int = 0
 
 
 class SequenceLimits:

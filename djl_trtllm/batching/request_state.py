@@ -31,6 +31,8 @@ class RequestState:
         """Seconds on the rolling batch's clock, like the next two."""
         self.started: float | None = None
         self.last_token_at: float | None = None
+        self.resumes = 0
+        """How often it went on in a new engine process."""
         self._consumer = consumer
         self._beams = sampling.beam_width > 1
         self._ranked = sampling.n if sampling.best_of is not None or self._beams else None

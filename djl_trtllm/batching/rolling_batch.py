@@ -6,12 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
+from djl_trtllm.batching.places import ExecutorPort, Places
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.batching.sequence import OutputSequence
+from djl_trtllm.batching.slot import Slot, states_of
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.batching.translation import Translator
 from djl_trtllm.errors import (
@@ -21,46 +22,30 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Delta, Limits, Refusal, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Refusal, Stats, Step
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, Consumer, FinishReason, GenerationRequest
 
 logger = logging.getLogger(__name__)
 
 
-class ExecutorPort(Protocol):
-    """The executor as the rolling batch sees it."""
+class Loss(NamedTuple):
+    """What became of the requests in an engine process that is gone. `blamed`: some have lost too many to go on."""
 
-    @property
-    def limits(self) -> Limits:
-        """What it can hold."""
-
-    def submit(self, request: Submit) -> None:
-        """Start a sequence."""
-
-    def cancel(self, request_id: int) -> None:
-        """End a sequence early; its terminal delta comes later."""
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """A sequence in the tables, from `submit` to the executor's terminal delta.
-
-    The beams of a request share one message, and enter the executor together.
-    """
-
-    state: RequestState
-    sequence: OutputSequence
-    message: Submit
-    blocks: int
+    resumed: int
+    ended: int
+    blamed: bool
 
 
 class RollingBatch:
-    """The requests of one engine process.
+    """The requests of a model, in one engine process after the other.
 
     `admit` reserves room before any work is done for a request, `submit` uses it (or `withdraw` gives it back). A
     sequence ends for its consumer in `_end`. Its slot and KV cache blocks are free again in `_receive`, on the
     executor's terminal delta.
+
+    Sequences start in the executor of the last `attach`; while there is none they wait. After `lose` those that ran in
+    the lost one wait too, before all others, and go on where they were.
     """
 
     def __init__(
@@ -74,17 +59,13 @@ class RollingBatch:
         self.limits = limits
         self.statistics = statistics
         self.engine_stats = Stats()
-        self._executor = executor
-        self._end_ids = tokenizer.end_ids
+        self._tokenizer = tokenizer
         self._clock = clock
-        self._sequence_limits = SequenceLimits(limits, executor.limits)
-        self._translator = Translator(tokenizer, executor.limits.stops, seeded=executor.limits.seeded)
-        self._max_running = limits.max_batch_size + executor.limits.lookahead
-        self._waiting: dict[int, _Slot] = {}
-        self._running: dict[int, _Slot] = {}
+        self._waiting: dict[int, Slot] = {}
+        self._running: dict[int, Slot] = {}
         self._admitted = 0
-        self._blocks_in_use = 0
         self._next_id = 0
+        self.attach(executor)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -101,6 +82,62 @@ class RollingBatch:
     @property
     def idle(self) -> bool:
         return not self._admitted
+
+    def running_in(self, executor: ExecutorPort) -> int:
+        """Sequences that the executor has not ended."""
+        return sum(slot.runs_in(executor) for slot in self._running.values())
+
+    @property
+    def submitted(self) -> int:
+        """Requests that the present executor has had."""
+        return 0 if self._places is None else self._places.submitted
+
+    # -- engine processes ------------------------------------------------------------------------------------------
+
+    def attach(self, executor: ExecutorPort) -> None:
+        """Start sequences in this executor from now on; those in another one end there."""
+        limits = executor.limits
+        self._max_running = self.limits.max_batch_size + limits.lookahead
+        self._places: Places | None = Places(executor, self._max_running)
+        self._sequence_limits = SequenceLimits(self.limits, limits)
+        self._translator = Translator(self._tokenizer, limits.stops, seeded=limits.seeded)
+        self._schedule()
+
+    def hold(self) -> None:
+        """Start no sequence until the next `attach`; those that run end where they are."""
+        self._places = None
+
+    def lose(self, executor: ExecutorPort, error: RequestError) -> Loss:
+        """The executor is gone, with its KV cache: what ran in it goes on in another one, or ends with `error`."""
+        if self._places is not None and self._places.executor is executor:
+            self.hold()
+        self.engine_stats = Stats()
+        lost: dict[int, Slot] = {}
+        for request_id, slot in list(self._running.items()):
+            if slot.runs_in(executor):
+                del self._running[request_id]
+                slot.leave()
+                if slot.complete:
+                    self._end(slot, FinishReason.LENGTH, None)  # only the news of its end is missing
+                if slot.sequence.finished is None:
+                    lost[request_id] = slot
+                else:
+                    self._admitted -= 1
+        self._waiting = {**lost, **self._waiting}
+        stuck = {id(slot.state) for slot in lost.values() if not slot.can_go_on(executor.limits)}
+        states = states_of(lost)
+        ended, blamed = 0, False
+        for state in states:
+            exhausted = state.resumes >= self.limits.max_resumes
+            if exhausted or id(state) in stuck:
+                ended += 1
+                blamed = blamed or (exhausted and state.resumes > 0)
+                self._abort(state, FinishReason.ERROR, error)
+            else:
+                state.resumes += 1
+        self.statistics.resumed += len(states) - ended
+        self._schedule()
+        return Loss(len(states) - ended, ended, blamed)
 
     # -- the way in ------------------------------------------------------------------------------------------------
 
@@ -159,7 +196,7 @@ class RollingBatch:
                 message = self._translator.message(
                     self._next_id, request, prompt_ids, max_new_tokens, sequence.seed, adapter
                 )
-            self._waiting[self._next_id] = _Slot(state, sequence, message, blocks)
+            self._waiting[self._next_id] = Slot(state, sequence, message, blocks)
             state.ids.append(self._next_id)
             self._next_id += 1
         self.statistics.requests += 1
@@ -171,7 +208,7 @@ class RollingBatch:
 
     def process(self, steps: Sequence[Step]) -> None:
         """Process the executor's iterations: each consumer gets one chunk per sequence, then freed slots are filled."""
-        touched: dict[int, _Slot] = {}
+        touched: dict[int, Slot] = {}
         for step in steps:
             for delta in step.deltas:
                 slot = self._running.get(delta.request_id)
@@ -206,12 +243,12 @@ class RollingBatch:
             self._schedule()
 
     def fail(self, error: RequestError) -> None:
-        """End every request: the executor is gone, with its slots and KV cache."""
+        """End every request: there will be no other executor."""
+        self.hold()
         slots = [*self._running.values(), *self._waiting.values()]
         self._running.clear()
         self._waiting.clear()
         self._admitted -= len(slots)
-        self._blocks_in_use = 0
         self.engine_stats = Stats()
         for slot in slots:
             self._end(slot, FinishReason.ERROR, error)
@@ -220,43 +257,44 @@ class RollingBatch:
 
     def _schedule(self) -> None:
         """Move waiting sequences into the executor, in order, while it has places and KV cache blocks for them."""
-        available = self._executor.limits.kv_blocks
-        while self._waiting:
+        places = self._places
+        while self._waiting and places is not None:
             request_id, slot = next(iter(self._waiting.items()))
             beams = slot.message.sampling.beam_width
-            if len(self._running) + beams > self._max_running:
-                break
-            if available and self._blocks_in_use + slot.blocks * beams > available:
+            if not places.fit(beams, slot.blocks * beams):
                 break
             for beam_id in range(request_id, request_id + beams):
                 self._running[beam_id] = self._waiting.pop(beam_id)
-            self._blocks_in_use += slot.blocks * beams
+                self._running[beam_id].enter(places)
             if slot.state.started is None:
                 slot.state.started = self._clock()
                 self.statistics.queue_time.observe(slot.state.started - slot.state.arrived)
-            self._executor.submit(slot.message)
+            places.submitted += 1
+            places.executor.submit(slot.start())
 
-    def _receive(self, slot: _Slot, delta: Delta) -> None:
+    def _receive(self, slot: Slot, delta: Delta) -> None:
         """Process one iteration's delta of a sequence; the terminal delta frees its slot."""
         sequence = slot.sequence
-        self.statistics.reused_prompt_tokens += delta.cached_tokens
+        if delta.cached_tokens and not slot.state.resumes:  # the prompt of a resumed one was counted before
+            self.statistics.reused_prompt_tokens += delta.cached_tokens
         if sequence.finished is None:
+            slot.token_ids += delta.token_ids
             if not sequence.take(delta.token_ids, delta.logprobs):
                 if not delta.finish:
-                    self._executor.cancel(delta.request_id)
+                    self._cancel(delta.request_id, slot)
             elif delta.finish:
                 sequence.finish(self._reason(delta), _error(delta))
         if delta.finish:
             del self._running[delta.request_id]
+            slot.leave()
             self._admitted -= 1
-            self._blocks_in_use -= slot.blocks
 
     def _reason(self, delta: Delta) -> FinishReason:
         """An executor does not distinguish the model's end tokens from other stop ids."""
         assert delta.finish is not None
         if delta.finish in (FinishReason.STOP, FinishReason.END_TOKEN):
             ended_by = delta.token_ids[-1] if delta.token_ids else None
-            return FinishReason.END_TOKEN if ended_by in self._end_ids else FinishReason.STOP
+            return FinishReason.END_TOKEN if ended_by in self._tokenizer.end_ids else FinishReason.STOP
         return delta.finish
 
     def _abort(self, state: RequestState, reason: FinishReason, error: RequestError | None) -> None:
@@ -268,15 +306,19 @@ class RollingBatch:
                 slot = self._running.get(request_id)
                 if slot is None or slot.sequence.finished is not None:
                     continue
-                self._executor.cancel(request_id)
+                self._cancel(request_id, slot)
             self._end(slot, reason, error)
 
-    def _end(self, slot: _Slot, reason: FinishReason, error: RequestError | None) -> None:
+    def _cancel(self, request_id: int, slot: Slot) -> None:
+        assert slot.places is not None
+        slot.places.executor.cancel(request_id)
+
+    def _end(self, slot: Slot, reason: FinishReason, error: RequestError | None) -> None:
         if slot.sequence.finished is None:
             slot.sequence.finish(reason, error)
             self._deliver(slot, self._clock())
 
-    def _deliver(self, slot: _Slot, now: float) -> None:
+    def _deliver(self, slot: Slot, now: float) -> None:
         """Give a sequence's new output to its consumer, and count it."""
         state, sequence = slot.state, slot.sequence
         if sequence.closed:

@@ -30,6 +30,8 @@ class Statistics:
     """Totals since the model was loaded. Durations are in seconds."""
 
     requests: int = 0
+    resumed: int = 0
+    """Requests that went on in a new engine process, each as often as it did."""
     finished: Counter[FinishReason] = field(default_factory=Counter)
     """Sequences by finish reason."""
     prompt_tokens: int = 0

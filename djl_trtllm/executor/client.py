@@ -29,7 +29,7 @@ from djl_trtllm.executor.protocol import (
     decode_from_engine,
     frame,
 )
-from djl_trtllm.executor.reaping import ProcessEnvironment
+from djl_trtllm.executor.reaping import ProcessEnvironment, resident_bytes
 
 logger = logging.getLogger(__name__)
 process_logger = logging.getLogger("djl_trtllm.executor.process")
@@ -135,6 +135,14 @@ class ExecutorClient(asyncio.Protocol):
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def resident_bytes(self) -> int:
+        """Resident memory of the process and its children; 0 if it is gone. Takes milliseconds."""
+        return resident_bytes(self.pid)
+
+    async def measure_memory(self) -> int:
+        """The same without blocking the event loop."""
+        return await self._loop.run_in_executor(None, self.resident_bytes)
 
     # -- requests --------------------------------------------------------------------------------------------------
 

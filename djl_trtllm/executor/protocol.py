@@ -97,7 +97,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     `lookahead`: how many sequences beyond `max_sequences` the executor queues itself. `stops`: whether it is given stop
     ids and stop strings; where not, the server ends sequences at them (beams excepted) and cancels. `beams`: every
     request must have exactly this many; 0 where each says how many, up to `most_beams` (0: any number). `seeded`:
-    whether a request's seed decides its tokens.
+    whether a request's seed decides its tokens. `max_prompt_len`: tokens of the longest prompt (0: `max_seq_len`).
     """
 
     max_sequences: int
@@ -109,6 +109,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     beams: int = 0
     seeded: bool = True
     most_beams: int = 0
+    max_prompt_len: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -60,6 +60,17 @@ class ProcessEnvironment:
         return sorted(killed)
 
 
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process and its children, in bytes; 0 if it is gone."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += int(one.memory_info().rss)
+    return total
+
+
 def _marked(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or another user's

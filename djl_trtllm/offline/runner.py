@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from djl_trtllm.api import Call
 from djl_trtllm.batching.request_state import RequestState
-from djl_trtllm.errors import GenerationError, NotReadyError, OverloadedError, RequestError
+from djl_trtllm.errors import NotReadyError, OverloadedError, RequestError
 from djl_trtllm.offline.result import OfflineResult
 from djl_trtllm.request import GenerationRequest, OutputChunk
-from djl_trtllm.service import Model, ModelService, State
+from djl_trtllm.service import Model, ModelService
 
 _ROOM_SECONDS = 0.05
 """A slot may become free without output for a request of ours (a cancelled sequence ends late), so look this often."""
-_RECOVERY_SECONDS = 0.1
 _ALIVE_SECONDS = 1.0
 _CLOSED = "the model was closed while it was generating"
 
@@ -39,7 +38,6 @@ class _Job:
         self.outcomes: queue.SimpleQueue[OfflineResult | _Fed] = queue.SimpleQueue()
         self.states: dict[int, RequestState] = {}
         """Those that wait or run, by their number."""
-        self.repeating: set[asyncio.Task[None]] = set()
         self.abandoned = threading.Event()
 
 
@@ -165,7 +163,7 @@ class Runner:
             if chunk.finished is not None:
                 self._freed.set()
                 if result.complete:
-                    self._finish(job, request, result)
+                    self._finish(job, result)
 
         while not job.abandoned.is_set():
             self._freed.clear()
@@ -178,23 +176,14 @@ class Runner:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), _ROOM_SECONDS)
             except RequestError as error:
-                if isinstance(error, NotReadyError) and self._service.state is State.RECOVERING:
-                    await asyncio.sleep(_RECOVERY_SECONDS)
-                    continue
                 # Once the model has failed, why it has. Without a traceback: its frames would keep all they refer to.
                 result.fail((self._service.failure or error).with_traceback(None))
                 job.outcomes.put(result)
                 return
 
-    def _finish(self, job: _Job, request: GenerationRequest, result: OfflineResult) -> None:
-        state = job.states.pop(result.number)
-        if isinstance(result.failure, GenerationError) and state.started is None and not job.abandoned.is_set():
-            # It waited while the engine process died for others.
-            task = self._loop.create_task(self._start(result.number, request, job))
-            job.repeating.add(task)
-            task.add_done_callback(job.repeating.discard)
-        else:
-            job.outcomes.put(result)
+    def _finish(self, job: _Job, result: OfflineResult) -> None:
+        del job.states[result.number]
+        job.outcomes.put(result)
 
     def _abandon(self, job: _Job) -> None:
         self._service.cancel(list(job.states.values()))

@@ -90,6 +90,8 @@ def _gauges(models: list[ServedModel]) -> Iterator[Metric]:
     yield gauge(
         "running", "Sequences in the engine.", {n: float(sum(b.running for b in bs)) for n, bs in batches.items()}
     )
+    memory = {m.name: float(sum(worker.memory for worker in m.workers)) for m in models}
+    yield gauge("executor_memory_bytes", "Resident memory of the engine processes.", memory)
     for name, field, text in _ENGINE_GAUGES:
         # Of several workers the largest value.
         values = {n: max((float(getattr(b.engine_stats, field)) for b in bs), default=0.0) for n, bs in batches.items()}
@@ -100,6 +102,8 @@ def _counters(models: list[ServedModel]) -> Iterator[Metric]:
     counter = partial(_by_model, CounterMetricFamily)
     statistics = {model.name: model.statistics for model in models}
     yield counter("requests", "Requests queued.", {n: s.requests for n, s in statistics.items()})
+    resumed = {n: s.resumed for n, s in statistics.items()}
+    yield counter("resumed", "Requests that went on in a new engine process.", resumed)
     yield counter("prompt_tokens", "Prompt tokens.", {n: s.prompt_tokens for n, s in statistics.items()})
     reused = {n: s.reused_prompt_tokens for n, s in statistics.items()}
     yield counter("reused_prompt_tokens", "Prompt tokens taken from the prefix cache.", reused)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -27,18 +26,17 @@ from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import (
     DjlTrtllmError,
-    ExecutorDiedError,
     ExecutorError,
     GenerationError,
     NotReadyError,
     PromptTooLongError,
     RequestError,
 )
-from djl_trtllm.executor.client import ExecutorClient
-from djl_trtllm.executor.protocol import Feature, Start, Step
+from djl_trtllm.executor.protocol import Feature, Start
 from djl_trtllm.request import Consumer, GenerationRequest, OutputChunk, Token
 from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
 from djl_trtllm.service.adapters import Adapters, adapter_roots
+from djl_trtllm.service.engine import Engine
 from djl_trtllm.service.model import Model
 
 logger = logging.getLogger(__name__)
@@ -47,11 +45,7 @@ _INLINE_CHARACTERS = 2048
 """Texts up to this length are tokenised on the event loop: it takes under a millisecond, less than using a thread."""
 
 _EXPIRY_SECONDS = 0.25
-_FIRST_BACKOFF_SECONDS = 0.1
-_LONGEST_BACKOFF_SECONDS = 10.0
-_FORGIVEN_AFTER_SECONDS = 600.0
 _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
-"""After this time the death of an engine process no longer counts against `retry_threshold`."""
 
 
 class State(enum.Enum):
@@ -84,14 +78,9 @@ class ModelService:
         self.statistics = statistics or Statistics()
         self.restarts = 0
         self._model: Model | None = None
-        self._start: Start
         self._adapters = adapters
         self.on_failed = on_failed
-        self._deaths: list[float] = []
-        self._client: ExecutorClient | None = None
-        self.batch: RollingBatch | None = None
-        """None while there is no engine process."""
-        self._recovery: asyncio.Task[None] | None = None
+        self._engine: Engine | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -102,9 +91,17 @@ class ModelService:
         Raises ExecutorStartError, and the state is FAILED then.
         """
         self._model = model
-        self._start = start or model.start
+        self._engine = Engine(
+            self.name,
+            model,
+            start or model.start,
+            self.statistics,
+            on_lost=self._engine_lost,
+            on_ready=self._engine_ready,
+            on_failed=self._engine_failed,
+        )
         try:
-            await self._start_engine_process(model)
+            await self._engine.start()
         except DjlTrtllmError as error:
             self.fail(error)
             raise
@@ -118,11 +115,11 @@ class ModelService:
             self.on_failed(error)
 
     def refuse_new(self) -> None:
-        """Refuse new requests from now on; current ones continue."""
+        """Refuse new requests from now on; current ones continue, in a new engine process if theirs is lost."""
         if self.state not in (State.FAILED, State.STOPPED):
             self.state = State.DRAINING
-        if self._recovery is not None:
-            self._recovery.cancel()
+        if self._engine is not None:
+            self._engine.stop_replacing()
 
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait until the current ones have ended, at most `timeout` seconds."""
@@ -137,14 +134,11 @@ class ModelService:
         self.refuse_new()
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._recovery is not None:
-            await asyncio.gather(self._recovery, return_exceptions=True)
-        if self.batch is not None:
-            self.batch.fail(NotReadyError(f"model {self.name} was shut down while it was answering"))
-            self.batch = None
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        if self._engine is not None:
+            if self._engine.batch is not None:
+                self._engine.batch.fail(NotReadyError(f"model {self.name} was shut down while it was answering"))
+            await self._engine.close()
+            self._engine = None
         if self.state is not State.FAILED:
             self.state = State.STOPPED
 
@@ -165,13 +159,23 @@ class ModelService:
         return self._adapters
 
     @property
+    def batch(self) -> RollingBatch | None:
+        """None before the first engine process is ready, and after the end. It outlives engine processes."""
+        return None if self._engine is None else self._engine.batch
+
+    @property
     def serves_adapters(self) -> bool:
-        return self._client is not None and Feature.ADAPTERS in self._client.features
+        return self._engine is not None and Feature.ADAPTERS in self._engine.features
 
     @property
     def pid(self) -> int | None:
         """The process id of the engine process; None while there is none."""
-        return None if self._client is None else self._client.pid
+        return None if self._engine is None or self._engine.client is None else self._engine.client.pid
+
+    @property
+    def memory(self) -> int:
+        """Resident memory of the engine process, in bytes, as it was measured last."""
+        return 0 if self._engine is None else self._engine.memory.resident
 
     @property
     def load_now(self) -> int:
@@ -184,7 +188,7 @@ class ModelService:
         Raises NotReadyError, OverloadedError (before any other work) and InvalidRequestError.
         """
         batch = self.batch
-        if batch is None or self.state is not State.READY:
+        if batch is None or self.state not in (State.READY, State.RECOVERING):
             raise self._not_ready()
         requests = [self._supported(request) for request in call.requests]
         adapters = [None if request.adapter is None else self.adapters.find(request.adapter) for request in requests]
@@ -193,7 +197,7 @@ class ModelService:
         batch.admit(sequences)
         try:
             prompts = [await self._tokenize(request) for request in requests]
-            if self.batch is not batch or self.state not in (State.READY, State.DRAINING):
+            if self.batch is not batch or self.failure is not None:
                 raise self._not_ready()
             for text, ids in prompts:
                 encoder.begin(Prompt(text, len(ids), self._prompt_tokens(ids) if encoder.wants_prompt_tokens else ()))
@@ -215,8 +219,10 @@ class ModelService:
 
     def with_warnings(self, call: Call) -> Call:
         """The call with a response header for what the engine takes and ignores (`option.ignored_seed`)."""
-        client = self._client
-        if client is None or client.limits.seeded or not any(_has_seed(request) for request in call.requests):
+        engine = self._engine
+        if engine is None or engine.batch is None or engine.limits.seeded:
+            return call
+        if not any(_has_seed(request) for request in call.requests):
             return call
         return call._replace(headers=(*call.headers, _SEED_IGNORED))
 
@@ -229,11 +235,11 @@ class ModelService:
 
     def _supported(self, request: GenerationRequest) -> GenerationRequest:
         """The request as the engine can run it. Raises UnsupportedParameterError."""
-        client = self._client
-        assert client is not None  # there is a batch
-        request = with_beams_of(request, client.limits.beams, client.limits.most_beams)
-        require(request, client.features)
-        if request.logprobs and not gives_logprobs(request, client.features):
+        engine = self._engine
+        assert engine is not None  # there is a batch
+        request = with_beams_of(request, engine.limits.beams, engine.limits.most_beams)
+        require(request, engine.features)
+        if request.logprobs and not gives_logprobs(request, engine.features):
             return replace(request, logprobs=False)
         return request
 
@@ -262,74 +268,29 @@ class ModelService:
                 return NotReadyError(f"model {self.name} is still loading", retry_after=10)
             case State.DRAINING | State.STOPPED:
                 return NotReadyError(f"model {self.name} is shutting down")
-            case State.FAILED:
-                return NotReadyError(f"model {self.name} has failed; the server's log says why")
             case _:
-                return NotReadyError(f"model {self.name} is recovering from a failure of its engine", retry_after=5)
+                return NotReadyError(f"model {self.name} has failed; the server's log says why")
 
-    async def _start_engine_process(self, model: Model) -> None:
-        options = model.config.options
-        client = ExecutorClient(
-            on_steps=self._process,
-            on_death=self._engine_process_died,
-            busy=lambda: self.batch is not None and self.batch.running > 0,
-            hang_timeout=options.executor_hang_timeout,
-        )
-        started = time.monotonic()
-        await client.start(self._start, options.model_loading_timeout)
-        batch = RollingBatch(client, model.tokenizer, model.limits, self.statistics)
-        self._client, self.batch = client, batch
-        if self.state in (State.LOADING, State.RECOVERING):
-            self.state = State.READY
-        logger.info(
-            "model %s is ready: %s in process %d, loaded in %.1f s (%s)",
-            self.name,
-            model.start.executor.rpartition(":")[2],
-            client.pid,
-            time.monotonic() - started,
-            ", ".join(f"{key} {value}" for key, value in client.details.items()) or "no engine",
-        )
-
-    def _process(self, steps: list[Step]) -> None:
-        if self.batch is not None:
-            self.batch.process(steps)
-
-    def _engine_process_died(self, error: ExecutorDiedError) -> None:
-        logger.error("model %s: %s", self.name, error)
-        batch, self.batch, self._client = self.batch, None, None
+    def _engine_lost(self) -> bool:
+        """There is no engine process now; whether another one is to be started."""
         if self.state is State.READY:
             self.state = State.RECOVERING
-        if batch is not None:
-            cause = str(error).partition("\n")[0]
-            batch.fail(
-                GenerationError(f"the engine failed while it was generating ({cause}); the request may be repeated")
-            )
-        if self.state is State.RECOVERING:
-            self._recovery = asyncio.get_running_loop().create_task(self._recover(error))
+        # A model that drains needs one as long as it has requests.
+        return self.state is State.RECOVERING or (self.batch is not None and not self.batch.idle)
 
-    async def _recover(self, error: ExecutorError) -> None:
-        """Replace the engine process, or fail for good if it died too often."""
-        model = self.model
-        threshold = model.config.options.retry_threshold
-        while True:
-            now = asyncio.get_running_loop().time()
-            self._deaths = [death for death in self._deaths if now - death < _FORGIVEN_AFTER_SECONDS] + [now]
-            if len(self._deaths) > threshold:
-                self.fail(error)
-                return
-            tries = len(self._deaths)
-            await asyncio.sleep(min(_FIRST_BACKOFF_SECONDS * 2 ** (tries - 1), _LONGEST_BACKOFF_SECONDS))
-            logger.warning(
-                "model %s: starting a new engine process (%d of retry_threshold=%d)", self.name, tries, threshold
-            )
-            try:
-                await self._start_engine_process(model)
-            except ExecutorError as again:
-                logger.error("model %s: %s", self.name, again)
-                error = again
-                continue
+    def _engine_ready(self) -> None:
+        if self.state is State.RECOVERING:
             self.restarts += 1
-            return
+        if self.state in (State.LOADING, State.RECOVERING):
+            self.state = State.READY
+
+    def _engine_failed(self, error: ExecutorError) -> None:
+        """There will be no engine process any more: everything that waits for one gets its end."""
+        if self.batch is not None:
+            cause = str(error).partition("\n")[0]
+            self.batch.fail(GenerationError(f"the engine failed and could not be replaced ({cause})"))
+        if self.state is not State.DRAINING:
+            self.fail(error)
 
     def _expire(self) -> None:
         self._expiry = asyncio.get_running_loop().call_later(_EXPIRY_SECONDS, self._expire)

@@ -207,6 +207,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
         max_output_len=options.max_output_len,
         max_seq_len=engine_plan.max_seq_len,
         vocab_size=outside(tokenizer, layout),
+        max_resumes=options.retry_threshold if options.resume_after_restart else 0,
     )
     custom = None
     if source.trusted:

@@ -72,12 +72,15 @@ class Bench:
         block_size: int = 10,
         lookahead: int = 0,
         stops: bool = True,
+        max_resumes: int = 0,
     ) -> None:
         self.now = 100.0
         self.tokenizer = tokenizer
         self.executor = FakeExecutor(Limits(max_batch_size, kv_blocks, block_size, max_seq_len, lookahead, stops))
         self.statistics = Statistics()
-        limits = BatchLimits(max_batch_size, max_queue_size, max_input_len, max_output_len, max_seq_len)
+        limits = BatchLimits(
+            max_batch_size, max_queue_size, max_input_len, max_output_len, max_seq_len, max_resumes=max_resumes
+        )
         self.batch = RollingBatch(self.executor, tokenizer, limits, self.statistics, clock=lambda: self.now)
 
     def submit(

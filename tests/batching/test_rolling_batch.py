@@ -158,7 +158,8 @@ def test_blocks_come_back_with_the_terminal_delta_and_with_the_end_of_the_execut
         bench.batch.cancel(generation)
         bench.step(Delta(number, [], finish=CANCELLED))
     bench.submit([5] * 30, max_new_tokens=10)
-    bench.batch.fail(GenerationError("gone"))
+    bench.batch.lose(bench.executor, GenerationError("gone"))
+    bench.batch.attach(bench.executor)
     bench.submit([5] * 30, max_new_tokens=10)
     assert bench.executor.ids == [0, 1, 2, 3, 4]
 

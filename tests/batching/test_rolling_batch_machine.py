@@ -1,4 +1,4 @@
-"""Any order of submits, iterations, cancels, timeouts and failures."""
+"""Any order of submits, iterations, cancels, timeouts, failures and lost executors."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ TOKENIZER = load_tokenizer(Path(__file__).parents[2] / "serving" / "models" / "t
 WORDS = [TOKENIZER.encode(text, False)[-1] for text in (" wolf", " the", "!", " wood", "a", "b")] + [2]
 BLOCK_SIZE = 10
 TIMEOUT = 10
+MAX_RESUMES = 2
 
 
 class Case(NamedTuple):
@@ -52,13 +53,14 @@ class RollingBatchMachine(RuleBasedStateMachine):
             kv_blocks=blocks,
             block_size=BLOCK_SIZE,
             lookahead=lookahead,
+            max_resumes=MAX_RESUMES,
         )
         self.blocks = blocks
         self.places = batch + lookahead
         self.live: dict[int, Submit] = {}
         """The sequences that the executor runs, and has not ended."""
         self.started: list[int] = []
-        """The ids of all sequences that ever ran, in the order in which the executor got them."""
+        """The ids of all sequences that ran in this executor, in the order in which it got them."""
         self.emitted: dict[int, int] = {}
         self.all: list[Case] = []
 
@@ -77,13 +79,12 @@ class RollingBatchMachine(RuleBasedStateMachine):
 
     @property
     def waiting(self) -> list[int]:
-        """Sequences that the executor has not got, and whose request goes on."""
-        started = set(self.started)
+        """Sequences that the executor has not got, and that go on."""
         return [
             sequence_id
             for case in self.all
             for sequence_id, sequence in zip(case.generation.ids, case.generation.sequences, strict=True)
-            if sequence_id not in started and not case.generation.done
+            if sequence_id not in self.live and sequence.finished is None
         ]
 
     # -- what may happen -------------------------------------------------------------------------------------------
@@ -172,10 +173,33 @@ class RollingBatchMachine(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         self.bench.batch.fail(GenerationError("gone"))
-        self.bench.executor.submitted.clear()
-        self.live.clear()
+        self.replace_executor()
         assert self.bench.batch.idle
         assert all(case.generation.done for case in self.all)
+
+    @rule()
+    def lose(self) -> None:
+        """The executor is gone: what can go on does, before all that waited, and the rest ends."""
+        self.sync()
+        lost = {id(case.generation): case for case in self.cases(self.live) if not case.generation.done}
+        others = [(case, case.generation.done) for case in self.all if id(case.generation) not in lost]
+        self.bench.batch.lose(self.bench.executor, GenerationError("gone"))
+        for case in lost.values():
+            begun = any(self.emitted.get(sequence_id) for sequence_id in case.generation.ids)
+            worn_out = case.generation.resumes == MAX_RESUMES
+            complete = all(sequence.generated_tokens for sequence in case.generation.sequences)
+            assert not case.generation.done or (case.beams > 1 and begun) or worn_out or complete
+        assert all(case.generation.done == done for case, done in others)
+        for sequence_id in self.live:
+            self.emitted[sequence_id] = 0
+        self.replace_executor()
+
+    def replace_executor(self) -> None:
+        """Another executor, which has nothing yet."""
+        self.bench.executor.submitted.clear()
+        self.live.clear()
+        self.started.clear()
+        self.bench.batch.attach(self.bench.executor)
 
     # -- what holds all the time -----------------------------------------------------------------------------------
 

@@ -95,10 +95,28 @@ def test_it_works_where_an_event_loop_runs(make: Make) -> None:
     assert asyncio.run(notebook_cell()) == 3
 
 
-def test_a_host_that_dies_costs_only_what_ran_on_it(make: Make, tokenizer: Tokenizer) -> None:
+def test_a_host_that_dies_costs_nothing(make: Make, tokenizer: Tokenizer) -> None:
     llm = make(
         {"steps_per_second": 500, "faults": [{"action": "die", "at_token": 2, "max_new_tokens": 9}]},
         file={"option.max_rolling_batch_size": 2, "job_queue_size": 100},
+    )
+    lengths = [9 if number == 10 else 20 for number in range(30)]
+    params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
+    outputs = llm.generate(stories(30), params)
+    for output, story, length in zip(outputs, stories(30), lengths, strict=True):
+        assert output.error is None
+        assert output.outputs[0].token_ids == repeated(tokenizer, story, length)
+    assert llm._runner._service.restarts == 1
+
+
+def test_without_resuming_a_host_that_dies_costs_what_ran_on_it(make: Make, tokenizer: Tokenizer) -> None:
+    llm = make(
+        {"steps_per_second": 500, "faults": [{"action": "die", "at_token": 2, "max_new_tokens": 9}]},
+        file={
+            "option.max_rolling_batch_size": 2,
+            "job_queue_size": 100,
+            "option.resume_after_restart": "false",
+        },
     )
     deadly = 10
     params = [SamplingParams(max_tokens=9 if number == deadly else 20, ignore_eos=True) for number in range(30)]

@@ -30,6 +30,7 @@ def statistics() -> Statistics:
     """A count of its own for each."""
     return Statistics(
         requests=11,
+        resumed=10,
         finished=Counter({FinishReason.END_TOKEN: 12, FinishReason.LENGTH: 13}),
         prompt_tokens=14,
         reused_prompt_tokens=15,

@@ -127,7 +127,7 @@ async def test_a_client_that_does_not_read_is_dropped_and_its_requests_end(hosts
 
 @in_virtual_time
 async def test_errors_are_responses_and_leave_the_stream_open(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
+    async with application(tokenizer, resume_after_restart=False) as served:
         talk = Talk(served.registry.models["story"])
         talk.send(message(name="hen", identifier="1"), b"\xff\xff", message(2, identifier="2"), message(identifier="3"))
         await settle()
@@ -221,7 +221,7 @@ async def test_a_stream_that_is_to_end_waits_for_what_runs(hosts: Hosts, tokeniz
 
 @in_virtual_time
 async def test_one_request_by_itself(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
+    async with application(tokenizer, resume_after_restart=False) as served:
         model = served.registry.models["story"]
         response = WholeResponse()
         running = await start(

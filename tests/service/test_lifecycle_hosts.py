@@ -86,14 +86,55 @@ def test_a_lost_host_is_replaced_and_every_request_answered(make: Make, action: 
     async def body() -> None:
         service = ModelService("story")
         faults = [{"action": action, "at_token": 2, "max_new_tokens": 99}]
-        options = {"option.executor_hang_timeout": 0.8, "option.max_rolling_batch_size": 2}
+        options = {
+            "option.executor_hang_timeout": 0.8,
+            "option.max_rolling_batch_size": 2,
+            "option.resume_after_restart": "false",
+        }
         await service.load(make({"steps_per_second": 50, "faults": faults}, **options))
-        for asked in [await ask(service, tokens) for tokens in (500, 99, 500)]:
+        *lost, waiting = [await ask(service, tokens) for tokens in (500, 99, 5)]
+        for asked in lost:
             assert await end_of(asked) is FinishReason.ERROR
             assert isinstance(asked.error, GenerationError)
+        assert await end_of(waiting) is FinishReason.LENGTH
         await until(lambda: service.state is State.READY)
         assert service.restarts == 1
         assert await end_of(await ask(service)) is FinishReason.LENGTH
+        await service.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("action", ["die", "raise", "exit", "hang", "stop"])
+def test_requests_go_on_after_any_end_of_a_host(make: Make, action: str) -> None:
+    async def body() -> None:
+        service = ModelService("story")
+        faults = [{"action": action, "at_token": 2, "max_new_tokens": 99}]
+        await service.load(make({"steps_per_second": 50, "faults": faults}, **{"option.executor_hang_timeout": 0.8}))
+        whole = await ask(service, 98)
+        assert await end_of(whole) is FinishReason.LENGTH
+        for asked in [await ask(service, tokens) for tokens in (98, 99, 98)]:
+            assert await end_of(asked) is FinishReason.LENGTH
+            assert asked.text.startswith(whole.text)
+        assert (service.restarts, service.statistics.resumed) == (1, 3)
+        await service.close()
+
+    run(body)
+
+
+def test_a_host_is_recycled_without_an_error(make: Make) -> None:
+    async def body() -> None:
+        service = ModelService("story")
+        await service.load(make({"steps_per_second": 20}, **{"option.executor_max_requests": 2}))
+        first = service.pid
+        asked = [await ask(service, 150) for _ in range(3)]
+        await until(lambda: service.pid not in (None, first))
+        asked.append(await ask(service, 5))
+        for one in asked:
+            assert await end_of(one) is FinishReason.LENGTH
+        assert first is not None
+        await until(lambda: not psutil.pid_exists(first))
+        assert (service.restarts, service.statistics.resumed) == (0, 0)
         await service.close()
 
     run(body)

@@ -31,23 +31,101 @@ async def sleep_until(when: float) -> None:
 
 @in_virtual_time
 async def test_a_lost_host_is_replaced_and_every_request_answered(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service = await loaded(tokenizer, max_rolling_batch_size=1)
+    service = await loaded(tokenizer, max_rolling_batch_size=1, resume_after_restart=False)
     asked = [await ask(service) for _ in range(3)]
     hosts.last.step()
     hosts.last.die("it was killed by SIGKILL\nits last output:\n  | secrets")
-    for one in asked:
-        assert one.reason is FinishReason.ERROR
-        assert isinstance(one.error, GenerationError)
-        assert str(one.error).endswith("it was killed by SIGKILL); the request may be repeated")
-    assert (state_of(service), service.batch, service.pid) == (State.RECOVERING, None, None)
-    with pytest.raises(NotReadyError, match="model story is recovering from a failure of its engine") as refused:
-        await ask(service)
-    assert refused.value.retry_after == 5
+    assert [one.reason for one in asked] == [FinishReason.ERROR, None, None]
+    assert isinstance(asked[0].error, GenerationError)
+    assert str(asked[0].error).endswith("it was killed by SIGKILL); the request may be repeated")
+    assert (state_of(service), service.load_now, service.pid) == (State.RECOVERING, 2, None)
     await asyncio.sleep(LONG_ENOUGH)
     assert (state_of(service), service.restarts, len(hosts.made)) == (State.READY, 1, 2)
-    again = await ask(service, tokens=1)
+    hosts.last.step(8)
+    assert [one.reason for one in asked[1:]] == [FinishReason.LENGTH] * 2
+    await service.close()
+
+
+@in_virtual_time
+async def test_requests_go_on_in_the_next_host_with_the_same_output(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer, max_rolling_batch_size=2)
+    undisturbed = await ask(service, tokens=20)
+    hosts.last.step(20)
+    asked = [await ask(service, tokens=20) for _ in range(3)]
+    for _ in range(3):
+        hosts.last.step(4)
+        hosts.last.die()
+        assert state_of(service) is State.RECOVERING
+        await asyncio.sleep(LONG_ENOUGH)
+        assert state_of(service) is State.READY
+    hosts.last.step(8)
+    assert asked[2].updates == []
+    hosts.last.step(20)
+    for one in asked:
+        assert (one.text, one.reason) == (undisturbed.text, FinishReason.LENGTH)
+        assert one.finished is not None
+        assert one.finished.generated_tokens == 20
+    assert (service.statistics.resumed, service.restarts) == (6, 3)
+    await service.close()
+
+
+@in_virtual_time
+async def test_a_request_that_comes_while_there_is_no_host_waits_for_the_next(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    service = await loaded(tokenizer)
+    hosts.last.die()
+    asked = await ask(service, tokens=2)
+    assert (state_of(service), asked.updates, service.load_now) == (State.RECOVERING, [], 1)
+    await asyncio.sleep(LONG_ENOUGH)
+    hosts.last.step(2)
+    assert asked.reason is FinishReason.LENGTH
+    await service.close()
+
+
+@in_virtual_time
+async def test_a_request_is_cancelled_at_once_while_there_is_no_host(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer)
+    asked = await ask(service)
     hosts.last.step()
-    assert again.reason is FinishReason.LENGTH
+    hosts.last.die()
+    service.cancel(asked.generations)
+    assert (asked.reason, service.load_now) == (FinishReason.CANCELLED, 0)
+    await asyncio.sleep(LONG_ENOUGH)
+    assert hosts.last.submitted == []
+    await service.close()
+
+
+@in_virtual_time
+async def test_when_the_model_fails_everything_that_waits_gets_its_end(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer, max_rolling_batch_size=1, retry_threshold=1)
+    asked = [await ask(service) for _ in range(2)]
+    hosts.last.step()
+    hosts.failures = [ExecutorStartError("no such engine")]
+    hosts.last.die()
+    assert [one.finished for one in asked] == [None, None]
+    await asyncio.sleep(LONG_ENOUGH)
+    assert state_of(service) is State.FAILED
+    for one in asked:
+        assert isinstance(one.error, GenerationError)
+        assert "could not be replaced (no such engine)" in str(one.error)
+    await service.close()
+
+
+@in_virtual_time
+async def test_a_request_that_kills_hosts_ends_and_the_model_does_not_fail(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    service = await loaded(tokenizer, retry_threshold=2)
+    asked = await ask(service)
+    for deaths in (1, 2, 3):
+        assert (asked.finished, len(hosts.made)) == (None, deaths)
+        hosts.last.die()
+        await asyncio.sleep(LONG_ENOUGH)
+    assert isinstance(asked.error, GenerationError)
+    assert (state_of(service), service.load_now) == (State.READY, 0)
+    # It was one more than the model may lose by itself.
+    hosts.last.die()
+    await asyncio.sleep(LONG_ENOUGH)
+    assert state_of(service) is State.FAILED
     await service.close()
 
 
@@ -55,12 +133,11 @@ async def test_a_lost_host_is_replaced_and_every_request_answered(hosts: Hosts, 
 async def test_a_client_of_the_lost_host_that_leaves_late_ends_nobody_elses_request(
     hosts: Hosts, tokenizer: Tokenizer
 ) -> None:
-    service = await loaded(tokenizer)
+    service = await loaded(tokenizer, resume_after_restart=False)
     lost = await ask(service)
     hosts.last.die()
     await asyncio.sleep(LONG_ENOUGH)
     asked = await ask(service, tokens=1)
-    assert asked.generations[0].ids == lost.generations[0].ids
     service.cancel(lost.generations)
     hosts.last.step()
     assert asked.reason is FinishReason.LENGTH
@@ -149,8 +226,29 @@ async def test_forgiven_deaths_do_not_make_the_next_replacement_later(hosts: Hos
 
 
 @in_virtual_time
-async def test_a_host_that_dies_while_draining_is_not_replaced(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_a_host_that_dies_while_draining_is_replaced_for_what_still_runs(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
     service = await loaded(tokenizer)
+    asked = await ask(service, tokens=2)
+    hosts.last.step()
+    draining = asyncio.ensure_future(service.drain(LONG_ENOUGH))
+    await asyncio.sleep(1)
+    hosts.last.die()
+    await asyncio.sleep(1)
+    assert (state_of(service), len(hosts.made)) == (State.DRAINING, 2)
+    hosts.last.step()
+    assert asked.reason is FinishReason.LENGTH
+    await draining
+    await service.close()
+    assert state_of(service) is State.STOPPED
+
+
+@in_virtual_time
+async def test_a_host_that_dies_while_draining_and_with_nothing_to_do_is_not_replaced(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    service = await loaded(tokenizer, resume_after_restart=False)
     asked = await ask(service)
     service.refuse_new()
     hosts.last.die()
@@ -160,6 +258,19 @@ async def test_a_host_that_dies_while_draining_is_not_replaced(hosts: Hosts, tok
     await asyncio.sleep(LONG_ENOUGH)
     assert (state_of(service), len(hosts.made)) == (State.DRAINING, 1)
     await service.close()
+    assert state_of(service) is State.STOPPED
+
+
+@in_virtual_time
+async def test_a_model_that_is_closed_while_it_recovers_ends_what_waits(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.load_seconds = 30
+    service = await loaded(tokenizer)
+    asked = await ask(service)
+    hosts.last.die()
+    await service.drain(5)
+    assert asked.finished is None
+    await service.close()
+    assert isinstance(asked.error, NotReadyError)
     assert state_of(service) is State.STOPPED
 
 

@@ -314,7 +314,7 @@ def test_a_prepared_model_has_everything_that_its_host_and_requests_need(tmp_pat
     prepared = prepare(open_source(path, {}))
     assert (prepared.name, prepared.directory, prepared.gpus, prepared.custom) == ("scripted", path, 0, None)
     assert prepared.start == Start(executors.SCRIPTED, {"end_after": 3})
-    assert prepared.limits == BatchLimits(3, 7, 50, 60, 100)
+    assert prepared.limits == BatchLimits(3, 7, 50, 60, 100, max_resumes=3)
     assert prepared.options is prepared.config.options
     assert (prepared.options.job_queue_size, prepared.options.output_formatter) == (7, "sse")
     assert prepared.tokenizer.decode(prepared.tokenizer.encode("the wolf")) == "the wolf"

@@ -49,6 +49,7 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
         max_input_len=config.options.max_input_len,
         max_output_len=config.options.max_output_len,
         max_seq_len=config.options.max_input_len + config.options.max_output_len,
+        max_resumes=config.options.retry_threshold if config.options.resume_after_restart else 0,
     )
     return Model("story", directory, config, tokenizer, start, limits, None, 0)
 
@@ -124,6 +125,7 @@ class PlayedHost:
         self.started_with: Start | None = None
         self.load_timeout = 0.0
         self.started_at = 0.0
+        self.resident = hosts.resident
         self.submitted: list[Submit] = []
         self.cancelled: list[int] = []
         self.closed = False
@@ -155,6 +157,14 @@ class PlayedHost:
         self.closed = True
         if self._next_step is not None:
             self._next_step.cancel()
+
+    def resident_bytes(self) -> int:
+        """See `ExecutorClient`."""
+        return self.resident
+
+    async def measure_memory(self) -> int:
+        """See `ExecutorClient`."""
+        return self.resident
 
     def submit(self, request: Submit) -> None:
         """See `ExecutorClient`."""
@@ -194,8 +204,8 @@ class Hosts:
     """Makes the hosts of services, and remembers them.
 
     `failures` are raised by the next starts, one by each, None for a start that succeeds. `alone`: hosts generate by
-    themselves. `load_seconds` is what a start takes. `script` stands in for options that are not the scripted
-    executor's.
+    themselves. `load_seconds` is what a start takes, `resident` the memory of a new host in bytes. `script` stands in
+    for options that are not the scripted executor's.
     """
 
     def __init__(self) -> None:
@@ -204,6 +214,7 @@ class Hosts:
         self.features = FEATURES
         self.alone = False
         self.load_seconds = 0.0
+        self.resident = 10**9
         self.script: dict[str, Any] | None = None
 
     def failure(self) -> DjlTrtllmError | None:
@@ -222,5 +233,5 @@ class Hosts:
     @contextmanager
     def installed(self) -> Iterator[Hosts]:
         """Every `ModelService` of this process starts its hosts here. At the end all are closed."""
-        with mock.patch("djl_trtllm.service.lifecycle.ExecutorClient", self):
+        with mock.patch("djl_trtllm.service.engine.ExecutorClient", self):
             yield self

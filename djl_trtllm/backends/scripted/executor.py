@@ -1,7 +1,9 @@
 """An executor without a model: it repeats the prompt at a given speed, and fails where the script says so.
 
 It is for tests (faults at a chosen token) and benchmarks (an engine of known speed). Every request's k-th token is the
-prompt's token k modulo its length, so that a test knows the expected text.
+prompt's token k modulo its length, so that a test knows the expected text. As with a model, the next token follows from
+all tokens so far: a prompt that repeats itself, such as that of a request which goes on in another engine process, is
+repeated with its period.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 @dataclass(slots=True)
 class _Sequence:
     request: Submit
+    period: list[int]
     emitted: int = 0
     cancelled: bool = False
 
@@ -95,7 +98,7 @@ class ScriptedExecutor:
     def submit(self, request: Submit) -> None:
         if not self._sequences:
             self._next_step = time.monotonic()
-        self._sequences[request.request_id] = _Sequence(request)
+        self._sequences[request.request_id] = _Sequence(request, _period(request.prompt_ids))
 
     def cancel(self, request_id: int) -> None:
         if request_id in self._sequences:
@@ -132,7 +135,7 @@ class ScriptedExecutor:
                 if fault.action == "error":
                     return Delta(request_id, [], finish=FinishReason.ERROR, error="scripted error")
                 _fail(fault)
-        token_id = request.prompt_ids[sequence.emitted % len(request.prompt_ids)]
+        token_id = sequence.period[sequence.emitted % len(sequence.period)]
         finish: FinishReason | None = None
         if sequence.emitted == self._script.end_after and request.stop_token_ids:
             token_id = request.stop_token_ids[0]
@@ -142,6 +145,18 @@ class ScriptedExecutor:
         if finish is None and sequence.emitted >= request.sampling.max_new_tokens:
             finish = FinishReason.LENGTH
         return Delta(request_id, [token_id], [-0.5] if request.logprobs else None, finish)
+
+
+def _period(token_ids: list[int]) -> list[int]:
+    """The end of a sequence that it repeats; all of it if it does not."""
+    # Knuth, Morris and Pratt's table: how long the longest end is that the sequence also begins with.
+    border, table = 0, [0]
+    for token_id in token_ids[1:]:
+        while border and token_id != token_ids[border]:
+            border = table[border - 1]
+        border += token_id == token_ids[border]
+        table.append(border)
+    return token_ids[border:]
 
 
 def _fail(fault: Fault) -> None:

@@ -57,7 +57,7 @@ class ServingOptions(OptionGroup):
     )
     retry_threshold: int = option(
         3,
-        "How many times a dead or hung engine process is replaced before the model is failed. DJL "
+        "How many times a dead or hung engine process is replaced within ten minutes before the model is failed. DJL "
         "Serving's default is 0, with which a single crash needs a new container; three replacements ride out a "
         "crash and still end a crash loop.",
         key="retry_threshold",
@@ -65,6 +65,37 @@ class ServingOptions(OptionGroup):
         at_least=0,
         effect="replacements of the engine process",
         source=f"{DJL}, with another default",
+    )
+    resume_after_restart: bool = option(
+        True,
+        "Continue running requests in the engine process that replaces a dead or hung one: prompt and generated tokens "
+        "become the new prompt, and the response goes on, each request at most `retry_threshold` times. Requests with "
+        "penalties, a guide, beams, excluded words or an unreached minimum length get an error instead. Requests "
+        "that only wait stay in the queue either way.",
+        effect="running requests survive the engine process",
+        source=OURS,
+    )
+    executor_memory_limit: float | None = option(
+        None,
+        "Recycle the engine process when it and its children have more resident memory than this: another one is "
+        "started beside it where there is memory for both (not on GPUs), else when its requests have ended. No "
+        "request fails.",
+        aliases=("option.host_memory_limit", "host_memory_limit"),
+        unit="GB",
+        above=0,
+        example="24",
+        effect="resident memory at which the engine process is recycled",
+        source=OURS,
+    )
+    executor_max_requests: int | None = option(
+        None,
+        "Recycle the engine process after this number of requests, as `option.executor_memory_limit` does.",
+        aliases=("option.host_max_requests", "host_max_requests"),
+        unit="requests",
+        at_least=1,
+        example="1000000",
+        effect="requests after which the engine process is recycled",
+        source=OURS,
     )
     output_formatter: str | None = option(
         None,

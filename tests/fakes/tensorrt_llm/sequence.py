@@ -1,5 +1,6 @@
-"""One sequence: its k-th token is the prompt's token k modulo its length.
+"""One sequence: its k-th token is the prompt's token k modulo its length, or its period if it repeats itself.
 
+So a sequence whose prompt and first tokens are the prompt of another one goes on there (see the scripted executor).
 Sequence number i of a request begins i places later, and so does one with an adapter of id i, so that a test sees both.
 """
 
@@ -21,6 +22,7 @@ class Sequence:
 
     __slots__ = (
         "_bad",
+        "_cycle",
         "_end_id",
         "_eos",
         "_faults",
@@ -53,6 +55,7 @@ class Sequence:
         self.index = index
         self.siblings = siblings
         self.prompt = request.prompt_token_ids
+        self._cycle = _period(self.prompt)
         self.beams = params.best_of if params.use_beam_search else 1
         self.max_new_tokens = request.max_new_tokens
         self.emitted = self.sent = self.iterations = self.cached = self.reserved = 0
@@ -105,19 +108,19 @@ class Sequence:
     def _next_token(self) -> int:
         if self.emitted in self._guided:
             return self._guided[self.emitted]
-        prompt, place = self.prompt, self.emitted + self._shift
-        token_id = prompt[place % len(prompt)]
-        for offset in range(1, len(prompt)):
+        cycle, place = self._cycle, self.emitted + self._shift
+        token_id = cycle[place % len(cycle)]
+        for offset in range(1, len(cycle)):
             if token_id not in self._bad:
                 break
-            token_id = prompt[(place + offset) % len(prompt)]
+            token_id = cycle[(place + offset) % len(cycle)]
         return token_id
 
     def beam(self, number: int) -> list[int]:
         """All tokens of a beam: the best is the sequence itself, each further one begins a place later."""
         if not number:
             return list(self.tokens)
-        return [self.prompt[(place + number) % len(self.prompt)] for place in range(len(self.tokens))]
+        return [self._cycle[(place + number) % len(self._cycle)] for place in range(len(self.tokens))]
 
     def fault(self) -> dict[str, Any] | None:
         """What the script has for the token that comes next."""
@@ -125,6 +128,17 @@ class Sequence:
             if fault.get("at_token", 0) == self.emitted:
                 return fault
         return None
+
+
+def _period(token_ids: list[int]) -> list[int]:
+    """The end of a sequence that it repeats; all of it if it does not (Knuth, Morris and Pratt's table)."""
+    border, table = 0, [0]
+    for token_id in token_ids[1:]:
+        while border and token_id != token_ids[border]:
+            border = table[border - 1]
+        border += token_id == token_ids[border]
+        table.append(border)
+    return token_ids[border:]
 
 
 def strike(action: str) -> None:

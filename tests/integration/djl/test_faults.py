@@ -18,6 +18,7 @@ from tests.support.waiting import survivors, wait_until
 
 _SLOW = {"steps_per_second": 20}
 _OPTIONS = {"option.max_rolling_batch_size": 64}
+_ENDING = {**_OPTIONS, "option.resume_after_restart": "false"}
 
 
 def _running(engine: JavaEngine | SocketEngine, count: int) -> list[DjlAnswer]:
@@ -37,8 +38,22 @@ def _next_succeeds(engine: JavaEngine | SocketEngine) -> None:
     wait_until(succeeds, START_SECONDS, "a request that succeeds")
 
 
-def test_every_stream_ends_when_the_executor_host_is_killed(start: Start) -> None:
-    engine = start(_SLOW, **_OPTIONS)
+def test_every_stream_goes_on_when_the_executor_host_is_killed(start: Start) -> None:
+    engine = start({"steps_per_second": 100}, **_OPTIONS)
+    whole = engine.request(body(300, stream=True)).wait().body
+    answers = [engine.request(body(300, stream=True)) for _ in range(64)]
+    for _ in range(2):
+        before = [len(answer.chunks) for answer in answers]
+        wait_until(
+            lambda: all(len(answer.chunks) > count for answer, count in zip(answers, before, strict=True)),  # noqa: B023
+            what="a token for each",
+        )
+        engine.host().kill()
+    assert [answer.wait().body for answer in answers] == [whole] * 64
+
+
+def test_every_stream_ends_when_the_executor_host_is_killed_and_none_may_go_on(start: Start) -> None:
+    engine = start(_SLOW, **_ENDING)
     answers = _running(engine, 64)
     engine.host().kill()
     for answer in answers:
@@ -51,7 +66,7 @@ def test_every_stream_ends_when_the_executor_host_is_killed(start: Start) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["java"], indirect=True)
 def test_a_whole_answer_gets_a_status_when_the_executor_host_is_killed(start: Start) -> None:
-    engine = start(_SLOW, **_OPTIONS)
+    engine = start(_SLOW, **_ENDING)
     answers = [engine.request(body(3000)) for _ in range(8)]
     # When a stream that was sent last is well under way, so are they.
     last = engine.request(body(3000, stream=True))

@@ -64,7 +64,10 @@ def message_of(answer: bytes) -> str:
 def test_all_of_64_clients_are_told_when_the_worker_is_lost(
     start: Callable[..., Server], number: signal.Signals, hang_timeout: float, cause: str
 ) -> None:
-    server = start({"steps_per_second": 30}, **{"option.executor_hang_timeout": hang_timeout})
+    server = start(
+        {"steps_per_second": 30},
+        **{"option.executor_hang_timeout": hang_timeout, "option.resume_after_restart": "false"},
+    )
     before = server.descendants()
     with contextlib.ExitStack() as stack:
         clients: list[tuple[socket.socket, bytes]] = []

@@ -1,0 +1,63 @@
+"""A sequence in the tables of the rolling batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from djl_trtllm.batching.places import ExecutorPort, Places
+from djl_trtllm.batching.request_state import RequestState
+from djl_trtllm.batching.resuming import can_resume, resumed
+from djl_trtllm.batching.sequence import OutputSequence
+from djl_trtllm.executor.protocol import Limits, Submit
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """From `RollingBatch.submit` to the executor's terminal delta.
+
+    The beams of a request share one message, and enter the executor together. `places` are those of the executor in
+    which it runs, None while it waits.
+    """
+
+    state: RequestState
+    sequence: OutputSequence
+    message: Submit
+    blocks: int
+    places: Places | None = None
+    token_ids: list[int] = field(default_factory=list)
+    """What was generated so far."""
+
+    def runs_in(self, executor: ExecutorPort) -> bool:
+        return self.places is not None and self.places.executor is executor
+
+    def enter(self, places: Places) -> None:
+        """Take a place; the executor gets `start` once for all beams."""
+        places.take(self.blocks)
+        self.places = places
+
+    def leave(self) -> None:
+        """Give the place back."""
+        assert self.places is not None
+        self.places.free(self.blocks)
+        self.places = None
+
+    def start(self) -> Submit:
+        """The message that starts it where it is."""
+        return resumed(self.message, self.token_ids)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has all its tokens."""
+        return len(self.token_ids) >= self.message.sampling.max_new_tokens
+
+    def can_go_on(self, limits: Limits) -> bool:
+        """Whether it can go on in another executor with these limits; beams do so together or not at all."""
+        if self.message.sampling.beam_width > 1 and any(beam.finished for beam in self.state.sequences):
+            return False
+        return can_resume(self.message, len(self.token_ids), limits)
+
+
+def states_of(slots: Mapping[int, Slot]) -> list[RequestState]:
+    """The requests of these slots, each once, in their order."""
+    return list({id(slot.state): slot.state for slot in slots.values()}.values())

@@ -1,0 +1,68 @@
+"""A sequence in the tables of the rolling batch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from djl_trtllm.batching.places import Places
+from djl_trtllm.batching.slot import Slot, states_of
+from djl_trtllm.executor.protocol import Limits, Submit
+from djl_trtllm.request import Sampling
+from tests.batching.helpers import FakeExecutor
+
+LIMITS = Limits(4, 0, 32, 100)
+
+
+def slot(*beams: object, **sampling: Any) -> Slot:
+    """A slot whose request has beams with these ends."""
+    state = SimpleNamespace(sequences=[SimpleNamespace(finished=finished) for finished in beams])
+    message = Submit(0, [1, 2], Sampling(**{"max_new_tokens": 3, **sampling}))
+    return Slot(cast(Any, state), cast(Any, None), message, 5)
+
+
+def test_it_runs_in_the_executor_whose_place_it_has() -> None:
+    executor, other = FakeExecutor(LIMITS), FakeExecutor(LIMITS)
+    places, one = Places(executor, 4), slot()
+    assert not one.runs_in(executor)
+    one.enter(places)
+    assert (places.sequences, places.blocks) == (1, 5)
+    assert (one.runs_in(executor), one.runs_in(other)) == (True, False)
+    one.leave()
+    assert (places.sequences, places.blocks) == (0, 0)
+    assert not one.runs_in(executor)
+
+
+def test_it_starts_where_it_is() -> None:
+    one = slot()
+    assert one.start() is one.message
+    one.token_ids += [7, 8]
+    assert (one.start().prompt_ids, one.start().sampling.max_new_tokens) == ([1, 2, 7, 8], 1)
+
+
+@pytest.mark.parametrize(("tokens", "complete"), [(2, False), (3, True)])
+def test_it_is_complete_with_its_last_token(tokens: int, complete: bool) -> None:
+    one = slot()
+    one.token_ids += [9] * tokens
+    assert one.complete is complete
+
+
+def test_beams_begin_again_together_or_not_at_all() -> None:
+    assert slot(None, None, beam_width=2).can_go_on(LIMITS)
+    assert not slot("ended", None, beam_width=2).can_go_on(LIMITS)
+    assert slot("ended", None).can_go_on(LIMITS)
+
+
+def test_what_has_history_cannot_go_on() -> None:
+    one = slot(None, presence_penalty=0.5)
+    assert one.can_go_on(LIMITS)
+    one.token_ids.append(9)
+    assert not one.can_go_on(LIMITS)
+
+
+def test_requests_are_named_once_and_in_order() -> None:
+    first, second = slot(), slot()
+    also_first = Slot(first.state, first.sequence, first.message, 5)
+    assert states_of({1: first, 2: second, 3: also_first}) == [first.state, second.state]
