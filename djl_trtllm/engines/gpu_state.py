@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+# Of nvml.h's nvmlGpuP2PCapsIndex_t: nvidia-ml-py has tuples in their place, which its own function does not take.
+_READ = 0
+_NVLINK = 2
+
 
 @dataclass(frozen=True)
 class GpuState:
@@ -59,8 +63,8 @@ def _read(nvml: Any, handles: list[Any], index: int) -> GpuState:
             _asked(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) == nvml.NVML_FEATURE_ENABLED
             for link in range(nvml.NVML_NVLINK_MAX_LINKS)
         ),
-        peers=_peers(nvml, handles, index, nvml.NVML_P2P_CAPS_INDEX_READ),
-        nvlink_peers=_peers(nvml, handles, index, nvml.NVML_P2P_CAPS_INDEX_NVLINK),
+        peers=_peers(nvml, handles, index, _READ),
+        nvlink_peers=_peers(nvml, handles, index, _NVLINK),
         pcie_generation=_asked(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         pcie_width=_asked(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
     )

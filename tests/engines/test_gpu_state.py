@@ -31,6 +31,9 @@ def install(
             raise NVMLError
         return 1
 
+    def peer(one: int, other: int, capability: int) -> int:
+        return {0: 0, 2: 0 if links else 1}[capability]
+
     functions = {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: ended.append("ended"),
@@ -40,7 +43,7 @@ def install(
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=140 * GIB, free=(139 - handle) * GIB),
         "nvmlDeviceGetNvLinkState": link,
-        "nvmlDeviceGetP2PStatus": lambda one, other, capability: 0 if capability == 0 or links else 1,
+        "nvmlDeviceGetP2PStatus": peer,
         "nvmlDeviceGetMaxPcieLinkGeneration": lambda handle: 5,
         "nvmlDeviceGetMaxPcieLinkWidth": lambda handle: 16,
     }
@@ -53,8 +56,9 @@ def install(
     constants = {
         "NVML_FEATURE_ENABLED": 1,
         "NVML_NVLINK_MAX_LINKS": 18,
-        "NVML_P2P_CAPS_INDEX_READ": 0,
-        "NVML_P2P_CAPS_INDEX_NVLINK": 2,
+        # As nvidia-ml-py has them.
+        "NVML_P2P_CAPS_INDEX_READ": (0,),
+        "NVML_P2P_CAPS_INDEX_NVLINK": (2,),
         "NVML_P2P_STATUS_OK": 0,
         "NVMLError": NVMLError,
     }
