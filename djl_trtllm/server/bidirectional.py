@@ -25,7 +25,7 @@ PATH = "/invocations-bidirectional-stream"
 _REQUEST_PATH = "/invocations"
 _MOST_SOCKETS = 256
 _MOST_WAITING = 16
-_GOING_AWAY, _TOO_MUCH, _INTERNAL_ERROR = 1001, 1008, 1011
+_TOO_MUCH, _INTERNAL_ERROR = 1008, 1011
 _LONGEST_REASON = 120
 """A close frame has 123 bytes for it."""
 

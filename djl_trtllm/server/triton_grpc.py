@@ -58,7 +58,6 @@ class TritonGrpcServer:
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._options.max_request_size),
-                ("grpc.max_send_message_length", -1),
                 # Otherwise a second server on this port takes half of the connections.
                 ("grpc.so_reuseport", 0),
             ]

@@ -143,7 +143,7 @@ def test_own_paths_have_the_errors_of_defects() -> None:
     assert (own["operationId"], own["tags"], own["summary"]) == ("Server_put_own_name", ["Server"], "Look")
     assert list(own["responses"]) == ["200", "409", "500"]
     assert resolved(made, own["responses"]["500"])["description"] == "A defect of the server"
-    assert own["responses"]["409"]["description"] == "Taken"
+    assert own["responses"]["409"] == {"description": "Taken", "content": {"application/json": {}}}
     assert list(own["responses"]["200"]["content"]) == ["application/json"]
 
 
@@ -152,3 +152,14 @@ def test_there_is_an_error_of_every_class() -> None:
         RequestError
     }
     assert {type(error) for error in request_errors()} == classes
+
+
+def test_a_response_without_a_body_is_described() -> None:
+    made = described(own=(OwnPath("get", "/own", Operation("Look", responses={})),))
+    assert made["paths"]["/own"]["get"]["responses"]["200"] == {"description": "OK"}
+
+
+def test_of_components_with_one_name_the_later_ones_are_numbered() -> None:
+    components = described(DEFAULT)["components"]["responses"]
+    assert {"Lmi_424", "Lmi_424_2", "Lmi_413"} <= components.keys()
+    assert not {"Lmi_413_2", "Lmi_424_3"} & components.keys()

@@ -30,3 +30,14 @@ def test_a_line_has_no_character_that_ends_a_line() -> None:
     assert len(line.decode().splitlines()) == 1
     assert dump_line("a\x85é\u2028🦊\u2029") == '"a\\u0085é\\u2028🦊\\u2029"'.encode()
     assert dump_line({"a": [1, None]}) == b'{"a":[1,null]}'
+
+
+def test_each_generation_has_its_own_sequences() -> None:
+    collector = SequenceCollector(2, 2)
+    for generation, first in ((1, "c"), (0, "a")):
+        for index in (0, 1):
+            finished = SequenceResult(FinishReason.LENGTH, 1, None, None)
+            token = Token(1, chr(ord(first) + index), None, False)
+            done = collector.add(OutputChunk(index, [token], finished, generation))
+    assert done
+    assert [each.text for each in collector.sequences] == ["a", "b", "c", "d"]

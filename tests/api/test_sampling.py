@@ -76,3 +76,28 @@ def test_ranking_needs_log_probabilities_and_so_does_a_client_that_asks_for_them
 
 def test_the_rows() -> None:
     check_rows("shared", (*SAMPLING, *ADAPTER, *NOT_HONOURED))
+
+
+def test_the_name_that_is_wrong_is_the_one_of_the_larger_number() -> None:
+    assert read({"n": 2, "best_of": 17})[1].invalid == ["'best_of' is 17: expected at most 16"]
+    assert read({"n": 17, "best_of": 17})[1].invalid == ["'n' is 17: expected at most 16"]
+
+
+def test_the_least_number_of_tokens_is_within_the_default() -> None:
+    problems = Problems()
+    read_sampling({"min_new_tokens": 31, "default_new_tokens": 30}, problems)
+    (problem,) = problems.invalid
+    assert problem.endswith("is 31: expected at most 'max_new_tokens', which is 30 by default")
+    read_sampling({"min_new_tokens": 30, "default_new_tokens": 30}, problems)
+    assert len(problems.invalid) == 1
+
+
+def test_an_adapter_is_one() -> None:
+    assert TABLE.read({"adapters": ["a"]}, Problems(), "field") == {"adapter": "a"}
+    problems = Problems()
+    TABLE.read({"adapters": ["a", "b"]}, problems, "field")
+    assert "a request is one prompt, and has one adapter" in problems.invalid[0]
+
+
+def test_stop_strings_of_both_names_are_joined() -> None:
+    assert TABLE.read({"stop": "a", "stop_sequences": ["b"]}, Problems(), "field") == {"stop": ("a", "b")}

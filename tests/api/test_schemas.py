@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.api.schemas import BOOLEAN, INTEGER, NULL, NUMBER, STRING, any_of, joined, list_of, members, schema_of
+from djl_trtllm.api.schemas import (
+    BOOLEAN,
+    INTEGER,
+    NULL,
+    NUMBER,
+    STRING,
+    any_of,
+    joined,
+    list_of,
+    members,
+    nullable,
+    schema_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +61,11 @@ def test_other_schemas_become_alternatives() -> None:
     assert joined(STRING, NULL) == {"anyOf": [STRING, NULL]}
     assert joined(any_of(STRING, NULL), any_of(NULL, INTEGER)) == {"anyOf": [STRING, NULL, INTEGER]}
     assert joined(members({}), STRING) == {"anyOf": [members({}), STRING]}
+
+
+def test_the_words_are_json_schemas() -> None:
+    assert [each["type"] for each in (STRING, INTEGER, NUMBER, BOOLEAN, NULL)] == [
+        *("string", "integer", "number", "boolean", "null"),
+    ]
+    assert list_of(STRING) == {"type": "array", "items": {"type": "string"}}
+    assert nullable(STRING) == {"anyOf": [{"type": "string"}, {"type": "null"}]}

@@ -221,7 +221,11 @@ async def test_other_paths_and_too_many_sockets_are_refused(
     async with served(tokenizer) as (_, app):
         other = Socket(app, path="/invocations", replies=True)
         await other.task
-        assert (other.sent[0]["type"], other.sent[0]["status"]) == ("websocket.http.response.start", 404)
+        assert other.sent[0] == {
+            "type": "websocket.http.response.start",
+            "status": 404,
+            "headers": [(b"content-length", b"0")],
+        }
         plain = Socket(app, path="/invocations")
         await plain.task
         assert plain.sent == [{"type": "websocket.close"}]

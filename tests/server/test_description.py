@@ -15,6 +15,8 @@ from djl_trtllm.config import Options
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.description import OPERATIONS, Description, type_of
 from djl_trtllm.version import __version__
+from tests.api.scripts import check_golden
+from tests.api.tables import dumped
 from tests.server.application import application
 from tests.support.in_process import Hosts
 from tests.support.trial_dialect import TRIAL
@@ -102,6 +104,7 @@ async def test_the_page_shows_every_operation_and_loads_nothing() -> None:
         page = Page(answer.body.decode())
         described = (await served.client.get("/openapi.json")).json
         assert described["paths"].keys() <= set(page.texts)
+        assert {"GET", "POST", "PUT", "DELETE"} <= set(page.texts)
         assert page.addresses == ["openapi.json"]
         assert not page.names & {"script", "link", "img", "iframe"}
         assert {"max_new_tokens", "repetition_penalty", "max_completion_tokens"} <= set(page.texts)
@@ -129,3 +132,8 @@ def test_a_dialect_needs_no_change_here_to_be_shown() -> None:
 )
 def test_a_type_in_words(schema: dict[str, Any], words: str) -> None:
     assert type_of(schema) == words
+
+
+def test_the_servers_own_paths_are_as_stored() -> None:
+    lines = [f"{method} {path} {dumped(operation._asdict())}\n" for (method, path), operation in OPERATIONS.items()]
+    check_golden("description-Server", "".join(lines).encode())

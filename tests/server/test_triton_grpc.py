@@ -195,3 +195,32 @@ def test_a_port_in_use_is_an_error_that_names_the_option() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         asyncio.run(run(taken.getsockname()[1]))
+
+
+def test_a_call_that_is_cancelled_cancels_its_request(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async def test(_: Application, __: TritonGrpcServer, client: Client) -> None:
+        hosts.alone = False
+        call = asyncio.ensure_future(client.infer(message(stream=False)))
+        while not hosts.last.submitted:  # noqa: ASYNC110 (nothing tells when; the test's time limit ends it)
+            await asyncio.sleep(0.001)
+        call.cancel()
+        while not hosts.last.cancelled:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    with_model(hosts, tokenizer, test)
+
+
+def test_one_model_that_loads_is_not_described_and_the_server_is_not_ready(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async def test(app: Application, _: TritonGrpcServer, client: Client) -> None:
+        app.registry.add(ServedModel("tale", "/tale"))
+        assert not (await client.ask("ServerReady")).ready
+        for method in ("ModelMetadata", "ModelConfig"):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await client.ask(method, name="tale")
+            assert status(error) == (grpc.StatusCode.UNAVAILABLE, "model 'tale' is not ready")
+
+    with_model(hosts, tokenizer, test)
+
+
+def test_a_server_that_does_not_listen_has_no_port() -> None:
+    assert TritonGrpcServer(Registry(), Options(), 8001).bound_port == 0

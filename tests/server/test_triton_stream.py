@@ -120,8 +120,10 @@ async def test_a_client_that_does_not_read_is_dropped_and_its_requests_end(hosts
         await settle()
         talk.reads(False)
         hosts.last.step()
+        began = asyncio.get_running_loop().time()
         with pytest.raises(SlowClient):
             await asyncio.wait_for(talk.task, 30)
+        assert asyncio.get_running_loop().time() - began < 1
         assert len(hosts.last.cancelled) == 1
 
 

@@ -36,7 +36,7 @@ def test_a_session_has_an_id_an_end_and_a_folder(tmp_path: Path, clock: Clock) -
     assert session.header == f"{session.id}; Expires=2023-11-14T22:14:20Z"
     assert session.path == tmp_path / "a" / "b" / session.id
     assert json.loads((session.path / ".expiration_ts").read_text()) == START + 60
-    assert session.path.stat().st_mode & 0o777 == 0o700
+    assert session.path.stat().st_mode & 0o777 == session.path.parent.stat().st_mode & 0o777 == 0o700
     assert sessions.find(session.id) is session
     assert sessions.create().id != session.id
 

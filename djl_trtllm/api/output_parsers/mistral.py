@@ -54,5 +54,5 @@ class MistralParser(CallListParser):
         head = _HEAD.fullmatch(self.rest, 0, at) if 0 <= at <= _LONGEST_HEAD else None
         if head is None:
             return self.give_up()
-        self.held, self.rest = self.held + head[0], self.rest[at:]
+        self.rest = self.rest[at:]
         return self.read(CallReader.of_arguments(head[1]))

@@ -17,6 +17,8 @@ def test_required_calls_are_a_list() -> None:
     text = '\n[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
     assert parse(RequiredParser(), text) == Answer("", (("f", '{"a": 1}'), ("g", "{}")))
     assert parse(RequiredParser(), "no list") == Answer("no list")
+    later = 'no list [TOOL_CALLS][{"name": "f"}]'
+    assert parse(RequiredParser(), later) == parse(RequiredParser(), *later) == Answer("no list", (("f", "{}"),))
 
 
 def test_the_output_of_a_named_call_is_its_arguments() -> None:

@@ -36,7 +36,7 @@ def test_how_a_text_is_cut_changes_nothing(pieces: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_calls_are_found_in_the_text(text: str, answer: Answer) -> None:
-    assert parse(HermesParser(), text) == answer
+    assert parse(HermesParser(), text) == parse(HermesParser(), *text) == answer
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_calls_are_found_in_the_text(text: str, answer: Answer) -> None:
     ],
 )
 def test_what_is_no_call_is_content(text: str) -> None:
-    assert parse(HermesParser(), text) == Answer(text)
+    assert parse(HermesParser(), text) == parse(HermesParser(), *text) == Answer(text)
 
 
 def test_a_call_is_streamed_its_name_first() -> None:

@@ -28,11 +28,13 @@ def test_how_a_text_is_cut_changes_nothing(pieces: list[str]) -> None:
         (f"{CALL}; {CALL}\n{CALL}", Answer("", (F, F, F))),
         (f"I look.\n<|python_tag|>{CALL}", Answer("I look.", (F,))),
         (f"{CALL}; then", Answer(";then", (F,))),
+        (f"{CALL};X", Answer(";X", (F,))),
+        (" " * 256 + CALL, Answer("", (F,))),
         (f"<|python_tag|>{CALL.replace('f', 'g', 1)}", Answer("", (("g", '{"a": "b"}'),))),
     ],
 )
 def test_calls_are_found_in_the_text(text: str, answer: Answer) -> None:
-    assert parse(parser(), text) == answer
+    assert parse(parser(), text) == parse(parser(), *text) == answer
 
 
 @pytest.mark.parametrize(
@@ -41,9 +43,9 @@ def test_calls_are_found_in_the_text(text: str, answer: Answer) -> None:
         '{"name": "Little Red", "parameters": {}}',
         '{"story": "wolf"}',
         f"See {CALL}",
-        " " * 300 + CALL,
+        " " * 257 + CALL,
         '<|python_tag|>brave_search.call(query="wolf")',
     ],
 )
 def test_what_is_no_call_is_content(text: str) -> None:
-    assert parse(parser(), text) == Answer(text)
+    assert parse(parser(), text) == parse(parser(), *text) == Answer(text)
