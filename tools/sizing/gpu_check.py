@@ -4,8 +4,8 @@
 
 Needs a GPU and torch, no engine. Prints the memory, architecture and links of each GPU as NVML and torch report them,
 and the bytes that torch allocates for the weights and the KV cache of Llama-shaped models beside the estimate's. Then
-fills a GPU with what the estimate says fits. Exits with 1 if a figure differs by more than 2 %, and by more than torch's
-allocator rounds: it hands out blocks that are up to 1 MiB longer than what was asked for, which shows in small models.
+fills a GPU with what the estimate says fits. Exits with 1 if a figure differs by more than 2 % and by more than torch's
+allocator rounds: its blocks are up to 1 MiB longer than what was asked for, which shows in small models.
 """
 
 from __future__ import annotations
