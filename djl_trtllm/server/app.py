@@ -7,22 +7,24 @@ import contextlib
 import logging
 import signal
 import socket
-import struct
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from math import ceil
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import uvicorn
 from starlette.routing import Router
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.server.bidirectional import BidirectionalStreams
-from djl_trtllm.server.exchange import ABORT
+from djl_trtllm.server.body_memory import BodyMemory
+from djl_trtllm.server.connections import Connections
+from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
@@ -37,25 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STALL_TICK_SECONDS = 0.02
-_NO_LINGER = struct.pack("ii", 1, 0)
 _FLUSH_SECONDS = 2
 """How long connections may take to send their last bytes after every request has ended."""
-
-
-class _HttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with an extension that drops the connection."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"call": self._reset}}
-
-    def _reset(self) -> None:
-        # Otherwise the kernel keeps what the client has not read, megabytes, for minutes.
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        self.transport.abort()
 
 
 class Startup(NamedTuple):
@@ -85,12 +70,15 @@ class Server(uvicorn.Server):
         self._loading: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[None] | None = None
         self._stall = Histogram()
+        self._counts = ServerCounts()
+        self._bodies = BodyMemory(options.max_body_memory)
+        self._connections = Connections(options, self._counts, self._bodies)
         super().__init__(
             uvicorn.Config(
                 self._application(),
                 host=options.host,
                 port=options.port,
-                http=_HttpProtocol,
+                http=cast(type[asyncio.Protocol], partial(HttpProtocol, self._connections)),
                 ws="auto",
                 ws_max_size=options.max_request_size,
                 # A small compressed message may be a large one.
@@ -99,17 +87,21 @@ class Server(uvicorn.Server):
                 access_log=False,
                 lifespan="on",
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
+                timeout_keep_alive=ceil(options.keep_alive_timeout),
                 server_header=False,
             )
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the server's own port and on those for clients of Triton."""
+        self._connections.reserve_descriptors()
         await super().startup(sockets)
         config = self.config
 
         def protocol() -> asyncio.Protocol:
-            return _HttpProtocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+            return HttpProtocol(
+                self._connections, config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
 
         try:
             self.servers += await listen(self._options, protocol, config.backlog)
@@ -151,24 +143,24 @@ class Server(uvicorn.Server):
             await self._grpc.close()
 
     def _application(self) -> ASGIApp:
-        counts = ServerCounts()
-        metrics = MetricsPage(self._registry, counts, self._stall)
+        metrics = MetricsPage(self._registry, self._counts, self._stall)
         sessions = SessionRequests(open_sessions(self._options))
-        router = Routes(self._registry, self._models, self._options, metrics, counts, sessions).router(self._lifespan)
-        return BidirectionalStreams(router, self._options.max_request_size)
+        routes = Routes(self._registry, self._models, self._options, metrics, self._counts, sessions, self._bodies)
+        return BidirectionalStreams(routes.router(self._lifespan), self._options.max_request_size, self._bodies)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Router) -> AsyncIterator[None]:
         self._loading = asyncio.create_task(self._load())
         monitor = asyncio.create_task(self._watch_stalls())
+        deadlines = asyncio.create_task(self._connections.watch())
         self._loop = asyncio.get_running_loop()
         try:
             yield
         finally:
             await self._close_grpc()
-            monitor.cancel()
-            self._loading.cancel()
-            await asyncio.gather(self._loading, monitor, self._models.close(), return_exceptions=True)
+            for task in (monitor, deadlines, self._loading):
+                task.cancel()
+            await asyncio.gather(self._loading, monitor, deadlines, self._models.close(), return_exceptions=True)
             await asyncio.gather(*(model.close() for model in self._registry.models.values()))
 
     async def _load(self) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.exchange import ABORT
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ PATH = "/invocations-bidirectional-stream"
 _REQUEST_PATH = "/invocations"
 _MOST_SOCKETS = 256
 _MOST_WAITING = 16
-_TOO_MUCH, _INTERNAL_ERROR = 1008, 1011
+_TOO_MUCH, _INTERNAL_ERROR, _TRY_AGAIN = 1008, 1011, 1013
 _LONGEST_REASON = 120
 """A close frame has 123 bytes for it."""
 
@@ -33,9 +34,10 @@ _LONGEST_REASON = 120
 class BidirectionalStreams:
     """An ASGI application: WebSockets here, HTTP and the lifespan in `application`."""
 
-    def __init__(self, application: ASGIApp, max_waiting_bytes: int) -> None:
+    def __init__(self, application: ASGIApp, max_waiting_bytes: int, bodies: BodyMemory) -> None:
         self._application = application
         self._max_waiting_bytes = max_waiting_bytes
+        self._bodies = bodies
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +55,7 @@ class BidirectionalStreams:
             try:
                 # At once, before any model is asked: SageMaker waits 250 ms.
                 await send({"type": "websocket.accept"})
-                await _Socket(self._application, scope, receive, send, self._max_waiting_bytes).run()
+                await _Socket(self._application, scope, receive, send, self._max_waiting_bytes, self._bodies).run()
             finally:
                 self._open -= 1
 
@@ -86,9 +88,11 @@ class _Socket:
     receive: Receive
     send: Send
     max_waiting_bytes: int
+    bodies: BodyMemory
     _waiting: deque[_Request] = field(default_factory=deque)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _held: int = 0
 
     async def run(self) -> None:
         reader = asyncio.create_task(self._read())
@@ -101,6 +105,7 @@ class _Socket:
             for task in (reader, answering):
                 task.cancel()
             await asyncio.gather(reader, answering, return_exceptions=True)
+            self.bodies.release(self._held)
 
     async def _read(self) -> None:
         """Take messages until the client is gone or sends too much."""
@@ -110,9 +115,12 @@ class _Socket:
                 return
             text = message.get("text")
             body = message.get("bytes") or b"" if text is None else text.encode()
+            if not self.bodies.take(self._held, len(body)):
+                await self._close(_TRY_AGAIN, f"max_body_memory={self.bodies.limit} bytes leave too little for this")
+                return
             self._waiting.append(_Request(body, text is not None))
-            size = sum(len(request.body) for request in self._waiting)
-            if len(self._waiting) > _MOST_WAITING or size > self.max_waiting_bytes:
+            self._held += len(body)
+            if len(self._waiting) > _MOST_WAITING or self._held > self.max_waiting_bytes:
                 limits = f"at most {_MOST_WAITING} messages of {self.max_waiting_bytes} bytes in all may wait"
                 await self._close(_TOO_MUCH, limits)
                 return
@@ -124,6 +132,8 @@ class _Socket:
             self._arrived.clear()
             while self._waiting:
                 request = self._waiting.popleft()
+                self._held -= len(request.body)
+                self.bodies.release(len(request.body))  # it counts as the body of a request now
                 try:
                     await self._answer(request)
                 except OSError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
@@ -15,6 +15,8 @@ from djl_trtllm.api.endpoint_errors import endpoint_error
 from djl_trtllm.api.headers import TARGET_MODEL, properties, request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
+from djl_trtllm.errors import OverloadedError
+from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
@@ -44,7 +46,10 @@ class Exchange:
     options: Options
     counts: ServerCounts
     dialect: Dialect = DEFAULT
+    bodies: BodyMemory = field(default_factory=BodyMemory)
+    """The memory of all requests' bodies."""
     sent_head: bool = False
+    _held: int = 0
 
     def __post_init__(self) -> None:
         self.properties = properties(RequestHeaders(scope=self.scope).items())
@@ -72,7 +77,7 @@ class Exchange:
         return self.properties.get(TARGET_MODEL, "").removesuffix(".tar.gz") or None
 
     async def body(self) -> bytes:
-        """The request body. Raises BodyTooLarge and ClientGone."""
+        """The request body; it counts until `release`. Raises BodyTooLarge, ClientGone and OverloadedError."""
         limit = self.options.max_request_size
         declared = self.properties.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
@@ -82,11 +87,30 @@ class Exchange:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            body += message.get("body", b"")
-            if len(body) > limit:
+            part = message.get("body", b"")
+            if len(body) + len(part) > limit:
                 raise BodyTooLarge
+            if not self.bodies.take(self._held, len(part)):
+                raise self._no_memory()
+            self._held += len(part)
+            body += part
             if not message.get("more_body", False):
                 return bytes(body)
+
+    def release(self) -> None:
+        """The body is not kept any more."""
+        self.bodies.release(self._held)
+        self._held = 0
+
+    def _no_memory(self) -> OverloadedError:
+        memory = self.bodies
+        return OverloadedError(
+            f"the bodies of all requests that are being read have {memory.used} of max_body_memory={memory.limit} "
+            "bytes, which leaves too little for this one",
+            queue_depth=memory.used,
+            capacity=memory.limit,
+            retry_after=1,
+        )
 
     async def begin(self, status: int, content_type: str, length: int | None, more: Headers = ()) -> None:
         """Send status and headers; without `length` the body is chunked."""

@@ -28,6 +28,7 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
+from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.description import Description
 from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.find_model import find_model, status_of
@@ -66,11 +67,12 @@ class Endpoint:
     method: str | None
     options: Options
     counts: ServerCounts
+    bodies: BodyMemory
     dialect: Dialect = DEFAULT
     allow: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self.options, self.counts, self.dialect)
+        exchange = Exchange(scope, receive, send, self.options, self.counts, self.dialect, self.bodies)
         try:
             if self.method is not None and not self.takes(scope["method"]):
                 allow = self.allow or self.method
@@ -88,6 +90,8 @@ class Endpoint:
                 raise
             logger.exception("request %s failed", exchange.request_id)
             await exchange.fail(error)
+        finally:
+            exchange.release()
 
     def takes(self, method: str) -> bool:
         return method == self.method or (method == "HEAD" and self.method == "GET")
@@ -116,6 +120,7 @@ class Routes:
     metrics_page: MetricsPage
     counts: ServerCounts
     sessions: SessionRequests = field(default_factory=lambda: SessionRequests(None))
+    bodies: BodyMemory = field(default_factory=BodyMemory)
 
     def __post_init__(self) -> None:
         self._description = Description(DIALECTS, self.options)
@@ -129,7 +134,7 @@ class Routes:
             Route(path, endpoints[0] if len(endpoints) == 1 else SharedPath(endpoints))
             for path, endpoints in sorted(by_path.items(), key=lambda item: -_fixed_characters(item[0]))
         ]
-        not_found = Endpoint(self.not_found, None, self.options, self.counts)
+        not_found = Endpoint(self.not_found, None, self.options, self.counts, self.bodies)
         return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
 
     def _own(self) -> Iterator[tuple[str, Endpoint]]:
@@ -148,19 +153,19 @@ class Routes:
             *((path + "/{adapter}", None, adapters.member) for path in ADAPTER_PATHS),
         ]
         for path, method, handler in handlers:
-            yield path, Endpoint(handler, method, self.options, self.counts)
+            yield path, Endpoint(handler, method, self.options, self.counts, self.bodies)
 
     def _of_dialects(self) -> Iterator[tuple[str, Endpoint]]:
         for dialect in DIALECTS:
             for path in dialect.paths:
                 handler = partial(self.generate, dialect, path)
-                yield path, Endpoint(handler, "POST", self.options, self.counts, dialect)
+                yield path, Endpoint(handler, "POST", self.options, self.counts, self.bodies, dialect)
             for path in dialect.pages:
                 handler = partial(self.page, dialect, path)
-                yield path, Endpoint(handler, "GET", self.options, self.counts, dialect)
+                yield path, Endpoint(handler, "GET", self.options, self.counts, self.bodies, dialect)
             for path in dialect.actions:
                 handler = partial(self.act, dialect, path)
-                yield path, Endpoint(handler, "POST", self.options, self.counts, dialect)
+                yield path, Endpoint(handler, "POST", self.options, self.counts, self.bodies, dialect)
 
     async def ping(self, exchange: Exchange) -> None:
         """200 only if every model that the server was started with is ready.
@@ -230,6 +235,9 @@ class Routes:
             use.session.worker = service
         headers = (*use.headers, *returned_attributes(exchange.properties)) if dialect.sagemaker else ()
         call = service.with_warnings(call._replace(headers=(*call.headers, *headers)))
+        # What was parsed is kept, not what it was parsed from.
+        del request, use
+        exchange.release()
         writer = ResponseWriter(call, exchange)
         generations = await service.generate(call, writer.deliver)
         try:

@@ -17,6 +17,7 @@ from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import app
 from djl_trtllm.server.app import Server, Startup, run
+from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.service import Model
 from tests.server.application import body
 from tests.support.asgi import Client, lifespan
@@ -305,7 +306,8 @@ def test_uvicorn_listens_where_the_options_say_and_adds_nothing_of_its_own() -> 
     assert (config.host, config.port, config.ws, config.lifespan) == ("127.0.0.9", 7, "auto", "on")
     assert (config.ws_max_size, config.ws_per_message_deflate) == (Options().max_request_size, False)
     assert (config.log_config, config.access_log, config.server_header) == (None, False, False)
-    assert (config.http, config.timeout_graceful_shutdown) == (app._HttpProtocol, 2)
+    assert cast(Any, config.http).func is HttpProtocol
+    assert (config.timeout_graceful_shutdown, config.timeout_keep_alive) == (2, 75)
 
 
 @pytest.mark.parametrize("status", [0, 1])

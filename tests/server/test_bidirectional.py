@@ -15,6 +15,7 @@ from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.server.bidirectional import PATH, BidirectionalStreams
+from djl_trtllm.server.body_memory import BodyMemory
 from tests.server.application import Application, application, body
 from tests.support.in_process import Hosts
 from tests.support.virtual_time import in_virtual_time, until
@@ -62,9 +63,11 @@ class Socket:
 
 
 @asynccontextmanager
-async def served(tokenizer: Tokenizer, limit: int = 5000, **options: Any) -> AsyncIterator[tuple[Application, ASGIApp]]:
+async def served(
+    tokenizer: Tokenizer, limit: int = 5000, memory: BodyMemory | None = None, **options: Any
+) -> AsyncIterator[tuple[Application, ASGIApp]]:
     async with application(tokenizer, **options) as inner:
-        yield inner, BidirectionalStreams(inner.app, limit)
+        yield inner, BidirectionalStreams(inner.app, limit, memory or BodyMemory())
 
 
 @pytest.mark.parametrize("text", [True, False])
@@ -170,6 +173,22 @@ async def test_a_client_that_cannot_be_written_to_is_given_up(hosts: Hosts, toke
         assert len(hosts.last.cancelled) == 1
 
 
+@in_virtual_time
+async def test_messages_count_as_bodies_while_they_wait(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    memory = BodyMemory(3000)
+    async with served(tokenizer, memory=memory) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        assert memory.used == 0
+        socket.message(b"x" * 1400)
+        await until(lambda: memory.used == 1400)
+        socket.message(b"x" * 200)
+        await socket.task
+        assert socket.closed == 1013
+        assert memory.used == 0
+
+
 @pytest.mark.parametrize("messages", [[b"{}"] * 18, [b"x" * 2001] * 4])
 @in_virtual_time
 async def test_a_client_that_sends_more_than_may_wait_is_closed(
@@ -205,7 +224,7 @@ async def test_a_defect_closes_the_socket_and_is_in_the_log(caplog: pytest.LogCa
     async def defect(*_: object) -> None:
         raise KeyError("secret")
 
-    socket = Socket(BidirectionalStreams(defect, 100))
+    socket = Socket(BidirectionalStreams(defect, 100, BodyMemory()))
     socket.message(b"{}")
     await socket.task
     assert socket.closed == 1011

@@ -10,6 +10,7 @@ import pytest
 from djl_trtllm.api import Reply
 from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, OverloadedError
+from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.metrics import ServerCounts
 from tests.support.asgi import Connection
@@ -21,10 +22,23 @@ OPTIONS = Options(max_request_size=10, request_id_header_key="X-Trace", throttle
 class Pair:
     """A client's connection, and the exchange at its other end."""
 
-    def __init__(self, body: bytes | None = b"", headers: Mapping[str, str] | None = None, query: str = "") -> None:
+    def __init__(
+        self,
+        body: bytes | None = b"",
+        headers: Mapping[str, str] | None = None,
+        query: str = "",
+        memory: BodyMemory | None = None,
+    ) -> None:
         self.client = Connection("POST", "/invocations", body, headers or {}, query)
         self.counts = ServerCounts()
-        self.exchange = Exchange(self.client.scope, self.client.receive, self.client.send, OPTIONS, self.counts)
+        self.exchange = Exchange(
+            self.client.scope,
+            self.client.receive,
+            self.client.send,
+            OPTIONS,
+            self.counts,
+            bodies=memory or BodyMemory(),
+        )
 
 
 # -- the request -------------------------------------------------------------------------------------------------------
@@ -73,6 +87,33 @@ async def test_a_body_may_come_in_parts() -> None:
     pair.client.upload(b"", more=True)
     pair.client.upload(b"lf")
     assert await pair.exchange.body() == b"a wolf"
+
+
+@in_virtual_time
+async def test_a_body_takes_memory_until_it_is_released() -> None:
+    memory = BodyMemory(12)
+    pair = Pair(None, memory=memory)
+    pair.client.upload(b"a wo", more=True)
+    pair.client.upload(b"lf")
+    await pair.exchange.body()
+    assert memory.used == 6
+    pair.exchange.release()
+    pair.exchange.release()
+    assert memory.used == 0
+
+
+@in_virtual_time
+async def test_a_body_that_needs_more_memory_than_there_is_is_refused() -> None:
+    memory = BodyMemory(11)
+    pair = Pair(None, memory=memory)
+    pair.client.upload(b"a wo", more=True)
+    pair.client.upload(b"lf")
+    with pytest.raises(OverloadedError, match="have 4 of max_body_memory=11 bytes") as caught:
+        await pair.exchange.body()
+    assert (caught.value.retry_after, caught.value.queue_depth, caught.value.capacity) == (1, 4, 11)
+    assert memory.used == 4
+    pair.exchange.release()
+    assert memory.used == 0
 
 
 @in_virtual_time

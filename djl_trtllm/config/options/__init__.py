@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from djl_trtllm.config.options.architecture import ArchitectureOptions
 from djl_trtllm.config.options.build import BuildOptions
+from djl_trtllm.config.options.connections import ConnectionOptions
 from djl_trtllm.config.options.decoding import DecodingOptions
 from djl_trtllm.config.options.djl_server import DjlServerOptions
 from djl_trtllm.config.options.engine import EngineOptions
@@ -34,6 +35,7 @@ class Options(
     LegacyOptions,  # type: ignore[valid-type, misc]
     DjlServerOptions,
     TritonOptions,
+    ConnectionOptions,
     ServerOptions,
     ServingOptions,
     LoraOptions,
@@ -83,6 +85,7 @@ GROUPS: tuple[Group, ...] = (
     Group("lora", "Adapters", LoraOptions),
     Group("serving", "Serving one model", ServingOptions),
     Group("server", "The server process", ServerOptions),
+    Group("connections", "Connections", ConnectionOptions),
     Group("triton", "Triton's API and model repositories", TritonOptions),
     Group("djl_handler", "Options of DJL Serving's handlers"),
     Group("djl_worker", "DJL Serving's workers"),

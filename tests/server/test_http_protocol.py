@@ -11,8 +11,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.config import Options
-from djl_trtllm.server.app import Server, _HttpProtocol
+from djl_trtllm.server.app import Server
 from djl_trtllm.server.exchange import ABORT
+from djl_trtllm.server.http_protocol import HttpProtocol
 
 
 class Wire(asyncio.Transport):
@@ -47,7 +48,7 @@ async def abort_of(wire: Wire) -> Callable[[], None]:
     config.load()
     config.loaded_app = application
     loop = asyncio.get_running_loop()
-    protocol = _HttpProtocol(config, server.server_state, {}, loop)
+    protocol = HttpProtocol(server._connections, config, server.server_state, {}, loop)
     protocol.connection_made(wire)
     protocol.data_received(b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n")
     await asyncio.sleep(0)

@@ -1,0 +1,142 @@
+"""All open connections: how many there may be, which of them makes room, and who is past its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Iterable
+from math import inf
+from typing import Protocol
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from djl_trtllm.api.front_end import front_end_error
+from djl_trtllm.config import Options
+from djl_trtllm.server.body_memory import BodyMemory
+from djl_trtllm.server.metrics import ServerCounts
+
+logger = logging.getLogger(__name__)
+
+_CHECK_SECONDS = 0.5
+_QUIET_SECONDS = 60.0
+_SPARE = 64
+"""Connections beyond the limit, for health checks."""
+_RESERVED_DESCRIPTORS = 512
+"""For engine processes, WebSockets, gRPC and files."""
+_HEALTH = (b"/ping", b"/health", b"/v2/health/live", b"/v2/health/ready")
+
+
+class Refusal(Exception):
+    """A request that is not read to its end."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def reply(self, default_headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """The response, after which the connection is closed."""
+        reply = front_end_error(self.status, str(self))
+        headers = [
+            *default_headers,
+            (b"content-type", reply.content_type.encode()),
+            (b"content-length", b"%d" % len(reply.body)),
+            (b"connection", b"close"),
+        ]
+        if self.status == 503:
+            headers.append((b"retry-after", b"1"))
+        lines = [b"%s: %s\r\n" % header for header in headers]
+        return b"".join([STATUS_LINE[self.status], *lines, b"\r\n", reply.body])
+
+
+class Connection(Protocol):
+    """`deadline` is the end of its state, in the event loop's time."""
+
+    deadline: float
+
+    def expire(self) -> None:
+        """The deadline is over."""
+
+    def drop(self) -> None:
+        """Close it, to make room."""
+
+
+class Connections:
+    """All connections of a server and what they share."""
+
+    def __init__(self, options: Options, counts: ServerCounts, memory: BodyMemory) -> None:
+        self.options = options
+        self.counts = counts
+        self.memory = memory
+        self.most = options.max_connections
+        self.open: set[Connection] = set()
+        self.idle: dict[Connection, None] = {}
+        """Without a request; the one that is so longest comes first."""
+        self._spare: dict[Connection, None] = {}
+        self._logged: dict[int, float] = {}
+
+    def reserve_descriptors(self) -> None:
+        """Raise the process's limit of file descriptors, or lower that of connections to it."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = self.most + _SPARE + _RESERVED_DESCRIPTORS
+        # No higher than needed: some libraries close every possible descriptor when they start a process.
+        if soft < needed and soft < hard:
+            soft = min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            self.most = max(1, soft - _SPARE - _RESERVED_DESCRIPTORS, soft // 4)
+            logger.warning(
+                "max_connections=%d is lowered to %d: the process may have %d file descriptors (ulimit -Hn), and %d "
+                "are kept for engine processes and health checks",
+                self.options.max_connections,
+                self.most,
+                soft,
+                soft - self.most,
+            )
+
+    def enter(self, connection: Connection) -> None:
+        """Take a new connection: within the limit, in the place of an idle one, or for health checks only."""
+        self.open.add(connection)
+        if len(self.open) - len(self._spare) > self.most:
+            if self.idle:
+                next(iter(self.idle)).drop()
+            else:
+                self._spare[connection] = None
+                if len(self._spare) > _SPARE:
+                    next(iter(self._spare)).drop()
+        self.rest(connection)
+
+    def rest(self, connection: Connection) -> None:
+        """Note that a connection is without a request from now on."""
+        if connection not in self._spare:
+            self.idle[connection] = None
+
+    def leave(self, connection: Connection) -> None:
+        self.open.discard(connection)
+        self.idle.pop(connection, None)
+        self._spare.pop(connection, None)
+
+    def admit(self, connection: Connection, path: bytes) -> None:
+        """Raises Refusal if the connection is one too many and the path is no health check."""
+        if connection in self._spare and path not in _HEALTH:
+            if len(self.open) - len(self._spare) >= self.most:
+                raise Refusal(503, f"max_connections={self.most} connections are open, and none of them is idle")
+            del self._spare[connection]
+
+    def note(self, refusal: Refusal) -> None:
+        """Count a refusal, and log one of each kind in a while."""
+        self.counts.response(refusal.status)
+        now = asyncio.get_running_loop().time()
+        if now - self._logged.get(refusal.status, -inf) > _QUIET_SECONDS:
+            self._logged[refusal.status] = now
+            logger.warning("a request is refused with %d: %s (not logged again for a while)", refusal.status, refusal)
+
+    async def watch(self) -> None:
+        """Enforce deadlines."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            now = loop.time()
+            # All of them: it takes half a millisecond for ten thousand.
+            for connection in [each for each in self.open if each.deadline <= now]:
+                connection.expire()

@@ -1,0 +1,265 @@
+"""HTTP on one connection: uvicorn's protocol, with limits.
+
+uvicorn parses requests and answers them; it does not bound them. Here the parser gets a piece at a time, what is not
+body is counted, one request is read after the other, and every state has a deadline. docs/design.md says why it is
+this and not another server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from math import inf
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from djl_trtllm.server.connections import Connections, Refusal
+from djl_trtllm.server.exchange import ABORT
+
+_PIECE = 1024
+"""Bytes that the parser gets at once, so that little is parsed beyond a limit or beyond the end of a request."""
+_SHORTEST_REQUEST = 16
+_MOST_AHEAD = 65536
+"""Bytes of requests that wait for the response to the one before, from which on no more are read."""
+_SLOWEST_BODY = 16384
+"""Bytes of a body that extend its deadline by a second."""
+_LINGER_SECONDS = 2.0
+_LINGER_BYTES = 1 << 20
+"""A refused client gets time to read why, but its request is not read to the end."""
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.deadline = inf
+        self._connections = connections
+        self._limits = connections.options
+        self._head_read = self._read = True
+        self._beside = self._piece_size = self._body = self._left = self._fields = 0
+        self._ahead = bytearray()
+        self._paused = self._refused = False
+        self._lingered = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._connections.enter(self)
+        self._idle_until(self._limits.keep_alive_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.leave(self)
+        self._forget(len(self._ahead))
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._connections.leave(self)
+        super().handle_websocket_upgrade()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._lingered += len(data)
+            if self._lingered > _LINGER_BYTES:
+                self.transport.abort()
+            return
+        self._unset_keepalive_if_required()
+        read = 0 if self._ahead else self._parse(data)
+        if read < len(data) and not self._refused:
+            self._keep(data[read:])
+
+    def _parse(self, data: bytes | bytearray) -> int:
+        """Read up to the end of a request. Returns the number of bytes read."""
+        start = 0
+        while start < len(data) and not self._answering():
+            end = start + self._piece(data, start)
+            try:
+                self._feed(bytes(data[start:end]))
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._should_upgrade():
+                    self.handle_websocket_upgrade()
+                    return len(data)
+                end = start + upgrade.args[0]
+            except (httptools.HttpParserError, Refusal) as error:
+                cause = error.__context__ or error
+                self._refuse(cause if isinstance(cause, Refusal) else Refusal(400, f"this is not HTTP: {cause}"))
+                return len(data)
+            start = end
+        return min(start, len(data))
+
+    def _answering(self) -> bool:
+        """Whether a request has been read and not been answered."""
+        return self._read and self.cycle is not None and not self.cycle.response_complete
+
+    def _piece(self, data: bytes | bytearray, start: int) -> int:
+        """How many bytes the parser gets: up to the end of a body of known length or of a head, else a few."""
+        if self._left:
+            return self._left
+        if self._head_read and not self._read:
+            return _PIECE
+        end = data.find(b"\r\n\r\n", start + _SHORTEST_REQUEST - 2, start + _PIECE)
+        return _PIECE if end < 0 else end + 4 - start
+
+    def _feed(self, piece: bytes) -> None:
+        self._piece_size = len(piece)
+        self._beside += len(piece)
+        self.parser.feed_data(piece)
+        self._check_size()
+
+    def _check_size(self) -> None:
+        # What a chunked body has besides its content may be as large as that.
+        if self._beside > self._limits.max_header_size + self._body:
+            what = "trailers and chunk headers are" if self._head_read else "the head of the request is"
+            raise Refusal(431, f"{what} larger than max_header_size={self._limits.max_header_size} bytes")
+
+    def _keep(self, data: bytes) -> None:
+        """Keep what came of the next request, which is read when this one is answered."""
+        if not self._connections.memory.take(len(self._ahead), len(data)):
+            self.reset()
+            return
+        self._ahead += data
+        if len(self._ahead) > _MOST_AHEAD and not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def _go_on(self) -> None:
+        if not self._answering() and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._forget(self._parse(self._ahead))
+            if self._paused and len(self._ahead) <= _MOST_AHEAD and not self.transport.is_closing():
+                self._paused = False
+                self.transport.resume_reading()
+
+    def _forget(self, size: int) -> None:
+        del self._ahead[:size]
+        self._connections.memory.release(size)
+
+    # -- called by the parser ------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"call": self.reset}}
+        self._connections.idle.pop(self, None)
+        self.deadline = self.loop.time() + self._limits.header_read_timeout
+        self._head_read = self._read = False
+        self._beside = self._piece_size
+        self._body = self._left = self._fields = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self._limits.max_url_size:
+            raise Refusal(414, f"the address is longer than max_url_size={self._limits.max_url_size} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields += 1
+        if self._fields > self._limits.max_header_count:
+            raise Refusal(431, f"there are more than max_header_count={self._limits.max_header_count} headers")
+        if not self._head_read:  # nothing uses trailers
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._check_size()
+        self._connections.admit(self, self.url.partition(b"?")[0])
+        self._head_read = True
+        self._left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self.deadline = self.loop.time() + self._limits.body_read_timeout
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        size = len(body)
+        self._beside -= size
+        self._body += size
+        self._left = max(0, self._left - size)
+        self.deadline += size / _SLOWEST_BODY
+        if self._body > self._limits.max_request_size and self.cycle is not None and self.cycle.response_complete:
+            raise Refusal(413, f"the body is larger than max_request_size={self._limits.max_request_size} bytes")
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._read = True
+        self._left = self._beside = 0
+        self._wait_for_answer()
+        super().on_message_complete()
+        if self.cycle is not None and self.cycle.response_complete:
+            self._idle_until(self._limits.keep_alive_timeout)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.deadline = self.loop.time() + self._limits.stream_write_timeout
+        elif self._ahead:
+            self.loop.call_soon(self._go_on)
+        elif self._read and self.cycle.response_complete:
+            self._idle_until(self._limits.keep_alive_timeout)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_answer()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._wait_for_answer()
+
+    def _wait_for_answer(self) -> None:
+        """The application has as long as it needs, but the client has to read."""
+        if self._answering():
+            self.deadline = self.loop.time() + self._limits.stream_write_timeout if self.flow.write_paused else inf
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _idle_until(self, seconds: float) -> None:
+        self._connections.rest(self)
+        self.deadline = self.loop.time() + seconds
+
+    def expire(self) -> None:
+        """The deadline of its state is over."""
+        if self._refused or self._read or self.transport.is_closing():  # idle, or its client does not read
+            self.drop()
+        elif self._head_read:
+            seconds = self._limits.body_read_timeout
+            self._refuse(Refusal(408, f"the request body did not come within body_read_timeout={seconds:g} seconds"))
+        else:
+            seconds = self._limits.header_read_timeout
+            self._refuse(Refusal(408, f"the headers did not come within header_read_timeout={seconds:g} seconds"))
+
+    def drop(self) -> None:
+        """Close it, and do not wait for a client that does not read."""
+        self._connections.leave(self)
+        if self._refused or self.transport.get_write_buffer_size() or self.transport.is_closing():
+            self.reset()
+        else:
+            self.transport.close()
+
+    def reset(self) -> None:
+        # Otherwise the kernel keeps what the client has not read, megabytes, for minutes.
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer a request that is not read further, if it can still be answered, and close the connection."""
+        self._refused = True
+        self.deadline = self.loop.time() + _LINGER_SECONDS
+        self._connections.note(refusal)
+        of_this = self._head_read and not self._read
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started or not of_this:
+                self.reset()
+                return
+            of_this = False
+        if not of_this or self.cycle is None:
+            self.transport.write(refusal.reply(self.server_state.default_headers))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()

@@ -1,0 +1,35 @@
+"""How much memory the bodies of requests may have."""
+
+from __future__ import annotations
+
+from djl_trtllm.server.body_memory import BodyMemory
+
+
+def test_one_body_may_have_half_of_the_memory() -> None:
+    memory = BodyMemory(100)
+    assert memory.take(0, 30)
+    assert memory.take(30, 20)
+    assert not memory.take(50, 1)
+    assert memory.used == 50
+    assert not BodyMemory(100).take(0, 51)
+
+
+def test_a_body_may_have_what_is_free_after_it() -> None:
+    memory = BodyMemory(100)
+    assert memory.take(0, 50)
+    assert memory.take(0, 25)
+    assert not memory.take(25, 1)
+    assert memory.take(0, 12)
+    assert memory.used == 87
+
+
+def test_what_is_released_is_free_again() -> None:
+    memory = BodyMemory(100)
+    assert memory.take(0, 50)
+    memory.release(50)
+    assert memory.used == 0
+    assert memory.take(0, 50)
+
+
+def test_there_is_no_limit_unless_one_is_given() -> None:
+    assert BodyMemory().take(0, 1 << 60)

@@ -1,0 +1,162 @@
+"""All connections of a server: their number, who makes room, and their deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+
+import pytest
+
+from djl_trtllm.config import Options
+from djl_trtllm.server.body_memory import BodyMemory
+from djl_trtllm.server.connections import Connections, Refusal
+from djl_trtllm.server.metrics import ServerCounts
+from tests.support.virtual_time import in_virtual_time
+
+
+class Played:
+    """A connection that notes what is done to it."""
+
+    def __init__(self, connections: Connections, deadline: float = 1e9) -> None:
+        self.connections = connections
+        self.deadline = deadline
+        self.dropped = self.expired = False
+        connections.enter(self)
+
+    def expire(self) -> None:
+        self.expired = True
+        self.drop()
+
+    def drop(self) -> None:
+        self.dropped = True
+        self.connections.leave(self)
+
+
+def connections(most: int = 3) -> Connections:
+    return Connections(Options(max_connections=most), ServerCounts(), BodyMemory())
+
+
+def busy(all_of_them: Connections) -> Played:
+    """A connection with a request."""
+    connection = Played(all_of_them)
+    all_of_them.idle.pop(connection, None)
+    return connection
+
+
+def test_within_the_limit_nobody_is_dropped() -> None:
+    shared = connections(3)
+    idle = [Played(shared) for _ in range(3)]
+    assert not any(connection.dropped for connection in idle)
+    assert list(shared.idle) == idle
+
+
+def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_longest() -> None:
+    shared = connections(3)
+    first, second, third = Played(shared), busy(shared), Played(shared)
+    del shared.idle[first]
+    shared.rest(first)
+    fourth = Played(shared)
+    assert [each.dropped for each in (first, second, third, fourth)] == [False, False, True, False]
+    shared.admit(fourth, b"/invocations")
+
+
+def test_beyond_the_limit_only_health_checks_are_admitted_until_there_is_room() -> None:
+    shared = connections(2)
+    first, _ = busy(shared), busy(shared)
+    third = Played(shared)
+    assert third not in shared.idle
+    for path in (b"/ping", b"/health", b"/v2/health/live", b"/v2/health/ready"):
+        shared.admit(third, path)
+    with pytest.raises(Refusal, match="max_connections=2 connections are open") as caught:
+        shared.admit(third, b"/invocations")
+    assert caught.value.status == 503
+    shared.leave(first)
+    shared.admit(third, b"/invocations")
+    shared.rest(third)
+    assert third in shared.idle
+
+
+def test_of_the_connections_for_health_checks_the_oldest_makes_room() -> None:
+    shared = connections(1)
+    busy(shared)
+    spare = [Played(shared) for _ in range(66)]
+    assert [each.dropped for each in spare] == [True, True, *[False] * 64]
+    assert len(shared.open) == 65
+
+
+@in_virtual_time
+async def test_deadlines_are_enforced() -> None:
+    shared = connections()
+    late, soon, never = Played(shared, 0.1), Played(shared, 1.2), Played(shared, float("inf"))
+    watching = asyncio.create_task(shared.watch())
+    await asyncio.sleep(0.6)
+    assert [late.expired, soon.expired, never.expired] == [True, False, False]
+    await asyncio.sleep(1)
+    assert [soon.expired, never.expired] == [True, False]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_refusals_are_counted_and_one_of_each_kind_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    shared = connections()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            shared.note(Refusal(431, "too many headers"))
+        shared.note(Refusal(408, "too slow"))
+        assert len(caplog.messages) == 2
+        await asyncio.sleep(61)
+        shared.note(Refusal(431, "too many headers"))
+    assert shared.counts.responses == {431: 4, 408: 1}
+    assert [message[:43] for message in caplog.messages] == [
+        "a request is refused with 431: too many hea",
+        "a request is refused with 408: too slow (no",
+        "a request is refused with 431: too many hea",
+    ]
+
+
+@pytest.mark.parametrize("status", [431, 503])
+def test_a_refusal_says_why_and_closes_the_connection(status: int) -> None:
+    head, _, content = Refusal(status, "too much").reply([(b"date", b"today")]).partition(b"\r\n\r\n")
+    line, *headers = head.split(b"\r\n")
+    assert line.startswith(b"HTTP/1.1 %d " % status)
+    assert headers[0] == b"date: today"
+    assert {b"content-type: application/json", b"connection: close"} <= set(headers)
+    assert b"content-length: %d" % len(content) in headers
+    assert (b"retry-after: 1" in headers) == (status == 503)
+    assert json.loads(content)["code"] == status
+    assert json.loads(content)["message"] == "too much"
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "most", "raised", "left"),
+    [
+        (5000, 5000, 1000, None, 1000),
+        (1024, 5000, 1000, 1576, 1000),
+        (1576, 5000, 1000, None, 1000),
+        (1024, 1200, 1000, 1200, 624),
+        (1024, 1024, 1000, None, 448),
+        (600, 600, 1000, None, 150),
+    ],
+)
+def test_the_limit_of_descriptors_is_raised_or_that_of_connections_lowered(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    soft: int,
+    hard: int,
+    most: int,
+    raised: int | None,
+    left: int,
+) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: given.append(limits))
+    shared = connections(most)
+    shared.reserve_descriptors()
+    assert given == ([] if raised is None else [(raised, hard)])
+    assert shared.most == left
+    assert [f"max_connections={most} is lowered to {left}" in text for text in caplog.messages] == [True] * (
+        left < most
+    )
