@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 from djl_trtllm.model import Tokenizer, load_tokenizer
 from tests.support import signal_stack
 from tests.support.waiting import survivors
+
+if TYPE_CHECKING:
+    from tests.support.in_process import Hosts
 
 TESTS = Path(__file__).parent
 TINY_STORIES = TESTS.parent / "serving" / "models" / "tiny-stories"
@@ -95,3 +99,13 @@ def own_signal_stack(whole_signal_stack: signal_stack.SignalStack) -> None:
     the next SIGINT, in whichever test, would end the process with SIGSEGV. The engine process has no such handler.
     """
     signal_stack.put(whole_signal_stack)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Played engine processes in the place of real ones."""
+    # Most tests do not need what it imports.
+    from tests.support.in_process import Hosts
+
+    with Hosts().installed() as hosts:
+        yield hosts

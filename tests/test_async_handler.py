@@ -25,12 +25,6 @@ NAME = "djl_trtllm.async_handler"
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    with Hosts().installed() as hosts:
-        yield hosts
-
-
-@pytest.fixture
 def handler(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, imported anew."""
     install_djl_python(monkeypatch)

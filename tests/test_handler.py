@@ -25,10 +25,10 @@ ROLLING = {"rolling_batch": "enable"}
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    with Hosts().installed() as hosts:
-        hosts.alone = True
-        yield hosts
+def hosts(hosts: Hosts) -> Hosts:
+    """Engine processes that generate by themselves."""
+    hosts.alone = True
+    return hosts
 
 
 @pytest.fixture

@@ -32,13 +32,6 @@ PROMPTS = b"the wolf\nthe little red riding hood\n"
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    """Played hosts in the place of engine processes."""
-    with Hosts().installed() as hosts:
-        yield hosts
-
-
-@pytest.fixture
 def registered() -> Iterator[None]:
     """The trial dialect has its line."""
     DIALECTS.append(TRIAL)

@@ -44,13 +44,6 @@ STREAMS = [
 CHANGING = re.compile(rb'[0-9a-f]{32}|(?<="created":)\d+')
 
 
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    """Played hosts in the place of engine processes."""
-    with Hosts().installed() as hosts:
-        yield hosts
-
-
 def errors() -> Iterator[tuple[str, BaseException]]:
     """Each error with its name: those of the tree, ones without their further members, and a defect."""
     seen: set[str] = set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ OPEN, CLOSE = b'{"requestType": "NEW_SESSION"}', b'{"requestType": "CLOSE"}'
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    with Hosts().installed() as hosts:
-        hosts.alone = True
-        yield hosts
+def hosts(hosts: Hosts) -> Hosts:
+    """Engine processes that generate by themselves."""
+    hosts.alone = True
+    return hosts
 
 
 @pytest.fixture

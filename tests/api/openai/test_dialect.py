@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from djl_trtllm.api.openai.dialect import OPENAI
 from djl_trtllm.executor.protocol import Delta
@@ -18,12 +15,6 @@ from tests.support.virtual_time import in_virtual_time, until
 
 CHAT = b'{"model": "%b", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}'
 COMPLETION = b'{"prompt": "the wolf", "max_tokens": 2, "temperature": 0}'
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    with Hosts().installed() as hosts:
-        yield hosts
 
 
 @in_virtual_time

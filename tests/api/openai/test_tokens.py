@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from tests.api.openai.tool_models import HERMES, TIME, tool_model
 from tests.server.application import application
 from tests.support.in_process import Hosts, played_model
 from tests.support.virtual_time import in_virtual_time
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    with Hosts().installed() as hosts:
-        yield hosts
 
 
 @in_virtual_time

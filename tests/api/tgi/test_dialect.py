@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from djl_trtllm.api.tgi.dialect import TGI
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import ServedModel
@@ -14,12 +10,6 @@ from tests.support.in_process import Hosts
 from tests.support.virtual_time import in_virtual_time, until
 
 BODY = b'{"inputs": "the wolf", "parameters": {"max_new_tokens": 2}}'
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    with Hosts().installed() as hosts:
-        yield hosts
 
 
 @in_virtual_time

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from djl_trtllm.api.truss.dialect import TRUSS
@@ -13,12 +11,6 @@ from tests.support.in_process import Hosts
 from tests.support.virtual_time import in_virtual_time, until
 
 BODY = b'{"prompt": "the wolf", "max_tokens": 2, "stream": false}'
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    with Hosts().installed() as hosts:
-        yield hosts
 
 
 @pytest.mark.parametrize("path", ["/predict", "/v1/models/model:predict", "/v1/models/story:predict"])
