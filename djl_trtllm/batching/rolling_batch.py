@@ -200,6 +200,7 @@ class RollingBatch:
             state.ids.append(self._next_id)
             self._next_id += 1
         self.statistics.requests += 1
+        self.statistics.last_request_at = time.time()
         self.statistics.prompt_tokens += len(prompt_ids)
         self._schedule()
         return state

@@ -32,6 +32,8 @@ class Statistics:
     requests: int = 0
     resumed: int = 0
     """Requests that went on in a new engine process, each as often as it did."""
+    last_request_at: float = 0.0
+    """When the last request was queued, in seconds since 1970; 0 if there was none."""
     finished: Counter[FinishReason] = field(default_factory=Counter)
     """Sequences by finish reason."""
     prompt_tokens: int = 0

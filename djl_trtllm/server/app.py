@@ -105,7 +105,7 @@ class Server(uvicorn.Server):
 
         try:
             self.servers += await listen(self._options, protocol, config.backlog)
-            self._grpc = await listen_grpc(self._registry, self._options)
+            self._grpc = await listen_grpc(self._registry, self._options, self._counts)
         except ConfigError as error:
             logger.error("%s", error)
             self._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate
@@ -38,10 +39,15 @@ _ENGINE_GAUGES = (
 
 class ServerCounts:
     def __init__(self) -> None:
-        self.responses: dict[int, int] = {}
+        self.responses: Counter[int] = Counter()
+        self.grpc_calls: Counter[str] = Counter()
 
     def response(self, status: int) -> None:
-        self.responses[status] = self.responses.get(status, 0) + 1
+        self.responses[status] += 1
+
+    def grpc_call(self, status: str) -> None:
+        """A call of Triton's gRPC API has ended; a stream is one call."""
+        self.grpc_calls[status] += 1
 
 
 class MetricsPage:
@@ -62,6 +68,10 @@ class MetricsPage:
         for status, count in sorted(self._counts.responses.items()):
             responses.add_metric([str(status)], count)
         yield responses
+        calls = CounterMetricFamily(_PREFIX + "grpc_calls", "Calls of Triton's gRPC API by status.", labels=["status"])
+        for name, count in sorted(self._counts.grpc_calls.items()):
+            calls.add_metric([name], count)
+        yield calls
         yield _histogram("event_loop_stall_seconds", "How late the event loop ran a timer.", {"server": self._stall})
         models = list(self._registry.models.values())
         yield from _gauges(models)

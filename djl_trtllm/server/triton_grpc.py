@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from djl_trtllm.api import ModelStatus
-from djl_trtllm.api.triton import description, protocol
+from djl_trtllm.api.triton import description, protocol, refusals
 from djl_trtllm.api.triton.dialect import TRITON
 from djl_trtllm.api.triton.errors import DEFECT, status_of
 from djl_trtllm.config import Options
@@ -24,10 +24,15 @@ from djl_trtllm.errors import (
     UnknownModelError,
 )
 from djl_trtllm.server import find_model
+from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, start
 from djl_trtllm.service import Registry, ServedModel, State
 
 logger = logging.getLogger(__name__)
+
+Response = TypeVar("Response")
+Handler: TypeAlias = Callable[[Any, Any], Awaitable[Response]]
+UnaryHandler: TypeAlias = Callable[[bytes, Any], Awaitable[bytes]]
 
 _CODES = {
     "INVALID_ARG": grpc.StatusCode.INVALID_ARGUMENT,
@@ -35,6 +40,8 @@ _CODES = {
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "INTERNAL": grpc.StatusCode.INTERNAL,
 }
+_STATUSES = {code: status for status in grpc.StatusCode for code in (status, status.value[0])}
+"""gRPC's statuses, also by number."""
 _FLUSH_SECONDS = 2
 """How long clients may take to read the last messages after every request has ended."""
 _ERRORS_END_STREAMS = ("triton_grpc_error", "true")
@@ -44,10 +51,11 @@ _ERRORS_END_STREAMS = ("triton_grpc_error", "true")
 class TritonGrpcServer:
     """Serves `inference.GRPCInferenceService`. `options` are the server's."""
 
-    def __init__(self, registry: Registry, options: Options, port: int) -> None:
+    def __init__(self, registry: Registry, options: Options, port: int, counts: ServerCounts) -> None:
         self._registry = registry
         self._options = options
         self._port = port
+        self._counts = counts
         self._streams: set[TritonStream] = set()
         self._server: Any = None
         self.bound_port = 0
@@ -89,25 +97,32 @@ class TritonGrpcServer:
         handlers = {}
         for method in protocol.methods():
             if method.name == "ModelStreamInfer":
-                handlers[method.name] = grpc.stream_stream_rpc_method_handler(self.stream)
+                handlers[method.name] = grpc.stream_stream_rpc_method_handler(self._counting(self.stream))
                 continue
             handler = self.infer if method.name == "ModelInfer" else self._page(method)
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(self._answering(handler))
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(self._counting(_answering(handler)))
+        for name, explanation in refusals.METHODS.items():
+            handlers[name] = grpc.unary_unary_rpc_method_handler(self._counting(_refusing(explanation)))
         return handlers
 
-    def _answering(self, handler: Callable[[bytes, Any], Awaitable[bytes]]) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        async def answer(request: bytes, context: Any) -> bytes:
+    def _counting(self, handler: Handler[Response]) -> Handler[Response]:
+        async def call(request: Any, context: Any) -> Response:
+            status = grpc.StatusCode.CANCELLED
             try:
-                return await handler(request, context)
-            except Exception as error:
-                await _abort(context, error)
-                raise AssertionError("abort always raises") from None
+                response = await handler(request, context)
+                status = grpc.StatusCode.OK
+            except grpc.aio.AbortError:
+                status = _STATUSES[context.code()]
+                raise
+            finally:
+                self._counts.grpc_call(status.name)
+            return response
 
-        return answer
+        return call
 
     # -- what needs no engine ------------------------------------------------------------------------------------------
 
-    def _page(self, method: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    def _page(self, method: Any) -> UnaryHandler:
         read, response = (protocol.message(each.name) for each in (method.input_type, method.output_type))
         describe = _PAGES[method.name]
 
@@ -162,6 +177,25 @@ class TritonGrpcServer:
         if model.state is State.DRAINING:
             raise NotReadyError(f"model {model.name} is shutting down")
         return model
+
+
+def _answering(handler: UnaryHandler) -> UnaryHandler:
+    async def answer(request: bytes, context: Any) -> bytes:
+        try:
+            return await handler(request, context)
+        except Exception as error:
+            await _abort(context, error)
+            raise AssertionError("abort always raises") from None
+
+    return answer
+
+
+def _refusing(explanation: str) -> UnaryHandler:
+    async def refuse(_: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, explanation)
+        raise AssertionError("abort always raises")
+
+    return refuse
 
 
 async def _abort(context: Any, error: Exception) -> None:

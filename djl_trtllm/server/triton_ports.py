@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from djl_trtllm.config import Options
 from djl_trtllm.config.compat.triton import repository_files
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.service import Registry
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ async def listen(
     return servers
 
 
-async def listen_grpc(registry: Registry, options: Options) -> TritonGrpcServer | None:
+async def listen_grpc(registry: Registry, options: Options, counts: ServerCounts) -> TritonGrpcServer | None:
     """Listen on the port of Triton's gRPC API, if there is one and grpcio. Raises ConfigError if it is in use."""
     if not options.triton_grpc_port:
         return None
@@ -67,7 +68,7 @@ async def listen_grpc(registry: Registry, options: Options) -> TritonGrpcServer 
         return None
     from djl_trtllm.server.triton_grpc import TritonGrpcServer
 
-    server = TritonGrpcServer(registry, options, options.triton_grpc_port)
+    server = TritonGrpcServer(registry, options, options.triton_grpc_port, counts)
     await server.start()
     logger.info("listening on %s:%d for gRPC (triton_grpc_port)", options.host, server.bound_port)
     return server

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
@@ -25,6 +27,14 @@ def test_times_are_measured_on_the_clock(tokenizer: Tokenizer) -> None:
     assert (statistics.inter_token_latency.sum, sum(statistics.inter_token_latency.counts)) == (3, 3)
     assert (statistics.queue_time.sum, sum(statistics.queue_time.counts)) == (5, 2)
     assert (statistics.request_time.sum, sum(statistics.request_time.counts)) == (5, 1)
+
+
+def test_the_last_request_has_a_date(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    assert bench.statistics.last_request_at == 0
+    before = time.time()
+    bench.submit()
+    assert before <= bench.statistics.last_request_at <= time.time()
 
 
 def test_a_request_of_several_sequences_is_one_in_all_times(tokenizer: Tokenizer) -> None:

@@ -199,6 +199,14 @@ def test_the_dependencies_are_a_layer_below_the_sources(dockerfile: Path) -> Non
     assert not [i for i in stage if i.name == "COPY" and "djl_trtllm" in i.words], "sources stay in the wheel's stage"
 
 
+@every_dockerfile
+def test_where_tritons_launcher_is_there_is_grpc(dockerfile: Path) -> None:
+    stage = final_stage(dockerfile)
+    assert [i for i in stage if i.name == "COPY" and "scripts/launch_triton_server.py" in i.words]
+    (install,) = (i.text for i in stage if i.name == "RUN" and "install.sh /" in i.text)
+    assert install.split()[-1] == "grpc"
+
+
 @pytest.mark.parametrize(("image", "extras"), [("core", ["grpc"]), ("cpu", ["grpc", "cpu"])])
 def test_an_image_gets_what_the_project_asks_for(image: str, extras: list[str]) -> None:
     locked, optional, dependencies = read_locked(image), project()["optional-dependencies"], project()["dependencies"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -16,12 +15,6 @@ from tests.support.in_process import PROMPT, Hosts
 
 TEXT = struct.pack("<I", len(PROMPT)) + PROMPT.encode()
 COUNT = struct.pack("<i", 2)
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    with Hosts().installed() as hosts:
-        yield hosts
 
 
 def message(

@@ -55,6 +55,8 @@ async def test_the_page_is_what_dashboards_were_made_for(hosts: Hosts, tokenizer
         registry.add(ServedModel(name, f"/{name}"))
     for status in (503, 200, 200):
         counts.response(status)
+    for call in ("OK", "NOT_FOUND", "OK"):
+        counts.grpc_call(call)
     story = registry.models["story"]
     await story.load(lambda: played_model(tokenizer, max_rolling_batch_size=2), 2)
     for worker, sequences in zip(story.workers, (3, 4), strict=True):

@@ -9,15 +9,17 @@ from typing import Any
 import grpc
 import pytest
 
-from djl_trtllm.api.triton import protocol
+from djl_trtllm.api.triton import protocol, refusals
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.triton_grpc import TritonGrpcServer
 from djl_trtllm.service import Registry, ServedModel
 from tests.server.application import Application, application
 from tests.server.test_triton_stream import message
 from tests.support.in_process import Hosts
+from tests.support.virtual_time import until
 
 SERVICE = f"/{protocol.SERVICE}/"
 
@@ -33,6 +35,9 @@ class Client:
         data = await self._channel.unary_unary(SERVICE + method)(request, timeout=60)
         return protocol.message(f"{method}Response").FromString(data)
 
+    async def ask_raw(self, method: str) -> Any:
+        return await self._channel.unary_unary(SERVICE + method)(b"", timeout=60)
+
     async def infer(self, data: bytes) -> Any:
         answer = await self._channel.unary_unary(SERVICE + "ModelInfer")(data, timeout=60)
         return protocol.ModelInferResponse.FromString(answer)
@@ -42,8 +47,10 @@ class Client:
 
 
 @asynccontextmanager
-async def served(registry: Registry, **options: Any) -> AsyncIterator[tuple[TritonGrpcServer, Client]]:
-    server = TritonGrpcServer(registry, Options(host="127.0.0.1", **options), 0)
+async def served(
+    registry: Registry, counts: ServerCounts | None = None, **options: Any
+) -> AsyncIterator[tuple[TritonGrpcServer, Client]]:
+    server = TritonGrpcServer(registry, Options(host="127.0.0.1", **options), 0, counts or ServerCounts())
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.bound_port}") as channel:
         yield server, Client(channel)
@@ -57,7 +64,7 @@ def with_model(
 
     async def run() -> None:
         hosts.alone = True
-        async with application(tokenizer) as app, served(app.registry) as (server, client):
+        async with application(tokenizer) as app, served(app.registry, app.counts) as (server, client):
             await test(app, server, client)
 
     asyncio.run(run())
@@ -98,6 +105,45 @@ def test_generating(hosts: Hosts, tokenizer: Tokenizer) -> None:
         assert await stream.code() is grpc.StatusCode.OK
 
     with_model(hosts, tokenizer, test)
+
+
+def test_calls_are_counted_by_their_status(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async def test(app: Application, _: TritonGrpcServer, client: Client) -> None:
+        await client.ask("ServerLive")
+        await client.infer(message(3, stream=False))
+        for ask in (client.ask("ModelMetadata", name="hen"), client.infer(message(3, "hen", stream=False))):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ask
+        stream = client.stream()
+        await stream.write(message(2))
+        await stream.done_writing()
+        assert [data async for data in stream]
+        assert app.counts.grpc_calls == {"OK": 3, "NOT_FOUND": 2}
+        failing = client.stream(("triton_grpc_error", "true"))
+        await failing.write(message(name="preprocessing"))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await failing.read()
+        assert app.counts.grpc_calls["INVALID_ARGUMENT"] == 1
+        left = client.stream()
+        await left.write(message(1))
+        await left.read()
+        left.cancel()
+        await until(lambda: app.counts.grpc_calls["CANCELLED"] == 1)
+
+    with_model(hosts, tokenizer, test)
+
+
+@pytest.mark.parametrize("method", refusals.METHODS)
+def test_what_is_not_here_is_refused_with_what_to_do(method: str) -> None:
+    async def run() -> None:
+        counts = ServerCounts()
+        async with served(Registry(), counts) as (_, client):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await client.ask_raw(method)
+            assert status(error) == (grpc.StatusCode.UNIMPLEMENTED, refusals.METHODS[method])
+        assert counts.grpc_calls == {"UNIMPLEMENTED": 1}
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig", "ModelStatistics"])
@@ -189,7 +235,7 @@ def test_closing_ends_idle_streams_and_the_port(hosts: Hosts, tokenizer: Tokeniz
 def test_a_port_in_use_is_an_error_that_names_the_option() -> None:
     async def run(port: int) -> None:
         with pytest.raises(ConfigError, match=rf"triton_grpc_port={port}: .*SERVING_TRITON_GRPC_PORT"):
-            await TritonGrpcServer(Registry(), Options(host="127.0.0.1"), port).start()
+            await TritonGrpcServer(Registry(), Options(host="127.0.0.1"), port, ServerCounts()).start()
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

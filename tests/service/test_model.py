@@ -137,7 +137,7 @@ def test_a_remote_model_is_configured_by_what_comes_with_it(fetching: Fetching, 
         "text": "acme/story",
         "downloads": tmp_path / "cache" / "downloads",
         "revision": source.config.options.revision,
-        "hub_cache": None,
+        **dict.fromkeys(("hub_cache", "hub_token")),
         "tokenizer_only": False,
         "config_only": False,
     }

@@ -149,7 +149,7 @@ def _statistics(model: ModelStatus, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "version": VERSION,
-        "last_inference": 0,
+        "last_inference": round(figures.last_request_at * 1000),
         "inference_count": ended,
         "execution_count": ended,
         "inference_stats": {

@@ -8,14 +8,14 @@ from types import MappingProxyType
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Operation, RawRequest, Reply
 from djl_trtllm.api.parameters import show
 from djl_trtllm.api.schemas import EVENTS, STRING, Schema, list_of, members
-from djl_trtllm.api.triton import description
+from djl_trtllm.api.triton import description, refusals
 from djl_trtllm.api.triton.content import read_body, read_object
 from djl_trtllm.api.triton.errors import encode_error
 from djl_trtllm.api.triton.generate import parse_generate
 from djl_trtllm.api.triton.infer import parse_infer
 from djl_trtllm.api.triton.inputs import GENERATE_FIELDS
 from djl_trtllm.config import Options
-from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 
 _MODEL = "/v2/models/{model}"
 _VERSION = _MODEL + "/versions/{version}"
@@ -77,8 +77,9 @@ class Triton(Dialect):
         "/v2/health/ready",
         "/v2/models/stats",
         *(model + page for page in ("", "/ready", "/config", "/stats") for model in (_MODEL, _VERSION)),
+        *refusals.PAGES,
     )
-    actions = ("/v2/repository/index",)
+    actions = ("/v2/repository/index", *refusals.ACTIONS)
     aliases = description.NAMES
     tables = MappingProxyType(
         {f"{model}/{verb}": (GENERATE_FIELDS,) for verb in ("generate", "generate_stream") for model in _MODELS}
@@ -87,6 +88,8 @@ class Triton(Dialect):
         {
             **{f"{model}/{verb}": operation for verb, operation in _REQUESTS.items() for model in _MODELS},
             **{f"GET {path}": _page(path) for path in pages},
+            **{f"GET {path}": refusals.DESCRIPTION for path in refusals.PAGES},
+            **dict.fromkeys(refusals.ACTIONS, refusals.DESCRIPTION),
             "/v2/repository/index": Operation(
                 "The models of the repository",
                 bodies={"application/json": members({}, optional={"ready": {"type": "boolean"}})},
@@ -99,6 +102,8 @@ class Triton(Dialect):
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """Health is a status without a body, all else JSON."""
         path = request.path
+        if path in refusals.PAGES:
+            raise UnsupportedParameterError(refusals.PAGES[path])
         if path == "/v2":
             return Reply.json(description.server_metadata())
         if path == "/v2/health/live":
@@ -118,6 +123,8 @@ class Triton(Dialect):
 
     def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """The index of the repository; with `ready` true, of the models that are ready."""
+        if request.path in refusals.ACTIONS:
+            raise UnsupportedParameterError(refusals.ACTIONS[request.path])
         body = read_body(request, _LONGEST_INDEX_REQUEST)
         given = read_object(body) if body.strip() else {}
         if unknown := sorted(given.keys() - {"ready"}):

@@ -26,6 +26,7 @@ from djl_trtllm.api.triton.content import (
 from djl_trtllm.api.triton.description import VERSION
 from djl_trtllm.api.triton.generate import SEQUENCE_PARAMETERS
 from djl_trtllm.api.triton.inputs import InferenceRequest
+from djl_trtllm.api.triton.refusals import refuse_tensor_parameters
 from djl_trtllm.api.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from djl_trtllm.errors import InvalidRequestError, RequestError
 from djl_trtllm.request import OutputChunk
@@ -145,7 +146,9 @@ def _tensors(given: list[dict[str, Any]], binary: bytes, model: str) -> list[Ten
     at = 0
     for each in given:
         name, datatype, shape, data = each.get("name"), each.get("datatype"), each.get("shape"), each.get("data")
-        size = read_parameters(each).get("binary_data_size")
+        parameters = read_parameters(each)
+        size = parameters.get("binary_data_size")
+        refuse_tensor_parameters(parameters, f"input {show(name)}", "binary_data_size")
         if size is None:
             check_input(name, model, len(data) if type(data) is list else 1)
             if data is None:
@@ -175,6 +178,5 @@ def _wanted(payload: dict[str, Any], model: str, binary: bool) -> list[Wanted]:
             if type(parameters["binary_data"]) is not bool:
                 raise InvalidRequestError(f"'binary_data' is {show(parameters['binary_data'])}: expected true or false")
             next(one for one in wanted if one.name == each["name"]).binary = parameters["binary_data"]
-        if unknown := sorted(parameters.keys() - {"binary_data"}):
-            raise InvalidRequestError(f"unknown parameter {show(unknown[0])} of an output: expected 'binary_data'")
+        refuse_tensor_parameters(parameters, f"output {show(each['name'])}", "binary_data")
     return wanted

@@ -20,6 +20,7 @@ from djl_trtllm.api.triton.generate import SEQUENCE_PARAMETERS
 from djl_trtllm.api.triton.inputs import InferenceRequest
 from djl_trtllm.api.triton.outputs import SequenceOutput, index_tensor, output_tensors
 from djl_trtllm.api.triton.protocol import ModelInferResponse, ModelStreamInferResponse
+from djl_trtllm.api.triton.refusals import refuse_tensor_parameters
 from djl_trtllm.api.triton.tensors import BYTES, Tensor, from_bytes, from_json, to_bytes
 from djl_trtllm.errors import InvalidRequestError, RequestError
 from djl_trtllm.request import OutputChunk
@@ -162,7 +163,7 @@ def parse_rpc(message: Any, model: ModelContext, *, streams: bool) -> Call:
     requests = read_batch(tensors, _parameters(message.parameters), model, name)
     wanted = check_outputs([output.name for output in message.outputs], name)
     for output in message.outputs:
-        _refuse_parameters(output, "output")
+        refuse_tensor_parameters(output.parameters, f"output {show(output.name)}")
     if not streams and requests[0].stream:
         raise InvalidRequestError(_NO_STREAM)
     if len({request.stream for request in requests}) > 1:
@@ -195,7 +196,7 @@ def _tensors(message: Any, model: str) -> list[Tensor]:
         )
     tensors = []
     for index, each in enumerate(inputs):
-        _refuse_parameters(each, "input")
+        refuse_tensor_parameters(each.parameters, f"input {show(each.name)}")
         if raw:
             check_input(each.name, model, len(raw[index]))
             if each.HasField("contents"):
@@ -231,15 +232,6 @@ def _parameters(given: Any) -> dict[str, Any]:
         kind = parameter.WhichOneof("parameter_choice")
         found[name] = None if kind is None else getattr(parameter, kind)
     return found
-
-
-def _refuse_parameters(given: Any, what: str) -> None:
-    """Those of a tensor: for classification and shared memory, which are not here."""
-    if given.parameters:
-        name = sorted(given.parameters)[0]
-        raise InvalidRequestError(
-            f"parameter {show(name)} of {what} {show(given.name)} is not available: expected none"
-        )
 
 
 def _set_parameters(response: Any, values: Mapping[str, Any]) -> None:

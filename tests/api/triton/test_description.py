@@ -70,6 +70,7 @@ def test_several_models_have_their_own_names() -> None:
 def test_statistics_count_requests_and_nanoseconds() -> None:
     model = status()
     figures = model.statistics
+    figures.last_request_at = 1_700_000_000.1234
     figures.finished.update({FinishReason.LENGTH: 2, FinishReason.END_TOKEN: 1, FinishReason.CANCELLED: 1})
     for histogram, seconds in (
         (figures.queue_time, 0.25),
@@ -79,6 +80,7 @@ def test_statistics_count_requests_and_nanoseconds() -> None:
         histogram.observe(seconds)
     (shown,) = description.statistics([model], "ensemble")["model_stats"]
     assert (shown["name"], shown["version"], shown["inference_count"]) == ("ensemble", "1", 3)
+    assert shown["last_inference"] == 1_700_000_000_123
     stats = shown["inference_stats"]
     assert stats["success"] == {"count": 3, "ns": 3_000_000_000}
     assert stats["fail"] == {"count": 1, "ns": 0}
