@@ -57,6 +57,7 @@ class TensorRtLlmExecutor:
         arguments: Mapping[str, Any],
         max_sequences: int,
         max_seq_len: int,
+        max_prompt_len: int = 0,
         lookahead: int = 0,
         environment: Mapping[str, str] | None = None,
         tokens_per_block: int = 32,
@@ -102,6 +103,7 @@ class TensorRtLlmExecutor:
             beams=sampler.beams,
             seeded=sampler.seeded,
             most_beams=sampler.most_beams,
+            max_prompt_len=max_prompt_len,
         )
         self.features = sampler.fields | ({"seed"} if accept_ignored_seeds else set())
         self.features |= {Feature.LOGPROBS, "top_logprobs"} if logprobs else set()

@@ -102,6 +102,7 @@ class CheckpointPlan(TensorRtLlmPlan):
     def executor_options(self) -> dict[str, Any]:
         return self._executor_options(
             self.source,
+            max_prompt_len=0 if self.config.options.enable_chunked_prefill else self.inputs.max_num_tokens,
             iteration_stats=bool(self.running.get("enable_iter_perf_stats")),
             logprobs=True,
             max_beam_width=self.config.options.max_beam_width,
@@ -219,8 +220,12 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
     def executor_options(self) -> dict[str, Any]:
         if self.engine is None or self.engine_dir is None:
             raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
+        longest_prompt = self.engine.longest_prompt(
+            chunked_prefill=self.config.options.enable_chunked_prefill, max_num_tokens=self.inputs.max_num_tokens
+        )
         return self._executor_options(
             self.engine_dir,
+            max_prompt_len=longest_prompt or 0,
             iteration_stats=True,
             logprobs=bool(self.running.get("gather_generation_logits")),
             max_beam_width=self.engine.max_beam_width or 1,

@@ -75,6 +75,7 @@ def test_a_compiled_engines_limits_are_the_plans(engine: Path) -> None:
         "max_sequences": 16,
         "lookahead": 4,
         "max_seq_len": 192,
+        "max_prompt_len": 160,
         "tokens_per_block": 32,
         "hang_timeout": 60.0,
         "iteration_stats": True,
@@ -277,6 +278,7 @@ def test_a_checkpoint_is_run_as_it_is(checkpoint: Path) -> None:
         "max_sequences": 32,
         "lookahead": 8,
         "max_seq_len": CONTEXT,
+        "max_prompt_len": 8192,
         "tokens_per_block": 64,
         "hang_timeout": 60.0,
         "iteration_stats": True,
@@ -288,6 +290,13 @@ def test_a_checkpoint_is_run_as_it_is(checkpoint: Path) -> None:
         "stop_in_engine": True,
         "accept_ignored_seeds": False,
     }
+
+
+def test_with_chunked_prefill_a_prompt_may_be_longer_than_an_iteration(engine: Path, checkpoint: Path) -> None:
+    chunked = planned(checkpoint, backend="pytorch", enable_chunked_prefill="true")
+    assert chunked.executor_options()["max_prompt_len"] == 0
+    assert planned(checkpoint, backend="pytorch", max_num_tokens="500").executor_options()["max_prompt_len"] == 500
+    assert engine_plan(engine, max_num_tokens=150).executor_options()["max_prompt_len"] == 150
 
 
 def test_statistics_that_are_switched_off_are_not_asked_for(checkpoint: Path) -> None:
