@@ -15,11 +15,16 @@ Backend = Literal["tensorrt", "pytorch"]
 
 @dataclass(frozen=True)
 class LoraSlots:
-    """Adapters that are on the GPU at a time; `modules` by TensorRT-LLM's names (option.lora_target_modules)."""
+    """Room for LoRA adapters: as many as are on the GPU at a time, or a share of the memory that the model leaves.
+
+    `modules` by TensorRT-LLM's names (option.lora_target_modules). With `free_share`, which is
+    option.lora_cache_gpu_memory_fraction, TensorRT-LLM reserves a part however many adapters there are.
+    """
 
     adapters: int = 4
     rank: int = 64
     modules: tuple[str, ...] = ("attn_q", "attn_k", "attn_v")
+    free_share: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ class Estimate:
         used = self._weights[stage] + self.logits + self.communication + self.overhead
         left = self.conditions.gpu_memory - used - self.activations(max_num_tokens)
         reserved = buffers.PYTORCH_RESERVED if self.conditions.backend == "pytorch" else 0
-        return max(0, int(left * self.conditions.fraction * (1 - reserved)))
+        adapters = 0.0 if self.conditions.lora is None else self.conditions.lora.free_share
+        return max(0, int(left * (1 - adapters) * self.conditions.fraction * (1 - reserved)))
 
     def kv_bytes(self, max_num_tokens: int) -> int:
         """Bytes of the KV cache beside an engine of `max_num_tokens`, on the GPU with least left."""

@@ -28,8 +28,9 @@ _ENCODERS = re.compile(
     r"(?:^|\.)(?:vision_tower|vision_model|visual|vision_embed|audio_tower|multi_modal_projector|mm_projector)\."
 )
 _EXPERT = re.compile(r"\.experts\.")
-# Layers that predict further tokens; only speculative decoding loads them.
-_FURTHER = re.compile(r"(?:^|\.)mtp\.")
+# Layers that predict further tokens, which only speculative decoding loads; masks and frequencies that old checkpoints
+# store, and that engines compute.
+_NOT_LOADED = re.compile(r"(?:^|\.)mtp\.|\.(?:attn|attention)\.(?:bias|masked_bias)$|rotary_emb\.inv_freq$")
 _QUANTISABLE = frozenset({"matrix", "key_value", "fused", "expert"})
 
 
@@ -51,7 +52,7 @@ def parts_of(tensors: Iterable[Tensor], layers: int | None) -> tuple[Part, ...]:
     sums: dict[tuple[Group, int | None, str, bool], tuple[int, int]] = {}
     for tensor in tensors:
         layer = layer_of(tensor)
-        if (layers and layer is not None and layer >= layers) or _FURTHER.search(tensor.name):
+        if (layers and layer is not None and layer >= layers) or _NOT_LOADED.search(tensor.name):
             continue
         # Of the tensors of all layers and experts, the first decides.
         pattern = (_NUMBER.sub("0", tensor.name), len(tensor.shape))

@@ -67,6 +67,8 @@ def test_a_draft_model_and_adapters_take_memory_of_their_own() -> None:
     adapted = estimate(LLAMA, Conditions(80 * GIB, lora=LoraSlots()))
     assert adapted.weights == alone.weights + adapted.lora
     assert adapted.lora > 0
+    shared = estimate(LLAMA, Conditions(80 * GIB, lora=LoraSlots(adapters=0, free_share=0.25)))
+    assert (shared.lora, shared.kv_bytes(1000)) == (0, int(alone.kv_bytes(1000) / 0.9 * 0.75 * 0.9))
 
 
 def test_a_state_leaves_less_for_the_keys_of_each_sequence() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.sizing.sharding import Division, group_of, layer_of
+from djl_trtllm.sizing.sharding import Division, Part, group_of, layer_of, parts_of, stage_of
 from djl_trtllm.sizing.tensors import Tensor
 
 
@@ -41,3 +41,41 @@ def test_keys_of_few_heads_are_replicated() -> None:
     assert division.share("fused") == (32 / 8 + 2 * 1) / (32 + 4)
     assert division.share("embedding") == 1 / 8
     assert Division(8, 32, 2, replicated_embedding=True).share("embedding") == 1
+
+
+def test_tensors_are_summed_by_what_decides_their_division() -> None:
+    tensors = [
+        Tensor("model.layers.0.mlp.up_proj.weight", "BF16", (8, 4)),
+        Tensor("model.layers.0.mlp.down_proj.weight", "BF16", (4, 8)),
+        Tensor("model.layers.0.mlp.down_proj.weight_scale_inv", "F32", (1, 1)),
+        Tensor("model.layers.1.mlp.down_proj.qweight", "I32", (4, 1)),
+        Tensor("model.layers.1.input_layernorm.weight", "BF16", (4,)),
+        Tensor("lm_head.weight", "BF16", (10, 4)),
+    ]
+    assert set(parts_of(tensors, 2)) == {
+        Part("matrix", 0, "BF16", True, 64, 128),
+        Part("matrix", 0, "F32", False, 1, 4),
+        Part("matrix", 1, "I32", False, 4, 16),
+        Part("replicated", 1, "BF16", False, 4, 8),
+        Part("head", None, "BF16", False, 40, 80),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "h.0.attn.bias",
+        "gpt_neox.layers.0.attention.masked_bias",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.2.mlp.up_proj.weight",
+        "mtp.layers.0.mlp.up_proj.weight",
+    ],
+)
+def test_what_an_engine_computes_or_does_not_load_is_left_out(name: str) -> None:
+    assert parts_of([Tensor(name, "F16", (4, 4))], 2) == ()
+
+
+def test_the_first_pipeline_stages_have_the_layers_that_are_left_over() -> None:
+    assert [stage_of(layer, 5, 3) for layer in range(5)] == [0, 0, 1, 1, 2]
+    assert [stage_of(layer, 4, 2) for layer in range(4)] == [0, 0, 1, 1]
+    assert [stage_of(layer, 2, 4) for layer in range(2)] == [0, 1]
