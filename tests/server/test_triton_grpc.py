@@ -269,4 +269,4 @@ def test_one_model_that_loads_is_not_described_and_the_server_is_not_ready(hosts
 
 
 def test_a_server_that_does_not_listen_has_no_port() -> None:
-    assert TritonGrpcServer(Registry(), Options(), 8001).bound_port == 0
+    assert TritonGrpcServer(Registry(), Options(), 8001, ServerCounts()).bound_port == 0
