@@ -1,4 +1,4 @@
-"""The engine process killed under greedy streams, again and again: none fails, and all have the output of a quiet run."""
+"""The engine process killed under greedy streams, again and again: none fails, and no output changes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.client import PROMPT, Answer, exchange, lmi
-from tests.support.models import scripted_model, tensorrt_llm_model
+from tests.support.client import Answer, exchange, lmi
+from tests.support.models import PROMPT, scripted_model, tensorrt_llm_model
 from tests.support.prompts import SHORT, story
 from tests.support.server import Server, serving
 from tests.support.waiting import wait_until
@@ -28,7 +28,8 @@ def start(model: Path, tmp_path: Path) -> Iterator[Callable[[str], Server]]:
     with ExitStack() as stack:
 
         def start_one(engine: str) -> Server:
-            directory, environ = model, {}
+            directory = model
+            environ: dict[str, str] = {}
             if engine == "scripted":
                 directory = scripted_model(tmp_path / "model", SCRIPT)
             elif engine == "tensorrt_llm":
