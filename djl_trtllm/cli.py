@@ -19,7 +19,9 @@ from djl_trtllm.commands.cache import app as cache
 from djl_trtllm.commands.config import show_configuration, show_differences
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
 from djl_trtllm.commands.deploy import deploy
+from djl_trtllm.commands.find_model import SAGEMAKER_MODEL_DIR, find_model
 from djl_trtllm.commands.package import package
+from djl_trtllm.commands.size import size
 from djl_trtllm.errors import DjlTrtllmError
 
 app = typer.Typer(
@@ -44,10 +46,9 @@ def options(
     """Serve large language models as DJL Serving and SageMaker do, on TensorRT-LLM or OpenVINO."""
 
 
-SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
-
 app.command()(package)
 app.command()(deploy)
+app.command()(size)
 app.add_typer(cache, name="cache")
 
 ModelArgument = Annotated[
@@ -66,14 +67,6 @@ def _log_to_stderr(level: str, console: Console | None = None) -> None:
         logging.basicConfig(level=level, format="%(message)s", datefmt="%X", handlers=[handler])
     else:
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-
-def _find_model(model: str | None) -> str | None:
-    if model is not None:
-        return model
-    if SAGEMAKER_MODEL_DIR.is_dir() and any(SAGEMAKER_MODEL_DIR.iterdir()):
-        return str(SAGEMAKER_MODEL_DIR)
-    return os.environ.get("HF_MODEL_ID") or os.environ.get("OPTION_MODEL_ID") or None
 
 
 @app.command()
@@ -105,7 +98,7 @@ def serve(
             environ["SERVING_MODEL_STORE"] = str(model_store)
         if strict_memory:
             environ["OPTION_STRICT_MEMORY"] = "true"
-        status = run(*plan_startup(model, environ, found=_find_model(None)))
+        status = run(*plan_startup(model, environ, found=find_model(None)))
     raise typer.Exit(status)
 
 
@@ -152,7 +145,7 @@ def generate(
         from djl_trtllm.offline import command
 
         given = _json_object("--parameters", parameters) | {k: value for k, value in flags.items() if value is not None}
-        source = _find_model(model)
+        source = find_model(model)
         if source is None:
             raise DjlTrtllmError(
                 f"no model given, and {SAGEMAKER_MODEL_DIR} is empty or missing: name a model directory, a "
@@ -236,7 +229,7 @@ def config(
     if diff is not None:
         show_differences(*diff, as_json=as_json)
     else:
-        show_configuration(_find_model(model), as_json=as_json, show_all=show_all, backend=backend, gpu=gpu)
+        show_configuration(find_model(model), as_json=as_json, show_all=show_all, backend=backend, gpu=gpu)
 
 
 @app.command()

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 import djl_trtllm
 from djl_trtllm import cli
+from djl_trtllm.commands import find_model
 
 runner = CliRunner()
 
 
 @pytest.fixture(autouse=True)
 def no_sagemaker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cli, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
+    monkeypatch.setattr(find_model, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
 
 
 def options_of(*arguments: str, **environ: str) -> dict[str, dict[str, object]]:
@@ -127,7 +128,7 @@ def test_a_model_may_be_named_by_a_variable_alone(
     monkeypatch: pytest.MonkeyPatch, tiny_stories: Path, variable: str
 ) -> None:
     monkeypatch.setenv(variable, str(tiny_stories))
-    assert cli._find_model(None) == str(tiny_stories)
+    assert find_model.find_model(None) == str(tiny_stories)
     result = runner.invoke(cli.app, ["config", "--json"])
     assert "backend openvino" in "".join(json.loads(result.stdout)["summary"])
 

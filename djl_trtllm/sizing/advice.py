@@ -15,16 +15,17 @@ _FEW_BYTES = 10 * GIB
 _USUAL = 2048
 
 
-def warnings_of(estimate: Estimate) -> tuple[str, ...]:
-    """Sentences with numbers and what to do, the gravest first."""
+def warnings_of(estimate: Estimate, max_num_tokens: int | None = None) -> tuple[str, ...]:
+    """Sentences with numbers and what to do, the gravest first; `max_num_tokens` is the recommended one by default."""
+    tokens = estimate.recommended if max_num_tokens is None else max_num_tokens
     sizes, conditions = estimate.sizes, estimate.conditions
     heads = sizes.shape.num_heads
     found = []
     if not estimate.max_num_tokens:
         found.append(_out_of_memory(estimate))
-    elif estimate.recommended < (conditions.max_input_len or 0):
+    elif tokens < (conditions.max_input_len or 0):
         found.append(
-            f"max_num_tokens={estimate.recommended} is below the longest prompt of {conditions.max_input_len} tokens: "
+            f"max_num_tokens={tokens} is below the longest prompt of {conditions.max_input_len} tokens: "
             "set option.enable_chunked_prefill=true"
         )
     if heads and heads % conditions.tensor_parallel:
@@ -42,7 +43,7 @@ def warnings_of(estimate: Estimate) -> tuple[str, ...]:
     if not sizes.parts:
         found.append("config.json does not give layers, heads and hidden size: no weights are counted")
     if estimate.max_num_tokens:
-        found += _narrow(estimate)
+        found += _narrow(estimate, tokens)
     return tuple(found)
 
 
@@ -62,10 +63,10 @@ def _out_of_memory(estimate: Estimate) -> str:
     )
 
 
-def _narrow(estimate: Estimate) -> list[str]:
+def _narrow(estimate: Estimate, max_num_tokens: int) -> list[str]:
     found = []
     length = (estimate.conditions.max_input_len or _USUAL) + (estimate.conditions.max_output_len or _USUAL)
-    cache, sequences = estimate.kv_bytes(estimate.recommended), estimate.sequences_of(length)
+    cache, sequences = estimate.kv_bytes(max_num_tokens), estimate.sequences_of(length, max_num_tokens)
     if cache < _FEW_BYTES and sequences < _FEW_SEQUENCES:
         found.append(
             f"the KV cache has {cache / GIB:.1f} GiB on each GPU, which is {sequences} sequences of {length} tokens: "

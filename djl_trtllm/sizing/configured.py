@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from djl_trtllm.config import Config, DType, KvCacheDType
 from djl_trtllm.model.shape import ModelShape
-from djl_trtllm.sizing.estimate import Conditions
+from djl_trtllm.sizing.conditions import Conditions, LoraSlots
 
 FREE_MEMORY_FRACTION = 0.95
 """Of the memory that the loaded model leaves, for the KV cache; without option.kv_cache_free_gpu_mem_fraction."""
@@ -41,6 +43,8 @@ def conditions_of(
         max_input_len=longest_prompt,
         max_output_len=max(1, longest - longest_prompt),
         max_beam_width=options.max_beam_width,
+        attention_windows=options.max_attention_window,
+        lora=_lora(config),
         backend="tensorrt" if compiled else "pytorch",
     )
 
@@ -63,3 +67,11 @@ def _kv_dtype(config: Config) -> str | None:
     # Sixteen bits are the weights' own, whatever fp16 says.
     small = options.kv_cache_dtype in (KvCacheDType.FP8, KvCacheDType.INT8)
     return options.kv_cache_dtype.value if small else None
+
+
+def _lora(config: Config) -> LoraSlots | None:
+    options = config.options
+    if not options.enable_lora:
+        return None
+    slots = LoraSlots(rank=options.max_lora_rank)
+    return slots if options.lora_target_modules is None else replace(slots, modules=options.lora_target_modules)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.estimate import MOST, Conditions, Estimate, estimate
+from djl_trtllm.sizing.conditions import Conditions
+from djl_trtllm.sizing.estimate import MOST, Estimate, estimate
 from djl_trtllm.sizing.gpus import GpuModel, Instance
 from djl_trtllm.sizing.measured import DEFAULT_LMI, Row, look_up
 
@@ -81,16 +82,14 @@ def recommend(
     machine: Instance | GpuModel | None,
     *,
     gpu: str | None = None,
-    plain: bool = True,
     lmi: str = DEFAULT_LMI,
 ) -> Recommendation:
     """`machine` is None for GPUs that are not in the table; `gpu` names them then. Raises SizingError.
 
-    Rows are of plain models: neither quantised nor spread over groups of GPUs, without beams and, by `plain`, without
-    anything else that takes memory, such as adapters.
+    Rows are of plain models: neither quantised nor spread over groups of GPUs, without beams, adapters and drafts.
     """
     dtype = conditions.dtype or sizes.shape.dtype
-    plain = plain and conditions.pipeline_parallel == 1 and conditions.max_beam_width == 1
+    plain = conditions.pipeline_parallel == conditions.max_beam_width == 1 and not (conditions.lora or conditions.draft)
     unquantised = conditions.quantization is None and sizes.quantization is None
     row = None
     if machine is not None and plain and unquantised:

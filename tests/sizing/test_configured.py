@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from djl_trtllm.model.shape import ModelShape
+from djl_trtllm.sizing.conditions import LoraSlots
 from djl_trtllm.sizing.configured import conditions_of, weight_dtype
 from tests.engines.helpers import configured
 from tests.sizing.configs import llama
@@ -67,3 +68,13 @@ def test_the_type_of_weights_is_what_tensorrt_llm_makes_of_auto(
 ) -> None:
     shape = ModelShape(dtype=stored)
     assert weight_dtype(configured(dtype=dtype), shape, capability, compiled=compiled) == expected
+
+
+def test_windows_and_adapters_are_passed_on() -> None:
+    found = conditions_of(configured(), SHAPE, gpu_memory=1)
+    assert (found.attention_windows, found.lora) == (None, None)
+    options = {"max_attention_window": "512,1024", "enable_lora": "true", "max_lora_rank": "8"}
+    found = conditions_of(configured(**options), SHAPE, gpu_memory=1)
+    assert (found.attention_windows, found.lora) == ((512, 1024), LoraSlots(rank=8))
+    found = conditions_of(configured(**options, lora_target_modules="attn_q"), SHAPE, gpu_memory=1)
+    assert found.lora == LoraSlots(rank=8, modules=("attn_q",))

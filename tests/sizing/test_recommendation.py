@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.estimate import Conditions
+from djl_trtllm.sizing.conditions import Conditions, LoraSlots
 from djl_trtllm.sizing.gpus import GpuModel, Instance, gpu_named, instance_named
 from djl_trtllm.sizing.recommendation import Recommendation, recommend
 from tests.sizing.configs import llama
@@ -41,7 +41,8 @@ def test_measurements_are_of_plain_models() -> None:
     g5 = instance_named("g5.12xlarge")
     for changes in ({"quantization": "fp8"}, {"max_beam_width": 2}, {"dtype": "float32"}, {"pipeline_parallel": 2}):
         assert of(g5, **changes).row is None
-    assert recommend(SIZES, Conditions(g5.gpu.memory), g5, plain=False).row is None
+    assert of(g5, lora=LoraSlots()).row is None
+    assert of(g5, draft=SIZES).row is None
     assert of(g5, lmi="0.27").row is None
 
 

@@ -74,8 +74,7 @@ def _recommendation(
         pipeline_parallel=pipeline_parallel,
         compiled=backend is Backend.TENSORRT,
     )
-    plain = not config.options.enable_lora
-    return recommend(sizes, conditions, model, gpu=smallest.name or "an NVIDIA GPU", plain=plain)
+    return recommend(sizes, conditions, model, gpu=smallest.name or "an NVIDIA GPU")
 
 
 def _sizes(path: Path, layout: Layout) -> CheckpointSizes:

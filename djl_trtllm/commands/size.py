@@ -1,0 +1,265 @@
+"""`djl-trtllm size`: how much memory a model takes and how many tokens fit, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from djl_trtllm.commands.console import errors_for_the_reader, say
+from djl_trtllm.commands.find_model import find_model
+
+if TYPE_CHECKING:
+    from djl_trtllm.commands.size_request import SizeRequest
+    from djl_trtllm.sizing.machines import Machine
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A checkpoint: a directory (with or without a serving.properties), OWNER/NAME or s3://... No weights are "
+        "downloaded.",
+    ),
+]
+_MACHINE, _MODEL, _OUTPUT, _OTHER = "Machine", "Model", "Output", "Other ways to a number"
+
+
+def size(
+    model: ModelArgument = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:COUNT]", help="GPU, such as h200.", rich_help_panel=_MACHINE),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="Memory of each GPU, in bytes or as 80GB.", rich_help_panel=_MACHINE),
+    ] = None,
+    instance: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE", help="AWS instance type, such as g5.12xlarge.", rich_help_panel=_MACHINE),
+    ] = None,
+    tp: Annotated[
+        list[str] | None,
+        typer.Option("--tp", metavar="N", help="Tensor parallel degree, or max.", rich_help_panel=_MACHINE),
+    ] = None,
+    pp: Annotated[int | None, typer.Option("--pp", help="Pipeline parallel degree.", rich_help_panel=_MACHINE)] = None,
+    quantize: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="As option.quantize, such as fp8.", rich_help_panel=_MODEL)
+    ] = None,
+    kv_cache_dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.", rich_help_panel=_MODEL)
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="tensorrt (an engine, the default) or pytorch.", rich_help_panel=_MODEL)
+    ] = None,
+    isl: Annotated[
+        int | None, typer.Option("--isl", help="Prompt tokens of a sequence.", rich_help_panel=_MODEL)
+    ] = None,
+    osl: Annotated[
+        int | None, typer.Option("--osl", help="Output tokens of a sequence.", rich_help_panel=_MODEL)
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="Sequences that are to fit at a time.", rich_help_panel=_MODEL)
+    ] = None,
+    lmi: Annotated[
+        str, typer.Option(metavar="VERSION", help="Measured table: 0.28 or 0.27.", rich_help_panel=_MODEL)
+    ] = "0.28",
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Compare AWS instance types by price, or the machines and degrees that are given several times.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_OUTPUT)] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png|svg", help="Draw a picture.", rich_help_panel=_OUTPUT)
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit status 1 if it does not fit.", rich_help_panel=_OUTPUT)
+    ] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="trtllm-bench", help="Use the heuristic of trtllm-bench.", rich_help_panel=_OTHER),
+    ] = None,
+    formula: Annotated[
+        bool,
+        typer.Option("--formula", help="max batch * max input * alpha, without a model.", rich_help_panel=_OTHER),
+    ] = False,
+    max_batch: Annotated[int | None, typer.Option(metavar="N", help="With --formula.", rich_help_panel=_OTHER)] = None,
+    max_input: Annotated[int | None, typer.Option(metavar="N", help="With --formula.", rich_help_panel=_OTHER)] = None,
+    alpha: Annotated[float, typer.Option(help="With --formula; above 0, at most 1.", rich_help_panel=_OTHER)] = 0.2,
+    check_tables: Annotated[
+        bool,
+        typer.Option("--check-tables", help="Compare the estimate with the measured tables.", rich_help_panel=_OTHER),
+    ] = False,
+) -> None:
+    """Estimate what fits into GPU memory: max_num_tokens, KV cache, sequences (docs/sizing.md).
+
+    Without a machine: the GPUs of this one. Exit status: 0, or 1 if the model does not exist or, with --strict, if it
+    does not fit, or fewer than --sequences do.
+    """
+    with errors_for_the_reader():
+        if formula:
+            _print_formula(max_batch, max_input, alpha, as_json=as_json)
+            return
+        if check_tables:
+            _print_tables(lmi)
+            return
+        from djl_trtllm.commands.size_request import machines_of, read_request
+        from djl_trtllm.errors import SizingError
+        from djl_trtllm.sizing.machines import split
+
+        degrees = split(tp or ())
+        if like not in (None, "trtllm-bench"):
+            raise SizingError(f"--like {like}: expected trtllm-bench")
+        flags = {
+            "backend": backend,
+            "tensor_parallel_degree": degrees[0] if len(degrees) == 1 else None,
+            "pipeline_parallel_degree": pp,
+            "quantize": quantize,
+            "kv_cache_dtype": kv_cache_dtype,
+            "max_input_len": isl,
+            "max_output_len": osl,
+        }
+        settings = {name: str(value) for name, value in flags.items() if value is not None}
+        request = read_request(_named(model), settings, lmi)
+        named = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=not compare)
+        if compare or len(named) > 1 or len(degrees) > 1:
+            fits = _print_comparison(request, named, degrees, sequences, as_json=as_json, plot=plot)
+        elif like is not None:
+            fits = _print_bench(request, named[0], as_json=as_json)
+        else:
+            fits = _print_report(request, named[0], sequences, as_json=as_json, plot=plot)
+    if strict and not fits:
+        raise typer.Exit(1)
+
+
+def _named(model: str | None) -> str:
+    from djl_trtllm.errors import SizingError
+
+    found = find_model(model)
+    if found is None:
+        raise SizingError("no model given: name a checkpoint directory, a model of the Hugging Face hub or s3://...")
+    return found
+
+
+def _print_formula(max_batch: int | None, max_input: int | None, alpha: float, *, as_json: bool) -> None:
+    from djl_trtllm.errors import SizingError
+    from djl_trtllm.sizing.formula import guess_max_num_tokens, halvings
+
+    if max_batch is None or max_input is None:
+        raise SizingError("--formula needs --max-batch N and --max-input N; --alpha is 0.2 unless it is given")
+    guess = guess_max_num_tokens(max_batch, max_input, alpha)
+    tries = list(halvings(guess))
+    if as_json:
+        print(json.dumps({"max_num_tokens": guess, "alpha": alpha, "halvings": tries}, indent=2))
+        return
+    console = Console()
+    say(console, f"max_num_tokens = {max_batch} * {max_input} * {alpha:g} = {guess}")
+    say(
+        console,
+        "Try it. If the model does not load, reduce by half until it does: "
+        + ", ".join(map(str, tries[1:] or tries))
+        + ". djl-trtllm size MODEL estimates what fits, and --measure finds it.",
+    )
+    say(console, f"\noption.max_num_tokens={guess}")
+
+
+def _print_tables(lmi: str) -> None:
+    from djl_trtllm.sizing import check_tables
+
+    print(check_tables.render(check_tables.rows()))
+
+
+def _print_report(
+    request: SizeRequest, machine: Machine, sequences: int | None, *, as_json: bool, plot: Path | None
+) -> bool:
+    from djl_trtllm.commands.size_report import Report
+
+    report = Report(request, machine, request.on(machine, request.degree_on(machine)))
+    if plot is not None:
+        from djl_trtllm.commands.size_plot import draw
+
+        draw(plot, report)
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        _print(report.lines())
+        remarks = Console(stderr=True)
+        for warning in report.warnings:
+            say(remarks, warning, label="warning:", style="yellow")
+        if sequences is not None and report.sequences < sequences:
+            missing = f"{sequences} sequences of {request.length} tokens do not fit, {report.sequences} do"
+            say(remarks, missing, label="warning:", style="yellow")
+        if plot is not None:
+            say(remarks, f"wrote {plot}")
+    return report.found.fits and report.sequences >= (sequences or 0)
+
+
+def _print_comparison(
+    request: SizeRequest,
+    machines: list[Machine],
+    degrees: list[str],
+    sequences: int | None,
+    *,
+    as_json: bool,
+    plot: Path | None,
+) -> bool:
+    from djl_trtllm.commands.size_comparison import Comparison
+    from djl_trtllm.errors import SizingError
+
+    if plot is not None:
+        raise SizingError("--plot draws one model on one machine: leave out --compare and name one --gpu or --instance")
+    if not all(degree.isdigit() and int(degree) for degree in degrees):
+        raise SizingError(f"--tp {','.join(degrees)}: expected numbers of at least 1 to compare")
+    found = Comparison(request, machines, [int(degree) for degree in degrees], sequences)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        _print(found.lines())
+    return found.answered
+
+
+def _print_bench(request: SizeRequest, machine: Machine, *, as_json: bool) -> bool:
+    from djl_trtllm.sizing.trtllm_bench import BenchModel, bench_settings
+
+    options = request.config.options
+    degree = request.degree_on(machine)
+    quantization = (options.quantize.value.upper() if options.quantize else None) or request.sizes.quantization
+    kv_dtype = options.kv_cache_dtype.value.upper()
+    model = BenchModel.of(request.sizes, quantization, None if kv_dtype == "AUTO" else kv_dtype)
+    found = bench_settings(
+        model, machine.memory, request.input_len, request.output_len, degree, options.pipeline_parallel_degree
+    )
+    told: dict[str, Any] = {
+        "max_batch_size": found.max_batch_size,
+        "max_num_tokens": found.max_num_tokens,
+        "requests": found.kv_requests,
+        "warnings": list(found.warnings),
+    }
+    if as_json:
+        print(json.dumps(told, indent=2))
+        return True
+    _print(
+        [
+            f"trtllm-bench's heuristic for {request.sizes.source} on {machine}, tensor parallel {degree}: "
+            f"{found.kv_requests:.1f} requests of {request.input_len} + {request.output_len} tokens fit",
+            "",
+            f"option.tensor_parallel_degree={degree}",
+            f"option.max_num_tokens={found.max_num_tokens}",
+            f"option.max_rolling_batch_size={found.max_batch_size}",
+        ]
+    )
+    for warning in found.warnings:
+        say(Console(stderr=True), warning, label="warning:", style="yellow")
+    return True
+
+
+def _print(lines: list[str]) -> None:
+    """Lines whose columns have their place: they are not wrapped."""
+    print("\n".join(lines))

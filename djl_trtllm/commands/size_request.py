@@ -1,0 +1,138 @@
+"""What `djl-trtllm size` is asked: the model, its options and the machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from djl_trtllm.config import Config, load
+from djl_trtllm.config.options.choices import Backend
+from djl_trtllm.errors import LayoutError, SizingError
+from djl_trtllm.model import inspect
+from djl_trtllm.model.remote.fetch import is_remote
+from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.configured import conditions_of
+from djl_trtllm.sizing.gpus import gpu_found
+from djl_trtllm.sizing.machines import Machine, of_gpu, of_instance, of_memory
+from djl_trtllm.sizing.measured import DEFAULT_LMI
+from djl_trtllm.sizing.recommendation import Recommendation, recommend
+
+_WIDENED_BATCH = 256
+
+
+@dataclass(frozen=True)
+class SizeRequest:
+    """`settings` are the options that flags set, as in serving.properties."""
+
+    sizes: CheckpointSizes
+    config: Config
+    settings: Mapping[str, str]
+    lmi: str = DEFAULT_LMI
+
+    @property
+    def input_len(self) -> int:
+        return self.config.options.max_input_len
+
+    @property
+    def output_len(self) -> int:
+        return self.config.options.max_output_len
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequences that are counted."""
+        return self.input_len + self.output_len
+
+    @property
+    def compiled(self) -> bool:
+        return self.config.options.backend in (Backend.AUTO, Backend.TENSORRT)
+
+    def degree_on(self, machine: Machine) -> int:
+        """The tensor parallel degree that the options say, `max` as many as there are GPUs. Raises SizingError."""
+        degree = self.config.options.tensor_parallel_degree
+        groups = self.config.options.pipeline_parallel_degree
+        if degree == "max":
+            degree = max(1, (machine.gpus or 1) // groups)
+        if machine.gpus is not None and int(degree) * groups > machine.gpus:
+            raise SizingError(
+                f"tensor parallel degree {degree}{f' x {groups} groups' if groups > 1 else ''}: {machine.name} has "
+                f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}"
+            )
+        return int(degree)
+
+    def on(self, machine: Machine, degree: int) -> Recommendation:
+        """The recommendation with the limits that the lines to paste have: max_num_tokens raises the batch to 256."""
+        conditions = conditions_of(
+            self.config,
+            self.sizes.shape,
+            gpu_memory=machine.memory,
+            compute_capability=machine.compute_capability,
+            tensor_parallel=degree,
+            pipeline_parallel=self.config.options.pipeline_parallel_degree,
+            compiled=self.compiled,
+        )
+        conditions = replace(conditions, max_batch_size=max(_WIDENED_BATCH, conditions.max_batch_size))
+        return recommend(self.sizes, conditions, machine.known, gpu=machine.gpu, lmi=self.lmi)
+
+
+def read_request(model: str, settings: Mapping[str, str], lmi: str) -> SizeRequest:
+    """Read a model's options and the headers of its weights. Raises ModelError and ConfigError."""
+    arguments = [f"option.{name}={value}" for name, value in settings.items()]
+    environ = {name: value for name, value in os.environ.items() if name != "HF_MODEL_ID"}
+    if is_remote(model):
+        config, checkpoint = load(None, environ, arguments=arguments), model
+    else:
+        from djl_trtllm.service.model import open_source
+
+        source = open_source(Path(model), environ, arguments)
+        config = source.config
+        own = config.options.model_id
+        checkpoint = str(source.directory) if own is None else _named(source.directory, own)
+    _refuse_engine(checkpoint)
+    hub_cache = None if config.options.download_dir is None else config.options.download_dir / "hub"
+    sizes = CheckpointSizes.read(checkpoint, revision=config.options.revision, hub_cache=hub_cache)
+    return SizeRequest(sizes, config, settings, lmi)
+
+
+def _named(directory: Path, model_id: str) -> str:
+    return str(directory / model_id) if (directory / model_id).is_dir() else model_id
+
+
+def _refuse_engine(checkpoint: str) -> None:
+    if is_remote(checkpoint):
+        return
+    try:
+        layout = inspect(Path(checkpoint))
+    except LayoutError:
+        return  # a config.json alone is enough
+    if layout.kind.is_engine:
+        raise SizingError(
+            f"{checkpoint} is a {layout.kind.value}: it keeps what it was compiled for (djl-trtllm config shows it); "
+            "name the checkpoint it was made from"
+        )
+
+
+def machines_of(gpu: Sequence[str], memory: str | None, instance: Sequence[str], *, here: bool) -> list[Machine]:
+    """The machines that flags name, else, with `here`, this one. Raises SizingError."""
+    named = [of_gpu(name) for name in gpu] + [of_instance(name) for name in instance]
+    if memory is not None:
+        named.append(of_memory(memory))
+    return named or ([_this_machine()] if here else [])
+
+
+def _this_machine() -> Machine:
+    from djl_trtllm.engines.gpu import visible_gpus
+
+    gpus, _ = visible_gpus(os.environ)
+    known = [gpu for gpu in gpus if gpu.memory is not None]
+    if not known:
+        what = "the memory of this machine's GPUs is unknown" if gpus else "this machine has no NVIDIA GPU"
+        raise SizingError(
+            f"{what}: name one with --gpu h200, an AWS instance type with --instance g5.12xlarge, or --gpu-memory 80GB"
+        )
+    smallest = min(known, key=lambda gpu: gpu.memory or 0)
+    assert smallest.memory is not None
+    name = smallest.name or "NVIDIA GPU"
+    model = gpu_found(smallest.name, smallest.memory)
+    return Machine("this machine", name, smallest.memory, len(gpus), smallest.compute_capability, model)

@@ -1,0 +1,29 @@
+"""Checkpoints of which only the config.json is there, for `djl-trtllm size`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.commands.size_report import Report
+from djl_trtllm.commands.size_request import SizeRequest, read_request
+from djl_trtllm.sizing.machines import Machine
+from tests.sizing.configs import llama
+
+BIG = {"num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
+
+
+def described(path: Path, **changes: Any) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(llama(**changes)))
+    return path
+
+
+def request(path: Path, **settings: object) -> SizeRequest:
+    return read_request(str(path), {name: str(value) for name, value in settings.items()}, "0.28")
+
+
+def report(path: Path, machine: Machine, degree: int = 1, **settings: object) -> Report:
+    asked = request(path, **settings)
+    return Report(asked, machine, asked.on(machine, degree))
