@@ -67,7 +67,7 @@ def can_load(candidate: Candidate, sizes: CheckpointSizes) -> bool:
 
 
 def cheapest(found: Sequence[Candidate], sizes: CheckpointSizes, sequences: int) -> Candidate | None:
-    """The cheapest that holds this number of sequences; None if none with a price does. `found` is in order of price."""
+    """The cheapest that holds N sequences; None if none with a price does. `found` is in order of price."""
     holding = (one for one in found if one.sequences >= max(1, sequences) and one.price is not None)
     return next((one for one in holding if can_load(one, sizes)), None)
 
