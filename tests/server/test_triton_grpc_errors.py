@@ -16,8 +16,9 @@ import pytest
 from djl_trtllm.api import Call, ModelContext
 from djl_trtllm.api.triton import protocol
 from djl_trtllm.api.triton.rpc import parse_rpc
+from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import OutputChunk
+from djl_trtllm.request import FinishReason, OutputChunk
 from djl_trtllm.server import triton_stream
 from tests.api.scripts import check_golden
 from tests.api.test_registry_errors import errors
@@ -120,13 +121,13 @@ def test_every_error_of_the_tree(hosts: Hosts, tokenizer: Tokenizer, failing: Fa
     with_model(hosts, tokenizer, test)
 
 
-def test_an_engine_that_dies_is_the_calls_status(hosts: Hosts, tokenizer: Tokenizer) -> None:
+def test_an_error_of_the_engine_is_the_calls_status(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async def test(_: Application, __: Any, client: Client) -> None:
         hosts.alone = False
         call = asyncio.ensure_future(client.infer(message(stream=False)))
         await within_seconds(lambda: hosts.last.submitted)
-        hosts.last.die()
-        with pytest.raises(grpc.aio.AioRpcError, match="the engine failed") as raised:
+        hosts.last.send(Delta(hosts.last.submitted[0].request_id, [], None, FinishReason.ERROR, error="it broke"))
+        with pytest.raises(grpc.aio.AioRpcError, match="it broke") as raised:
             await call
         assert raised.value.code() is grpc.StatusCode.INTERNAL
 
