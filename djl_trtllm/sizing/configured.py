@@ -73,5 +73,6 @@ def _lora(config: Config) -> LoraSlots | None:
     options = config.options
     if not options.enable_lora:
         return None
-    slots = LoraSlots(rank=options.max_lora_rank)
+    share = options.lora_cache_gpu_memory_fraction
+    slots = LoraSlots(adapters=0, rank=options.max_lora_rank, free_share=share)
     return slots if options.lora_target_modules is None else replace(slots, modules=options.lora_target_modules)

@@ -39,10 +39,10 @@ class Recommendation:
     @property
     def origin(self) -> str:
         """Where the number comes from."""
-        if self.row is not None:
-            capped = "" if self.maximum <= MOST else f" ({self.maximum}, of which at most {MOST} are used)"
-            return f"{self.row}{capped}"
-        return f"half of the estimate ({self.maximum}, at most {MOST} are used) for {self.place}"
+        capped = f", at most {MOST} used" if self.max_num_tokens == MOST else ""
+        if self.row is None:
+            return f"half of the estimate of {self.maximum} for {self.place}{capped}"
+        return f"{self.row}: {self.maximum}{capped}" if capped else str(self.row)
 
     @property
     def place(self) -> str:

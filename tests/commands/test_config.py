@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
+from tests.engines.helpers import write_checkpoint
 
 runner = CliRunner()
 DJL = Path(__file__).parents[2] / "serving" / "djl" / "async" / "serving.properties"
@@ -131,3 +132,11 @@ def in_a_terminal(arguments: list[str], folder: Path, columns: int) -> tuple[int
         output += part
     os.close(here)
     return process.wait(60), output.decode().replace("\r\n", "\n")
+
+
+def test_where_max_num_tokens_comes_from_is_shown(tmp_path: Path) -> None:
+    model = str(write_checkpoint(tmp_path / "model"))
+    result = runner.invoke(app, ["config", model, "--gpu", "h100", "--backend", "tensorrt"])
+    assert "option.max_num_tokens = 8192 tokens" in result.stdout
+    assert "derived from 32 sequences of 256 tokens; half of the estimate of" in result.stdout
+    assert "for NVIDIA H100, tp 1" in result.stdout

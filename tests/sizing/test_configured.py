@@ -75,6 +75,6 @@ def test_windows_and_adapters_are_passed_on() -> None:
     assert (found.attention_windows, found.lora) == (None, None)
     options = {"max_attention_window": "512,1024", "enable_lora": "true", "max_lora_rank": "8"}
     found = conditions_of(configured(**options), SHAPE, gpu_memory=1)
-    assert (found.attention_windows, found.lora) == ((512, 1024), LoraSlots(rank=8))
+    assert (found.attention_windows, found.lora) == ((512, 1024), LoraSlots(adapters=0, rank=8, free_share=0.05))
     found = conditions_of(configured(**options, lora_target_modules="attn_q"), SHAPE, gpu_memory=1)
-    assert found.lora == LoraSlots(rank=8, modules=("attn_q",))
+    assert found.lora == LoraSlots(adapters=0, rank=8, free_share=0.05, modules=("attn_q",))

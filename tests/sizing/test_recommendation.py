@@ -20,7 +20,7 @@ def of(machine: Instance | GpuModel | None, degree: int = 1, lmi: str = "0.28", 
 def test_a_measured_number_stands_and_is_at_most_16384() -> None:
     found = of(instance_named("g5.12xlarge"))
     assert (found.maximum, found.max_num_tokens, found.fits) == (24000, 16384, True)
-    assert found.origin == "table LMI 0.28, LLaMA 3 8B on g5.12xl, tp 1 (24000, of which at most 16384 are used)"
+    assert found.origin == "table LMI 0.28, LLaMA 3 8B on g5.12xl, tp 1: 24000, at most 16384 used"
     assert found.refusal is None
 
 
@@ -28,12 +28,12 @@ def test_an_estimate_is_halved() -> None:
     found = of(gpu_named("h100"))
     assert found.row is None
     assert found.max_num_tokens == min(16384, found.estimate.max_num_tokens // 2)
-    assert found.origin.startswith(f"half of the estimate ({found.estimate.max_num_tokens}")
-    assert found.origin.endswith("for H100, tp 1")
+    assert found.origin.startswith(f"half of the estimate of {found.estimate.max_num_tokens}")
+    assert found.origin.endswith("for H100, tp 1, at most 16384 used")
 
 
 def test_other_gpus_are_estimated() -> None:
-    assert of(None).origin.endswith("for GPUs, tp 1")
+    assert of(None).origin.endswith("for GPUs, tp 1, at most 16384 used")
     assert of(gpu_named("a10")).row is None
 
 
