@@ -43,7 +43,7 @@ class EngineConstants:
     """Communication of eight ranks and more."""
 
 
-FITTED = EngineConstants(scale=2.3, overhead=int(2.25 * GIB), eight_ranks=int(2.75 * GIB))
+FITTED = EngineConstants(scale=2.4, overhead=int(2.5 * GIB), eight_ranks=int(2.75 * GIB))
 """By `python -m tools.sizing.fit`."""
 
 

@@ -21,7 +21,7 @@ def test_nothing_is_said_of_what_fits() -> None:
 
 def test_what_does_not_fit_is_said_with_its_numbers() -> None:
     text = said(memory=12)
-    assert "llama does not fit: 15.0 GiB of weights, 0.6 GiB of logits, 2.2 GiB of runtime on each of 1 GPUs" in text
+    assert "llama does not fit: 15.0 GiB of weights, 0.6 GiB of logits, 2.5 GiB of runtime on each of 1 GPUs" in text
     assert "12.0 GiB" in text
     assert "option.tensor_parallel_degree" in text
     assert "KV cache has" not in text

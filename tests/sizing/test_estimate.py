@@ -68,7 +68,8 @@ def test_a_draft_model_and_adapters_take_memory_of_their_own() -> None:
     assert adapted.weights == alone.weights + adapted.lora
     assert adapted.lora > 0
     shared = estimate(LLAMA, Conditions(80 * GIB, lora=LoraSlots(adapters=0, free_share=0.25)))
-    assert (shared.lora, shared.kv_bytes(1000)) == (0, int(alone.kv_bytes(1000) / 0.9 * 0.75 * 0.9))
+    assert shared.lora == 0
+    assert shared.kv_bytes(1000) == pytest.approx(alone.kv_bytes(1000) * 0.75, abs=2)
 
 
 def test_a_state_leaves_less_for_the_keys_of_each_sequence() -> None:
