@@ -118,7 +118,7 @@ def check(schema: Any, address: str, method: str, path: str, count: int) -> None
         @settings(max_examples=count, suppress_health_check=list(HealthCheck), deadline=None, database=None)
         @given(case=operation.as_strategy(generation_mode=mode))
         def one(case: Any) -> None:
-            case.call_and_validate(address, session=session, checks=wanted, timeout=20)
+            case.call_and_validate(address, session=session, checks=wanted, timeout=120)
 
         try:
             one()

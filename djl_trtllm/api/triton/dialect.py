@@ -21,7 +21,6 @@ _MODEL = "/v2/models/{model}"
 _VERSION = _MODEL + "/versions/{version}"
 _MODELS = (_MODEL, _VERSION)
 _LONGEST_INDEX_REQUEST = 65_536
-_JSON_BLANKS = b" \t\r\n"
 
 _OBJECT: Schema = {"type": "object"}
 _EXAMPLE = {"text_input": "The wolf", "max_tokens": 16}
@@ -127,7 +126,7 @@ class Triton(Dialect):
         if request.path in refusals.ACTIONS:
             raise UnsupportedParameterError(refusals.ACTIONS[request.path])
         body = read_body(request, _LONGEST_INDEX_REQUEST)
-        given = read_object(body) if body.strip(_JSON_BLANKS) else {}
+        given = read_object(body) if body else {}
         if unknown := sorted(given.keys() - {"ready"}):
             raise InvalidRequestError(
                 f"unknown member {show(unknown[0])} of the request for the index: expected 'ready'"

@@ -93,7 +93,7 @@ async def test_the_index_may_leave_out_what_is_not_ready(hosts: Hosts, tokenizer
         ):
             index = (await served.client.post("/v2/repository/index", body)).json
             assert [model["name"] for model in index] == names
-        for body in (b'{"ready": 1}', b'{"reddy": true}', b"[]", b"no", b"\x0c"):
+        for body in (b'{"ready": 1}', b'{"reddy": true}', b"[]", b"no", b"\x0c", b"\r", b" "):
             assert (await served.client.post("/v2/repository/index", body)).status == 400
 
 
