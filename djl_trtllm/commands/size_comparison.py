@@ -8,7 +8,7 @@ from typing import Any
 from djl_trtllm.commands.columns import columns
 from djl_trtllm.commands.size_report import machine_as_json
 from djl_trtllm.commands.size_request import SizeRequest
-from djl_trtllm.sizing.comparison import Candidate, best_of_each, candidates, cheapest
+from djl_trtllm.sizing.comparison import Candidate, best_of_each, candidates, cheapest, smallest
 from djl_trtllm.sizing.gpus import PRICES
 from djl_trtllm.sizing.machines import Machine, aws_machines
 from djl_trtllm.sizing.recommendation import Recommendation
@@ -66,6 +66,18 @@ class Comparison:
             *columns(rows, right=(2, 3, 4, 6, 7, 8)),
             "",
             self.answer,
+            *self._footnote,
+        ]
+
+    @property
+    def _without_prices(self) -> bool:
+        return all(one.price is None for one in self.all)
+
+    @property
+    def _footnote(self) -> list[str]:
+        if self._without_prices:
+            return []
+        return [
             f"Prices: {PRICES}. Only types whose host memory holds the checkpoint are named; one copy of the model is "
             "counted.",
         ]
@@ -75,8 +87,14 @@ class Comparison:
         request, best = self._request, self.cheapest
         wanted = f"{self._sequences} sequences of {request.length} tokens" if self._sequences else "the model"
         if best is None:
-            if self.answered:
-                return f"{wanted}: held, but by none of these that has a price"
+            least = smallest(self.all, self._sequences or 1)
+            if least is not None:
+                dearer = "" if self._without_prices else "; none of these machines with a price holds as much"
+                degree = least.tensor_parallel
+                return (
+                    f"smallest for {wanted}: {degree} x {least.machine.gpu}, tp {degree}: {least.sequences} "
+                    f"sequences{dearer}"
+                )
             most = max(self.all, key=lambda one: one.sequences, default=None)
             if most is None or most.sequences == 0:
                 return (

@@ -60,7 +60,8 @@ class Report:
         degrees = {"tensor_parallel_degree": str(estimate.conditions.tensor_parallel)}
         if estimate.conditions.pipeline_parallel > 1:
             degrees["pipeline_parallel_degree"] = str(estimate.conditions.pipeline_parallel)
-        given = {name: value for name, value in self.request.settings.items() if name not in degrees}
+        known = (*degrees, "max_input_len", "max_output_len")
+        given = {name: value for name, value in self.request.settings.items() if name not in known}
         floor = min(_WIDENED, self.tokens)
         longest = self.request.input_len
         chunked = {"enable_chunked_prefill": "true"} if self.tokens < max(floor, longest) else {}
@@ -76,6 +77,11 @@ class Report:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
+        shortened = () if self.request.shortened is None else (self.request.shortened,)
+        return shortened + self._warnings
+
+    @property
+    def _warnings(self) -> tuple[str, ...]:
         if self.found.refusal is not None:
             return (f"{self.request.sizes.source} does not fit: {self.found.refusal}", *self._remedies)
         if self.found.row is not None and self.found.estimate.max_num_tokens == 0:

@@ -33,11 +33,26 @@ class SizeRequest:
 
     @property
     def input_len(self) -> int:
-        return self.config.options.max_input_len
+        """At most a token less than the model's context."""
+        asked, context = self.config.options.max_input_len, self.sizes.shape.max_position_embeddings
+        return asked if context is None else min(asked, context - 1)
 
     @property
     def output_len(self) -> int:
-        return self.config.options.max_output_len
+        """At most what the prompt leaves of the model's context."""
+        asked, context = self.config.options.max_output_len, self.sizes.shape.max_position_embeddings
+        return asked if context is None else min(asked, context - self.input_len)
+
+    @property
+    def shortened(self) -> str | None:
+        """What of the lengths asked for the model's context does not hold."""
+        options = self.config.options
+        if options.max_input_len + options.max_output_len == self.length:
+            return None
+        return (
+            f"sequences of {options.max_input_len} + {options.max_output_len} tokens are longer than the model's "
+            f"context of {self.sizes.shape.max_position_embeddings}: counted are {self.input_len} + {self.output_len}"
+        )
 
     @property
     def length(self) -> int:

@@ -72,6 +72,12 @@ def cheapest(found: Sequence[Candidate], sizes: CheckpointSizes, sequences: int)
     return next((one for one in holding if can_load(one, sizes)), None)
 
 
+def smallest(found: Sequence[Candidate], sequences: int) -> Candidate | None:
+    """The one with the least GPU memory in all that holds N sequences; None if none does."""
+    holding = [one for one in found if one.sequences >= max(1, sequences)]
+    return min(holding, key=lambda one: one.machine.memory * one.tensor_parallel, default=None)
+
+
 def best_of_each(found: Sequence[Candidate], sizes: CheckpointSizes) -> list[Candidate]:
     """Of machines with the same GPUs only the cheapest that loads the model, each with its best degree."""
     kept: dict[tuple[str, int | None], Candidate] = {}

@@ -43,8 +43,16 @@ def test_named_machines_are_all_shown_with_all_degrees(tmp_path: Path) -> None:
     ]
     text = "\n".join(found.lines())
     assert "out of memory" in text and "estimate" in text
-    assert found.answer == "the model: held, but by none of these that has a price"
     assert found.answered
+    least = min((one for one in found.all if one.sequences), key=lambda one: one.tensor_parallel)
+    assert found.answer == (
+        f"smallest for the model: 4 x H100, tp 4: {least.sequences} sequences; none of these machines with a price "
+        "holds as much"
+    )
+    assert any(line.startswith("Prices: ") for line in found.lines())
+    only_gpus = Comparison(request(described(tmp_path, **BIG)), machines[:1], [4, 8], None)
+    assert only_gpus.answer == f"smallest for the model: 4 x H100, tp 4: {least.sequences} sequences"
+    assert not any(line.startswith("Prices: ") for line in only_gpus.lines())
 
 
 def test_what_none_holds_is_said_with_the_most(tmp_path: Path) -> None:

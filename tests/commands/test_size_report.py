@@ -52,6 +52,12 @@ def test_a_prompt_above_max_num_tokens_is_split(tmp_path: Path) -> None:
     assert found.settings["enable_chunked_prefill"] == "true"
 
 
+def test_lengths_to_paste_end_at_the_models_context(tmp_path: Path) -> None:
+    found = report(described(tmp_path), of_gpu("h100"), max_input_len=30000)
+    assert (found.settings["max_input_len"], found.settings["max_output_len"]) == ("8191", "4096")
+    assert found.warnings[0].startswith("sequences of 30000 + 512 tokens are longer than the model's context")
+
+
 def test_where_the_number_comes_from_is_said(tmp_path: Path) -> None:
     path = described(tmp_path)
     measured = "\n".join(report(path, of_instance("g5.12xlarge")).lines())

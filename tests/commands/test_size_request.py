@@ -34,6 +34,17 @@ def test_the_models_own_file_may_name_the_checkpoint(tmp_path: Path) -> None:
     assert request(tmp_path).sizes.source == str(tmp_path / "weights")
 
 
+def test_sequences_end_at_the_models_context(tmp_path: Path) -> None:
+    long = request(described(tmp_path), max_input_len=30000, max_output_len=500)
+    assert (long.input_len, long.output_len, long.length) == (8191, 1, 8192)
+    assert long.shortened == (
+        "sequences of 30000 + 500 tokens are longer than the model's context of 8192: counted are 8191 + 1"
+    )
+    assert request(described(tmp_path), max_input_len=8000, max_output_len=192).shortened is None
+    unknown = request(described(tmp_path, max_position_embeddings=None), max_input_len=30000)
+    assert (unknown.input_len, unknown.shortened) == (30000, None)
+
+
 def test_an_engine_keeps_what_it_was_compiled_for(tmp_path: Path) -> None:
     write_tensorrt_engine(tmp_path / "engine", max_batch_size=8)
     with pytest.raises(SizingError, match="compiled TensorRT-LLM engine: it keeps what it was compiled for"):

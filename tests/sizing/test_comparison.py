@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.comparison import best_of_each, candidates, cheapest, degrees_of
+from djl_trtllm.sizing.comparison import best_of_each, candidates, cheapest, degrees_of, smallest
 from djl_trtllm.sizing.conditions import Conditions
 from djl_trtllm.sizing.machines import Machine, aws_machines, of_gpu, of_instance
 from djl_trtllm.sizing.recommendation import Recommendation, recommend
@@ -74,3 +74,12 @@ def test_types_whose_host_cannot_hold_the_checkpoint_are_left_out() -> None:
 def test_machines_without_a_price_are_never_the_cheapest() -> None:
     found = candidates(SMALL, [of_gpu("h100"), of_instance("p5e.48xlarge")], size_of(SMALL), length=100)
     assert found[0].sequences > 0 and cheapest(found, SMALL, 1) is None
+
+
+def test_the_smallest_has_the_least_memory_in_all() -> None:
+    found = candidates(SMALL, [of_gpu("h100"), of_gpu("l4")], size_of(SMALL), length=1000)
+    few = smallest(found, 1)
+    assert few is not None and (few.machine.name, few.tensor_parallel) == ("L4", 1)
+    many = smallest(found, few.sequences + 1)
+    assert many is not None and (many.machine.name, many.tensor_parallel) == ("L4", 2)
+    assert smallest(found, 10**9) is None
