@@ -32,7 +32,7 @@ EXTENSIONS = (
     "model_repository",
     "statistics",
 )
-_TYPES = {"BYTES": "TYPE_STRING", "BF16": "TYPE_BF16"}
+_TYPES = {"BYTES": "TYPE_STRING"}
 _FAILED = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 

@@ -80,3 +80,13 @@ def test_a_whole_answer_comes_at_the_end_and_never_with_an_error(name: str) -> N
 
 def test_every_finish_reason_has_a_word() -> None:
     assert FINISH_REASONS.keys() == set(FinishReason)
+
+
+def test_every_end_has_a_word() -> None:
+    assert FINISH_REASONS == {
+        FinishReason.END_TOKEN: "stop",
+        FinishReason.STOP: "stop",
+        FinishReason.LENGTH: "length",
+        FinishReason.CANCELLED: "abort",
+        FinishReason.ERROR: "error",
+    }

@@ -97,8 +97,9 @@ def test_every_id_of_the_vocabulary_has_its_text(tokenizer: Tokenizer, monkeypat
     for tokens in ([5, -1], [-1, 5], [size], [5, 1.0]):
         with pytest.raises(InvalidRequestError, match=f"expected a list of token ids from 0 to {size - 1}"):
             text_of(model, *tokens)
-    with pytest.raises(InvalidRequestError, match='unknown field "x"'):
-        detokenize(RawRequest(b'{"tokens": [5], "x": 1}', {}), model)
+    for act, body in ((detokenize, b'{"tokens": [5], "x": 1}'), (tokenize, b'{"prompt": "a", "x": 1}')):
+        with pytest.raises(InvalidRequestError, match='unknown field "x"'):
+            act(RawRequest(body, {}), model)
     monkeypatch.setattr("djl_trtllm.api.openai.tokens._MOST_IDS", 2)
     text_of(model, 5, 6)
     with pytest.raises(InvalidRequestError, match="expected a list of token ids"):

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from djl_trtllm.api.openai.tools import ToolUse, fit_messages, read_tool_use
-from djl_trtllm.api.output_parsers import NamedParser, RequiredParser
+from djl_trtllm.api.output_parsers import NamedParser, RequiredParser, ToolFormat
 from djl_trtllm.api.output_parsers.hermes import HermesParser
 from djl_trtllm.api.parameters import Problems
 from djl_trtllm.config import ToolCallFormat
@@ -183,3 +183,21 @@ def test_what_is_no_call_is_named(tokenizer: Tokenizer, calls: Any) -> None:
     (told,) = problems.invalid
     assert told.startswith("'messages[1].tool_calls[0]' is ")
     assert orjson.dumps(messages)
+
+
+def test_a_forced_call_has_a_name_and_parameters(tokenizer: Tokenizer) -> None:
+    values: Values = {"tools": [TIME, WEATHER], "tool_choice": "required"}
+    use = read_tool_use(values, tool_model(tokenizer, HERMES), Problems())
+    assert use is not None and use.parallel
+    guide = values["guide"] if use.guide is None else use.guide
+    schema = orjson.loads(guide.value)
+    assert [each["required"] for each in schema["items"]["anyOf"]] == [["name", "parameters"]] * 2
+    assert ToolUse(None, ToolFormat(lambda names: HermesParser())).parallel
+
+
+def test_the_id_of_an_answer_to_a_call_is_fitted_without_calls(tokenizer: Tokenizer) -> None:
+    problems = Problems()
+    (message,) = fit_messages(
+        [{"role": "tool", "tool_call_id": "call_0123456789", "content": "x"}], tool_model(tokenizer, MISTRAL), problems
+    )
+    assert len(message["tool_call_id"]) == 9 and not problems.invalid

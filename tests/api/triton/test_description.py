@@ -106,6 +106,7 @@ def test_descriptions_are_as_stored() -> None:
     model = status()
     model.statistics.finished.update({FinishReason.LENGTH: 2, FinishReason.ERROR: 1})
     shown = [
+        description.server_metadata()["extensions"],
         description.model_metadata("tensorrt_llm_bls"),
         description.model_config("ensemble", PlayedModel()),
         description.statistics([model]),

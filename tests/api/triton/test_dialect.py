@@ -47,7 +47,7 @@ async def test_health_is_a_status_without_a_body(hosts: Hosts, tokenizer: Tokeni
         ]
         for path in (*paths, *(f"/v2/models/{part}/ready" for part in PARTS)):
             answer = await served.client.get(path)
-            assert (answer.status, answer.body) == (200, b"")
+            assert (answer.status, answer.body, answer.headers["content-type"]) == (200, b"", "text/plain")
         assert (await served.client.get("/v2/models/ensemble/versions/2/ready")).status == 404
         served.registry.add(ServedModel("fable", "/fable"))
         for path, status in (

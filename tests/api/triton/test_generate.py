@@ -134,3 +134,11 @@ def test_a_model_that_is_not_decoupled_refuses_generate_stream(stream: bool | No
     with pytest.raises(InvalidRequestError, match="only supported if model is deployed using decoupled mode"):
         read(STREAM, Options(decoupled=False), stream=stream)
     read(WHOLE, Options(decoupled=False))
+
+
+def test_beams_have_no_stream() -> None:
+    message = "'beam_width' is above 1: expected 1 in a stream, or 'stream' to be false"
+    with pytest.raises(InvalidRequestError) as refused:
+        read(STREAM, beam_width=2)
+    assert str(refused.value) == message
+    assert read(STREAM, beam_width=2, stream=False).requests[0].sampling.n == 2

@@ -41,7 +41,7 @@ HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {
     "presence_penalty": (0.5, {"presence_penalty": 0.5}),
     "frequency_penalty": (0.5, {"frequency_penalty": 0.5}),
     "random_seed": (2**64 - 1, {"seed": 2**64 - 1}),
-    "beam_width": (3, {"beam_width": 3, "n": 3}),
+    "beam_width": (2, {"beam_width": 2, "n": 2}),
 }
 """An input, a value of it, and the sampling that it makes."""
 
