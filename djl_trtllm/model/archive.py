@@ -38,7 +38,7 @@ _RECORDS = (
     tarfile.GNUTYPE_LONGLINK,
 )
 _LOCK_TIMEOUT = 3600.0
-_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def is_archive(path: Path) -> bool:
     """Whether `path` is a tar archive, plain or compressed. A damaged one is recognised by its name."""
     if not path.is_file():
         return False
-    if path.name.lower().endswith(_SUFFIXES):
+    if path.name.lower().endswith(ARCHIVE_SUFFIXES):
         return True
     try:
         return tarfile.is_tarfile(path)

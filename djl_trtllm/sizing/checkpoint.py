@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.errors import LayoutError
+from djl_trtllm.model.archive import ARCHIVE_SUFFIXES, is_archive
 from djl_trtllm.model.json_file import read_object
 from djl_trtllm.model.quantization import stored_kv_quantization, stored_quantization
 from djl_trtllm.model.remote.fetch import fetch, is_remote
@@ -70,6 +71,10 @@ class CheckpointSizes:
         what is no checkpoint, DownloadError for what cannot be read.
         """
         text = str(source)
+        if text.lower().endswith(ARCHIVE_SUFFIXES) or is_archive(Path(text)):
+            raise LayoutError(
+                f"{text} is an archive, which has to be read whole; name the directory that it extracts to"
+            )
         if not is_remote(text):
             return cls._read(Path(source), text, None)
         with tempfile.TemporaryDirectory(prefix="djl-trtllm-size-") as scratch:

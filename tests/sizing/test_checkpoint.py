@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import GIB, Conditions, estimate
 from djl_trtllm.sizing.parameters import expected_tensors
 from tests.sizing.configs import llama
+from tests.support.hub_server import Hub, hub_server
 from tests.support.s3_fixtures import s3, store
 from tests.support.s3_server import Store
 
@@ -108,6 +112,39 @@ def test_a_compiled_engine_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"pretrained_config": llama(), "build_config": {}}))
     with pytest.raises(LayoutError, match="compiled engine"):
         CheckpointSizes.read(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["s3://models/team/story.tar.gz", "here.tgz"])
+def test_an_archive_is_refused_before_it_is_fetched(source: str) -> None:
+    with pytest.raises(LayoutError, match=f"{source} is an archive.*name the directory"):
+        CheckpointSizes.read(source)
+
+
+def test_a_local_archive_by_another_name_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "model", "w") as archive:
+        archive.add(TINY / "config.json", "config.json")
+    with pytest.raises(LayoutError, match="is an archive"):
+        CheckpointSizes.read(tmp_path / "model")
+
+
+def test_a_checkpoint_on_the_hub_is_read_by_its_headers(tmp_path: Path) -> None:
+    config = llama(num_hidden_layers=1, hidden_size=512, intermediate_size=2048, vocab_size=1000)
+    write_checkpoint(tmp_path / "here", config, shards=2)
+    files = {file.name: file.read_bytes() for file in (tmp_path / "here").iterdir()}
+    program = (
+        "from djl_trtllm.sizing.checkpoint import CheckpointSizes\n"
+        "sizes = CheckpointSizes.read('acme/small')\n"
+        "print(sizes.bytes, sizes.exact, sizes.source)"
+    )
+    with hub_server(Hub({"acme/small": files})) as endpoint:
+        # The hub's library reads its address when it is imported.
+        environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home")}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+        )
+    assert done.stdout == f"{CheckpointSizes.read(tmp_path / 'here').bytes} True acme/small\n", done.stderr
+    assert list((tmp_path / "home").rglob("config.json"))
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
 
 
 def test_a_checkpoint_in_s3_is_read_by_its_headers(store: Store, tmp_path: Path) -> None:
