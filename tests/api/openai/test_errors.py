@@ -9,38 +9,33 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
-    MethodNotAllowedError,
     NotReadyError,
     OverloadedError,
-    PromptTooLongError,
     RequestError,
-    RequestTimeoutError,
-    RequestTooLargeError,
-    UnknownAdapterError,
-    UnknownModelError,
-    UnsupportedParameterError,
+)
+from tests.api.error_rows import headers_of, rows
+
+ROWS = rows(
+    InvalidRequestError=(400, "invalid_request_error", None),
+    PromptTooLongError=(400, "invalid_request_error", "context_length_exceeded"),
+    UnsupportedParameterError=(400, "invalid_request_error", "unsupported_parameter"),
+    UnknownAdapterError=(404, "invalid_request_error", "model_not_found"),
+    UnknownModelError=(404, "invalid_request_error", "model_not_found"),
+    MethodNotAllowedError=(405, "invalid_request_error", "method_not_allowed"),
+    RequestTooLargeError=(413, "invalid_request_error", "request_too_large"),
+    OverloadedError=(503, "overloaded_error", "overloaded"),
+    NotReadyError=(503, "server_error", "not_ready"),
+    RequestTimeoutError=(504, "server_error", "timeout"),
+    GenerationError=(500, "server_error", None),
 )
 
-ROWS: list[tuple[RequestError, int, str, str | None]] = [
-    (InvalidRequestError("no"), 400, "invalid_request_error", None),
-    (PromptTooLongError("no"), 400, "invalid_request_error", "context_length_exceeded"),
-    (UnsupportedParameterError("no"), 400, "invalid_request_error", "unsupported_parameter"),
-    (UnknownAdapterError("no"), 404, "invalid_request_error", "model_not_found"),
-    (UnknownModelError("no", name="hen"), 404, "invalid_request_error", "model_not_found"),
-    (MethodNotAllowedError("no", allow="POST"), 405, "invalid_request_error", "method_not_allowed"),
-    (RequestTooLargeError("no"), 413, "invalid_request_error", "request_too_large"),
-    (OverloadedError("no", queue_depth=1, capacity=1, retry_after=1), 503, "overloaded_error", "overloaded"),
-    (NotReadyError("no"), 503, "server_error", "not_ready"),
-    (RequestTimeoutError("no"), 504, "server_error", "timeout"),
-    (GenerationError("no"), 500, "server_error", None),
-]
 
-
-@pytest.mark.parametrize(("error", "status", "kind", "code"), ROWS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(("error", "status", "kind", "code"), ROWS)
 def test_every_error_has_its_status_type_and_code(error: RequestError, status: int, kind: str, code: str) -> None:
     reply = encode_error(error, Options())
     assert (reply.status, reply.content_type) == (status, "application/json")
     assert json.loads(reply.body) == {"error": {"message": "no", "type": kind, "param": None, "code": code}}
+    assert dict(reply.headers) == headers_of(error)
 
 
 def test_the_servers_options_change_the_statuses_of_its_state() -> None:
@@ -49,12 +44,8 @@ def test_the_servers_options_change_the_statuses_of_its_state() -> None:
     assert (encode_error(overloaded, options).status, encode_error(NotReadyError(""), options).status) == (429, 502)
 
 
-def test_headers_say_when_to_return_and_what_to_use() -> None:
-    overloaded = OverloadedError("full", queue_depth=1, capacity=1, retry_after=7)
-    assert encode_error(overloaded, Options()).headers == (("Retry-After", "7"),)
-    assert encode_error(NotReadyError("", retry_after=5), Options()).headers == (("Retry-After", "5"),)
+def test_a_model_that_will_not_be_ready_has_no_time_to_return() -> None:
     assert encode_error(NotReadyError(""), Options()).headers == ()
-    assert encode_error(MethodNotAllowedError("", allow="GET"), Options()).headers == (("Allow", "GET"),)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.models import scripted_model, tensorrt_llm_model
+from tests.support.sagemaker_runtime import runtime_of
 from tests.support.server import Server, serving
 
 
@@ -56,3 +58,10 @@ def start(executor: str, tmp_path: Path) -> Iterator[Start]:
             return stack.enter_context(serving(model, **needed, **(environ or {})))
 
         yield start_one
+
+
+@pytest.fixture
+def runtime(server: Server) -> Iterator[Any]:
+    """boto3's client of SageMaker's runtime, with this server in its place."""
+    with runtime_of(server.url) as client:
+        yield client

@@ -4,11 +4,8 @@ import base64
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
-import boto3
-import botocore.config
 import httpx
 import pytest
 
@@ -40,21 +37,6 @@ def test_a_stream_joins_to_the_whole_answer(server: Server) -> None:
     assert answer.headers["content-type"] == "application/jsonlines"
     assert len(lines) == 7
     assert "".join(line["token"]["text"] for line in lines) == lines[-1]["generated_text"] == whole
-
-
-@pytest.fixture
-def runtime(server: Server) -> Iterator[Any]:
-    """boto3's client of SageMaker's runtime, with this server in its place."""
-    client = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=server.url,
-        region_name="eu-west-1",
-        aws_access_key_id="none",
-        aws_secret_access_key="none",
-        config=botocore.config.Config(retries={"max_attempts": 0}, proxies={}),
-    )
-    yield client
-    client.close()
 
 
 def test_boto3_invokes_an_endpoint(runtime: Any) -> None:

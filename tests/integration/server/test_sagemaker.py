@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import boto3
-import botocore.config
 import openai
 import pytest
 from botocore.exceptions import EventStreamError
@@ -19,27 +15,8 @@ from djl_trtllm.model import Tokenizer
 from tests.integration.server.conftest import Start
 from tests.support.client import body
 from tests.support.models import PROMPT
+from tests.support.sagemaker_runtime import runtime_of
 from tests.support.server import Server
-
-
-@pytest.fixture
-def runtime(server: Server) -> Iterator[Any]:
-    with client_of(server) as client:
-        yield client
-
-
-@contextmanager
-def client_of(server: Server) -> Iterator[Any]:
-    client = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=server.url,
-        region_name="eu-west-1",
-        aws_access_key_id="none",
-        aws_secret_access_key="none",
-        config=botocore.config.Config(retries={"max_attempts": 0}, proxies={}),
-    )
-    yield client
-    client.close()
 
 
 def parts(answer: Any) -> bytes:
@@ -83,7 +60,7 @@ def test_boto3_raises_model_error_before_a_stream(runtime: Any) -> None:
 
 def test_boto3_has_a_session(start: Start, tmp_path: Path) -> None:
     environ = {"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true", "SAGEMAKER_SESSIONS_PATH": str(tmp_path / "sessions")}
-    with client_of(start({}, environ)) as runtime:
+    with runtime_of(start({}, environ).url) as runtime:
         call = partial(runtime.invoke_endpoint, EndpointName="story", ContentType="application/json")
         opened = call(Body=b'{"requestType": "NEW_SESSION"}', SessionId="NEW_SESSION")["NewSessionId"]
         identifier = opened.partition(";")[0]
