@@ -23,7 +23,13 @@ import orjson
 from djl_trtllm.api.schemas import any_of
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
-from djl_trtllm.errors import InvalidRequestError, RequestError
+from djl_trtllm.errors import (
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+)
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import GenerationRequest, OutputChunk, Token
 
@@ -154,6 +160,10 @@ class ModelContext(Protocol):
         """The model's configuration; a dialect takes its defaults from it."""
 
     @property
+    def max_seq_len(self) -> int:
+        """The longest sequence, prompt and output together."""
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
 
@@ -260,3 +270,16 @@ class Dialect(ABC):
 def nearest_row(table: Mapping[type[RequestError], Row], error: RequestError, default: type[RequestError]) -> Row:
     """The row of an error table for the error's class, or for the nearest base class that has one, or `default`'s."""
     return next((table[base] for base in type(error).__mro__ if base in table), table[default])
+
+
+def status_from(status: int | str, options: Options) -> int:
+    """The status of an error table: a number, or the option that has it."""
+    value: int = status if isinstance(status, int) else getattr(options, status)
+    return value
+
+
+def error_headers(error: BaseException) -> tuple[tuple[str, str], ...]:
+    """The headers that replies to this error have in every dialect."""
+    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
+        return (("Retry-After", str(error.retry_after)),)
+    return (("Allow", error.allow),) if isinstance(error, MethodNotAllowedError) else ()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import orjson
 
+from djl_trtllm.api.base import Prompt
+from djl_trtllm.errors import RequestError
 from djl_trtllm.request import OutputChunk, SequenceResult, Token
 
 _dumps = orjson.dumps
@@ -43,6 +46,37 @@ class SequenceCollector:
         sequence.finished = chunk.finished
         self._running -= 1
         return self._running == 0
+
+
+class WholeEncoder(ABC):
+    """A `ResponseEncoder` of one body, which `_body` makes when every sequence has ended.
+
+    A chunk that ends with an error adds nothing: no byte was sent yet, so the caller replies with the error.
+    """
+
+    stream = False
+    content_type = "application/json"
+    wants_prompt_tokens = False
+
+    def __init__(self, count: int, generations: int = 1) -> None:
+        self._output = SequenceCollector(count, generations)
+
+    @abstractmethod
+    def begin(self, prompt: Prompt) -> None:
+        """Receive a prompt, see `ResponseEncoder`."""
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.finished is not None and chunk.finished.error is not None:
+            return b""
+        return self._body() if self._output.add(chunk) else b""
+
+    def error(self, error: RequestError) -> bytes:
+        """Nothing: no byte of a whole response is sent before its end."""
+        return b""
+
+    @abstractmethod
+    def _body(self) -> bytes:
+        """The response."""
 
 
 def dump_line(value: object) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from djl_trtllm.api.base import RawRequest
 from djl_trtllm.config import Options
 from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
@@ -182,6 +183,21 @@ class Table:
 def _in_header(name: str) -> str:
     """The name inside the quotation marks of a header."""
     return ascii(name[:_SHOWN])[1:-1].replace('"', '\\"')
+
+
+def read_object(request: RawRequest, example: str = "") -> dict[str, Any]:
+    """The body, a JSON object; `example` is the name of a member. Raises InvalidRequestError."""
+    payload = request.json
+    if type(payload) is not dict:
+        wanted = f" with '{example}'" if example else ""
+        raise InvalidRequestError(f"the body is {show(payload)}: expected a JSON object{wanted}")
+    return payload
+
+
+def check_text(payload: Mapping[str, Any], name: str, problems: Problems) -> None:
+    """Refuse a text that is missing or empty, unless something else is wrong, too."""
+    if not payload.get(name) and not problems.invalid:
+        problems.invalid.append(f"'{name}' is {show(payload.get(name))}: expected a text that is not empty")
 
 
 def show(value: object) -> str:

@@ -164,3 +164,12 @@ def generation_request(
         adapter=values.get("adapter"),
         default_new_tokens=values.get("default_new_tokens", 0),
     )
+
+
+def refuse_ranked_stream(sampling: Sampling, beams: str, problems: Problems) -> None:
+    """Refuse a stream whose best sequences are chosen at its end; `beams` is the name of the parameter."""
+    if sampling.sequences > sampling.n:
+        problems.invalid.append(
+            f"'best_of' or '{beams}' is {sampling.sequences}, 'n' {sampling.n} and 'stream' true: which sequences "
+            "are the best is known only at the end, expected 'best_of' to be 'n' and no beams in a stream"
+        )

@@ -11,6 +11,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from djl_trtllm.api import ModelStatus
+from djl_trtllm.api.base import error_headers
 from djl_trtllm.api.triton import description, protocol, refusals
 from djl_trtllm.api.triton.dialect import TRITON
 from djl_trtllm.api.triton.errors import DEFECT, status_of
@@ -19,7 +20,6 @@ from djl_trtllm.errors import (
     ConfigError,
     InvalidRequestError,
     NotReadyError,
-    OverloadedError,
     RequestError,
     UnknownModelError,
 )
@@ -205,9 +205,7 @@ async def _abort(context: Any, error: Exception) -> None:
     if not isinstance(error, RequestError):
         logger.error("a gRPC request failed", exc_info=error)
         await context.abort(grpc.StatusCode.INTERNAL, DEFECT)
-    metadata: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
-        metadata = (("retry-after", str(error.retry_after)),)
+    metadata = tuple((name.lower(), value) for name, value in error_headers(error))
     await context.abort(_CODES[status_of(error).name], str(error), metadata)
 
 

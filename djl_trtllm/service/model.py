@@ -70,6 +70,11 @@ class Model:
     def options(self) -> Options:
         return self.config.options
 
+    @property
+    def max_seq_len(self) -> int:
+        """The longest sequence, prompt and output together."""
+        return self.limits.max_seq_len
+
 
 def open_source(path: Path, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> ModelSource:
     """Open the model at `path`: a directory, an archive, or a configuration file in a directory.

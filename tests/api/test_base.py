@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, nearest_row
-from djl_trtllm.errors import GenerationError, InvalidRequestError, PromptTooLongError, RequestError
+from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, error_headers, nearest_row, status_from
+from djl_trtllm.config import Options
+from djl_trtllm.errors import GenerationError, InvalidRequestError, NotReadyError, PromptTooLongError, RequestError
 from djl_trtllm.request import GenerationRequest, Sampling
+from tests.api.error_rows import ERRORS, headers_of
 from tests.support.word_encoder import WordEncoder
 
 
@@ -31,3 +33,14 @@ def test_an_error_has_the_row_of_its_nearest_base() -> None:
     assert nearest_row(table, RequestError(""), GenerationError) == "any"
     del table[RequestError]
     assert nearest_row(table, RequestError(""), GenerationError) == "engine"
+
+
+def test_errors_say_in_headers_when_to_come_back_and_what_to_use() -> None:
+    for error in ERRORS.values():
+        assert dict(error_headers(error)) == headers_of(error)
+    assert error_headers(NotReadyError("no")) == error_headers(ValueError("no")) == ()
+
+
+def test_a_status_may_be_that_of_an_option() -> None:
+    options = Options(throttle_error_http_code=429)
+    assert (status_from(404, options), status_from("throttle_error_http_code", options)) == (404, 429)

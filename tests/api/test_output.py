@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import json
 
-from djl_trtllm.api.output import CollectedSequence, SequenceCollector, dump_line
+from djl_trtllm.api.base import Prompt
+from djl_trtllm.api.output import CollectedSequence, SequenceCollector, WholeEncoder, dump_line
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
-from tests.api.scripts import several
+from tests.api.scripts import FAILED, FAILURE, answer, several
 
 
 def test_sequences_grow_and_end_one_by_one() -> None:
@@ -41,3 +42,24 @@ def test_each_generation_has_its_own_sequences() -> None:
             done = collector.add(OutputChunk(index, [token], finished, generation))
     assert done
     assert [each.text for each in collector.sequences] == ["a", "b", "c", "d"]
+
+
+class Texts(WholeEncoder):
+    """The texts of all sequences."""
+
+    def begin(self, prompt: Prompt) -> None:
+        pass
+
+    def _body(self) -> bytes:
+        return " ".join(sequence.text for sequence in self._output.sequences).encode()
+
+
+def test_a_whole_answer_comes_when_every_sequence_has_ended() -> None:
+    encoder = Texts(2)
+    assert (encoder.stream, encoder.content_type, encoder.wants_prompt_tokens) == (False, "application/json", False)
+    assert [encoder.encode(chunk) for chunk in several(2)] == [b"", b"", b"", b"00 01 10 11"]
+    assert len(Texts(2, 3)._output.sequences) == 6
+
+
+def test_a_whole_answer_never_comes_with_an_error() -> None:
+    assert answer(Texts(1), FAILED) == Texts(1).error(FAILURE) == b""

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from djl_trtllm.api.parameters import Problems, Table
-from djl_trtllm.api.sampling import ADAPTER, NOT_HONOURED, SAMPLING, generation_request, read_sampling
+from djl_trtllm.api.sampling import (
+    ADAPTER,
+    NOT_HONOURED,
+    SAMPLING,
+    generation_request,
+    read_sampling,
+    refuse_ranked_stream,
+)
 from djl_trtllm.request import GenerationRequest, Sampling
 from tests.api.tables import check_rows
 
@@ -101,3 +108,13 @@ def test_an_adapter_is_one() -> None:
 
 def test_stop_strings_of_both_names_are_joined() -> None:
     assert TABLE.read({"stop": "a", "stop_sequences": ["b"]}, Problems(), "field") == {"stop": ("a", "b")}
+
+
+@pytest.mark.parametrize(("given", "refused"), [({"best_of": 3}, True), ({"n": 2}, False), ({}, False)])
+def test_a_stream_cannot_choose_the_best_sequences(given: dict[str, Any], refused: bool) -> None:
+    sampling, problems = read({"do_sample": True, **given})
+    refuse_ranked_stream(sampling, "beams", problems)
+    expected = (
+        "'best_of' or 'beams' is 3, 'n' 1 and 'stream' true: which sequences are the best"
+    )
+    assert [message.startswith(expected) for message in problems.invalid] == [True] * refused

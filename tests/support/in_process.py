@@ -48,7 +48,7 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
         max_queue_size=config.options.job_queue_size,
         max_input_len=config.options.max_input_len,
         max_output_len=config.options.max_output_len,
-        max_seq_len=config.options.max_input_len + config.options.max_output_len,
+        max_seq_len=config.options.max_seq_len or config.options.max_input_len + config.options.max_output_len,
         max_resumes=config.options.retry_threshold if config.options.resume_after_restart else 0,
     )
     return Model("story", directory, config, tokenizer, start, limits, None, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from djl_trtllm.api.base import Reply, nearest_row
+from djl_trtllm.api.base import Reply, error_headers, nearest_row, status_from
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
@@ -58,18 +58,13 @@ def encode_error(error: BaseException, options: Options) -> Reply:
     if isinstance(error, UnknownModelError) and error.name is None:
         return front_end_error(400, str(error))
     row = _row(error)
-    status: int = row.status if isinstance(row.status, int) else getattr(options, row.status)
+    status = status_from(row.status, options)
     if row.djl_type is None:
         return Reply.json({"error": str(error), "code": status}, status)
     fields: dict[str, object] = {}
-    headers: dict[str, str] = {}
     if isinstance(error, OverloadedError):
         fields = {"queue_depth": error.queue_depth, "queue_capacity": error.capacity}
-    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
-        headers = {"Retry-After": str(error.retry_after)}
-    if isinstance(error, MethodNotAllowedError):
-        headers = {"Allow": error.allow}
-    return front_end_error(status, str(error), row.djl_type, fields=fields, headers=tuple(headers.items()))
+    return front_end_error(status, str(error), row.djl_type, fields=fields, headers=error_headers(error))
 
 
 def tgi_error_type(error: RequestError) -> str:

@@ -35,7 +35,7 @@ from djl_trtllm.api.lmi.parameters import BEDROCK_FIELDS, CHAT_FIELDS, INPUTS_FI
 from djl_trtllm.api.lmi.presentation import Presentation
 from djl_trtllm.api.messages import read_messages
 from djl_trtllm.api.parameters import Problems, show
-from djl_trtllm.api.sampling import generation_request, read_sampling
+from djl_trtllm.api.sampling import generation_request, read_sampling, refuse_ranked_stream
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 
@@ -208,11 +208,8 @@ def _parse_chat(payload: dict[str, Any], options: Options, properties: Mapping[s
     values.setdefault("do_sample", True)
     sampling = read_sampling(values, problems)
     stream: bool = values.get("stream", False)
-    if stream and sampling.sequences > sampling.n:
-        problems.invalid.append(
-            f"'best_of' or 'num_beams' is {sampling.sequences}, 'n' {sampling.n} and 'stream' true: which sequences "
-            "are the best is known only at the end, expected 'best_of' to be 'n' and no beams in a stream"
-        )
+    if stream:
+        refuse_ranked_stream(sampling, "num_beams", problems)
     stream_options = values.get("stream_options", {})
     presentation = Presentation(
         stream=stream,

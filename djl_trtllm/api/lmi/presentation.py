@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from djl_trtllm.api.base import Prompt
-from djl_trtllm.api.output import SequenceCollector
-from djl_trtllm.errors import RequestError
-from djl_trtllm.request import OutputChunk, Token
+from djl_trtllm.api.output import WholeEncoder
+from djl_trtllm.request import Token
 
 
 @dataclass(slots=True)
@@ -61,29 +59,16 @@ class PresentingEncoder:
         self._presentation.begin(prompt)
 
 
-class WholeResponseEncoder(PresentingEncoder, ABC):
-    """A `ResponseEncoder` of one body, which `_body` makes when every sequence has ended."""
-
-    stream = False
-    content_type = "application/json"
+class WholeResponseEncoder(WholeEncoder, PresentingEncoder):
+    """What those of whole responses share."""
 
     def __init__(self, presentation: Presentation) -> None:
-        super().__init__(presentation)
+        WholeEncoder.__init__(self, presentation.n)
+        PresentingEncoder.__init__(self, presentation)
         self.wants_prompt_tokens = presentation.prefill
-        self._output = SequenceCollector(presentation.n)
 
-    def encode(self, chunk: OutputChunk) -> bytes:
-        if chunk.finished is not None and chunk.finished.error is not None:
-            return b""
-        return self._body() if self._output.add(chunk) else b""
-
-    def error(self, error: RequestError) -> bytes:
-        """Nothing: no byte of a whole response is sent before its end."""
-        return b""
-
-    @abstractmethod
-    def _body(self) -> bytes:
-        """The response."""
+    def begin(self, prompt: Prompt) -> None:
+        self._presentation.begin(prompt)
 
 
 def lmi_token(token: Token) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from djl_trtllm.api.openai.response import FINISH_REASONS, EventEncoder, Response, WholeEncoder
+from djl_trtllm.api.openai.response import FINISH_REASONS, EventEncoder, ObjectEncoder, Response
 from djl_trtllm.api.output import CollectedSequence, dump_line
 from djl_trtllm.request import RankedToken, SequenceResult, Token
 
 
-class CompletionEncoder(WholeEncoder):
+class CompletionEncoder(ObjectEncoder):
     """One `text_completion`. The choices of the first prompt come first."""
 
     kind = "text_completion"

@@ -42,7 +42,7 @@ _CHAT_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "message"
 _COMPLETION_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "text": STRING})), "usage": _USAGE})
 _MODEL = members({"id": STRING, "object": STRING, "created": INTEGER, "owned_by": STRING})
 _TOKENS = members(
-    {"count": INTEGER, "max_model_len": nullable(INTEGER), "tokens": list_of(INTEGER)},
+    {"count": INTEGER, "max_model_len": INTEGER, "tokens": list_of(INTEGER)},
     optional={"token_strs": list_of(STRING)},
 )
 

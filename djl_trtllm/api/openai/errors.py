@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from djl_trtllm.api.base import Reply, nearest_row
+from djl_trtllm.api.base import Reply, error_headers, nearest_row, status_from
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
@@ -60,13 +60,8 @@ def encode_error(error: BaseException, options: Options) -> Reply:
         body = {"message": "Internal server error, see the server's log.", "type": _SERVER, "param": None, "code": None}
         return Reply.json({"error": body}, options.server_error_http_code)
     row = _row(error)
-    status: int = row.status if isinstance(row.status, int) else getattr(options, row.status)
-    headers: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
-        headers = (("Retry-After", str(error.retry_after)),)
-    if isinstance(error, MethodNotAllowedError):
-        headers = (("Allow", error.allow),)
-    return Reply.json({"error": error_object(error)}, status)._replace(headers=headers)
+    reply = Reply.json({"error": error_object(error)}, status_from(row.status, options))
+    return reply._replace(headers=error_headers(error))
 
 
 def error_object(error: RequestError) -> dict[str, str | None]:

@@ -20,8 +20,8 @@ from djl_trtllm.api.openai.parsed_chat import ParsedChatEncoder, ParsedChatStrea
 from djl_trtllm.api.openai.response import Response
 from djl_trtllm.api.openai.tools import fit_messages, read_tool_use
 from djl_trtllm.api.output_parsers import reasoning_format
-from djl_trtllm.api.parameters import Problems, show
-from djl_trtllm.api.sampling import generation_request, read_sampling
+from djl_trtllm.api.parameters import Problems, read_object, show
+from djl_trtllm.api.sampling import generation_request, read_sampling, refuse_ranked_stream
 from djl_trtllm.config import ReasoningFormat
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Sampling
@@ -32,14 +32,6 @@ _MOST_PROMPTS = 64
 """Of one completion request."""
 _MOST_SEQUENCES = 128
 """Of all prompts of one completion request."""
-
-
-def read_object(request: RawRequest) -> dict[str, Any]:
-    """The body, a JSON object. Raises InvalidRequestError."""
-    payload = request.json
-    if type(payload) is not dict:
-        raise InvalidRequestError(f"the body is {show(payload)}: expected a JSON object")
-    return payload
 
 
 def read_model_name(request: RawRequest) -> str | None:
@@ -130,11 +122,8 @@ def _read(
     values.setdefault("do_sample", True)
     sampling = read_sampling(values, problems)
     stream: bool = values.get("stream", False)
-    if stream and sampling.sequences > sampling.n:
-        problems.invalid.append(
-            f"'best_of' or 'beam_width' is {sampling.sequences}, 'n' {sampling.n} and 'stream' true: which sequences "
-            "are the best is known only at the end, expected 'best_of' to be 'n' and no beams in a stream"
-        )
+    if stream:
+        refuse_ranked_stream(sampling, "beam_width", problems)
     options = STREAM_OPTIONS.read(values.get("stream_options", {}), problems, "member of 'stream_options'")
     if values.get("stream_options") and not stream:
         problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")

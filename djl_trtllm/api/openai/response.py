@@ -12,7 +12,7 @@ import orjson
 
 from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.openai.errors import error_object
-from djl_trtllm.api.output import CollectedSequence, SequenceCollector, dump_line
+from djl_trtllm.api.output import CollectedSequence, WholeEncoder, dump_line
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
@@ -71,30 +71,18 @@ class Response:
         }
 
 
-class WholeEncoder(ABC):
-    """A `ResponseEncoder` of one JSON object with `choices`."""
+class ObjectEncoder(WholeEncoder):
+    """Encodes one JSON object with `choices`."""
 
-    stream = False
-    content_type = "application/json"
-    wants_prompt_tokens = False
     kind: str
     """The value of `object`."""
 
     def __init__(self, response: Response) -> None:
+        super().__init__(response.n, response.generations)
         self.response = response
-        self._output = SequenceCollector(response.n, response.generations)
 
     def begin(self, prompt: Prompt) -> None:
         self.response.begin(prompt)
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        if chunk.finished is not None and chunk.finished.error is not None:
-            return b""
-        return self._body() if self._output.add(chunk) else b""
-
-    def error(self, error: RequestError) -> bytes:
-        """Nothing: no byte of a whole response is sent before its end."""
-        return b""
 
     def _body(self) -> bytes:
         choices: list[dict[str, Any]] = []

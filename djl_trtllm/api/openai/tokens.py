@@ -7,9 +7,9 @@ from typing import Any
 from djl_trtllm.api.base import ModelContext, RawRequest, Reply
 from djl_trtllm.api.messages import read_messages
 from djl_trtllm.api.openai.parameters import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from djl_trtllm.api.openai.parse import read_object, read_template
+from djl_trtllm.api.openai.parse import read_template
 from djl_trtllm.api.openai.tools import fit_messages
-from djl_trtllm.api.parameters import Problems, show
+from djl_trtllm.api.parameters import Problems, read_object, show
 from djl_trtllm.errors import InvalidRequestError
 
 _MOST_IDS = 2**20
@@ -32,7 +32,7 @@ def tokenize(request: RawRequest, model: ModelContext) -> Reply:
         text = tokenizer.render_chat(messages, **read_template(values))
         special = values.get("add_special_tokens", False)
     ids = tokenizer.encode(text, special)
-    reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.options.max_seq_len, "tokens": ids}
+    reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_seq_len, "tokens": ids}
     if values.get("return_token_strs"):
         reply["token_strs"] = [tokenizer.raw.id_to_token(id_) for id_ in ids]
     return Reply.json(reply)._replace(headers=problems.headers)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Operation, RawRequest, Reply
-from djl_trtllm.api.schemas import EVENTS, INTEGER, NULL, STRING, list_of, members, nullable
+from djl_trtllm.api.schemas import EVENTS, INTEGER, NULL, STRING, list_of, members
 from djl_trtllm.api.tgi.errors import encode_error
 from djl_trtllm.api.tgi.parse import FIELDS, parse
 from djl_trtllm.config import Options
@@ -23,8 +23,8 @@ _INFO = members(
         "max_concurrent_requests": INTEGER,
         "max_best_of": INTEGER,
         "max_stop_sequences": INTEGER,
-        "max_input_tokens": nullable(INTEGER),
-        "max_total_tokens": nullable(INTEGER),
+        "max_input_tokens": INTEGER,
+        "max_total_tokens": INTEGER,
         "router": STRING,
         "version": STRING,
     }
@@ -81,7 +81,7 @@ class Tgi(Dialect):
                 "max_best_of": 16,
                 "max_stop_sequences": 64,
                 "max_input_tokens": options.max_input_len,
-                "max_total_tokens": options.max_seq_len,
+                "max_total_tokens": model.context.max_seq_len,
                 "router": "djl-trtllm",
                 "version": __version__,
             }

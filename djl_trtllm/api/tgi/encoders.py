@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api.base import Prompt
-from djl_trtllm.api.output import CollectedSequence, SequenceCollector, dump_line
+from djl_trtllm.api.output import CollectedSequence, WholeEncoder, dump_line
 from djl_trtllm.api.tgi.errors import error_body
 from djl_trtllm.api.tgi.timing import Headers, Timing
 from djl_trtllm.errors import RequestError
@@ -54,17 +54,14 @@ class Shown:
         return self.inputs + generated if self.full_text else generated
 
 
-class GenerateEncoder:
+class GenerateEncoder(WholeEncoder):
     """`{"generated_text", "details"?}`."""
 
-    stream = False
-    content_type = "application/json"
-
     def __init__(self, shown: Shown, timing: Timing) -> None:
+        super().__init__(shown.n)
         self._shown = shown
         self._timing = timing
         self.wants_prompt_tokens = shown.prefill
-        self._output = SequenceCollector(shown.n)
 
     def begin(self, prompt: Prompt) -> None:
         self._shown.begin(prompt)
@@ -75,15 +72,6 @@ class GenerateEncoder:
         finished = self._output.sequences[0].finished
         assert finished is not None
         return self._timing.headers(finished)
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        if chunk.finished is not None and chunk.finished.error is not None:
-            raise chunk.finished.error
-        return self._body() if self._output.add(chunk) else b""
-
-    def error(self, error: RequestError) -> bytes:
-        """Nothing: no byte of a whole response is sent before its end."""
-        return b""
 
     def _body(self) -> bytes:
         best, *others = self._output.sequences

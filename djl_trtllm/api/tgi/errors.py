@@ -5,7 +5,7 @@ Source: `router/src/server.rs` and `router/src/infer/mod.rs` of TGI (db931fc).
 
 from __future__ import annotations
 
-from djl_trtllm.api.base import Reply, nearest_row
+from djl_trtllm.api.base import Reply, error_headers, nearest_row
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
@@ -36,12 +36,8 @@ def encode_error(error: BaseException, options: Options) -> Reply:
     if not isinstance(error, RequestError):
         body = {"error": "Internal server error, see the server's log.", "error_type": "generation"}
         return Reply.json(body, options.server_error_http_code)
-    headers: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
-        headers = (("Retry-After", str(error.retry_after)),)
-    if isinstance(error, MethodNotAllowedError):
-        headers = (("Allow", error.allow),)
-    return Reply.json(error_body(error), nearest_row(ERRORS, error, GenerationError)[0])._replace(headers=headers)
+    reply = Reply.json(error_body(error), nearest_row(ERRORS, error, GenerationError)[0])
+    return reply._replace(headers=error_headers(error))
 
 
 def error_body(error: RequestError) -> dict[str, str]:

@@ -9,12 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 from djl_trtllm.api.base import Call, RawRequest
-from djl_trtllm.api.parameters import BOOLEAN, IGNORED, PROMPT, Parameter, Problems, Table, integer, number, show
+from djl_trtllm.api.parameters import (
+    BOOLEAN,
+    IGNORED,
+    PROMPT,
+    Parameter,
+    Problems,
+    Table,
+    check_text,
+    integer,
+    number,
+    read_object,
+    show,
+)
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
 from djl_trtllm.api.tgi.encoders import GenerateEncoder, GenerateStreamEncoder, Shown
 from djl_trtllm.api.tgi.timing import Timing, stream_headers
 from djl_trtllm.config import Options
-from djl_trtllm.errors import InvalidRequestError
 
 _DEFAULT_NEW_TOKENS = 100
 
@@ -53,13 +64,10 @@ def parse(request: RawRequest, options: Options) -> Call:
     """Read a body. On `/generate_stream` the response is a stream, on `/` if `stream` says so. Raises
     InvalidRequestError.
     """
-    payload, problems = request.json, Problems.of(options)
-    if type(payload) is not dict:
-        raise InvalidRequestError(f"the body is {show(payload)}: expected a JSON object with 'inputs'")
+    payload, problems = read_object(request, "inputs"), Problems.of(options)
     fields = FIELDS.read(payload, problems, "field")
     inputs: str = fields.get("inputs", "")
-    if not inputs and not problems.invalid:
-        problems.invalid.append(f"'inputs' is {show(payload.get('inputs'))}: expected a text that is not empty")
+    check_text(payload, "inputs", problems)
     parameters: Any = payload.get("parameters")
     if parameters is None:
         parameters = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from djl_trtllm.api.base import Reply, nearest_row
+from djl_trtllm.api.base import Reply, error_headers, nearest_row
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
@@ -60,9 +60,4 @@ def encode_error(error: BaseException, options: Options) -> Reply:
     """The reply over HTTP."""
     if not isinstance(error, RequestError):
         return Reply.json({"error": DEFECT}, options.server_error_http_code)
-    headers: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
-        headers = (("Retry-After", str(error.retry_after)),)
-    if isinstance(error, MethodNotAllowedError):
-        headers = (("Allow", error.allow),)
-    return Reply.json({"error": str(error)}, status_of(error).http)._replace(headers=headers)
+    return Reply.json({"error": str(error)}, status_of(error).http)._replace(headers=error_headers(error))

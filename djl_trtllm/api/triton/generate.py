@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api.base import Call, ModelContext, Prompt, RawRequest, ResponseEncoder
-from djl_trtllm.api.output import SequenceCollector, dump_line
+from djl_trtllm.api.output import WholeEncoder, dump_line
 from djl_trtllm.api.parameters import Problems
 from djl_trtllm.api.triton.content import read_body, read_id, read_object, read_parameters
 from djl_trtllm.api.triton.description import VERSION, is_decoupled
@@ -57,36 +57,26 @@ def parse_generate(request: RawRequest, model: ModelContext, name: str) -> Call:
     return Call((read.generation,), encoder, problems.headers)
 
 
-class GenerateEncoder:
+class GenerateEncoder(WholeEncoder):
     """One object at the end; `as_event`: as the only event of a stream."""
 
-    wants_prompt_tokens = False
-
     def __init__(self, request: InferenceRequest, head: dict[str, Any], *, as_event: bool = False) -> None:
+        super().__init__(request.n)
         self.stream = as_event
         self.content_type = _SSE if as_event else "application/json"
         self._request = request
         self._head = head
         self._prompt = ""
-        self._output = SequenceCollector(request.n)
 
     def begin(self, prompt: Prompt) -> None:
         if self._request.prompt:
             self._prompt = prompt.text
 
-    def encode(self, chunk: OutputChunk) -> bytes:
-        if chunk.finished is not None and chunk.finished.error is not None:
-            raise chunk.finished.error
-        if not self._output.add(chunk):
-            return b""
-        body = self._body()
+    def _body(self) -> bytes:
+        body = self._object()
         return b"data: " + dump_line(body) + b"\n\n" if self.stream else orjson.dumps(body)
 
-    def error(self, error: RequestError) -> bytes:
-        """Nothing: no byte is sent before the end."""
-        return b""
-
-    def _body(self) -> dict[str, Any]:
+    def _object(self) -> dict[str, Any]:
         sequences = []
         for each in self._output.sequences:
             assert each.finished is not None

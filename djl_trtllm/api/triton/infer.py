@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api.base import Call, ModelContext, Prompt, RawRequest
-from djl_trtllm.api.output import SequenceCollector
+from djl_trtllm.api.output import WholeEncoder
 from djl_trtllm.api.parameters import show
 from djl_trtllm.api.triton.batch import batch_tensors, check_input, check_outputs, read_batch
 from djl_trtllm.api.triton.content import (
@@ -28,8 +28,7 @@ from djl_trtllm.api.triton.generate import SEQUENCE_PARAMETERS
 from djl_trtllm.api.triton.inputs import InferenceRequest
 from djl_trtllm.api.triton.refusals import refuse_tensor_parameters
 from djl_trtllm.api.triton.tensors import Tensor, from_bytes, from_json, to_bytes
-from djl_trtllm.errors import InvalidRequestError, RequestError
-from djl_trtllm.request import OutputChunk
+from djl_trtllm.errors import InvalidRequestError
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _NO_STREAM = (
@@ -62,27 +61,22 @@ class Wanted:
     binary: bool
 
 
-class InferEncoder:
+class InferEncoder(WholeEncoder):
     """The response to the requests of one batch. `encoding` compresses it."""
-
-    stream = False
-    wants_prompt_tokens = False
 
     def __init__(
         self, requests: list[InferenceRequest], wanted: list[Wanted], name: str, identifier: str, encoding: str
     ) -> None:
+        super().__init__(requests[0].n, len(requests))
         self._requests = requests
         self._wanted = wanted
+        if any(each.binary for each in wanted):
+            self.content_type = "application/octet-stream"
         self._head: dict[str, Any] = {"id": identifier} if identifier else {}
         self._head |= {"model_name": name, "model_version": VERSION, "parameters": SEQUENCE_PARAMETERS}
         self._encoding = encoding
         self._prompts: list[str] = []
-        self._output = SequenceCollector(requests[0].n, len(requests))
         self._headers: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def content_type(self) -> str:
-        return "application/octet-stream" if any(each.binary for each in self._wanted) else "application/json"
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Headers of the response, once its body is encoded."""
@@ -90,15 +84,6 @@ class InferEncoder:
 
     def begin(self, prompt: Prompt) -> None:
         self._prompts.append(prompt.text if self._requests[len(self._prompts)].prompt else "")
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        if chunk.finished is not None and chunk.finished.error is not None:
-            raise chunk.finished.error
-        return self._body() if self._output.add(chunk) else b""
-
-    def error(self, error: RequestError) -> bytes:
-        """Nothing: no byte of a whole response is sent before its end."""
-        return b""
 
     def _body(self) -> bytes:
         tensors = batch_tensors(self._requests, self._prompts, self._output.sequences)

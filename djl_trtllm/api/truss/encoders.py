@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 
 from djl_trtllm.api.base import Prompt
+from djl_trtllm.api.output import WholeEncoder
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import OutputChunk
 
@@ -33,25 +34,14 @@ class TextEncoder:
         return b""
 
 
-class WholeTextEncoder:
+class WholeTextEncoder(WholeEncoder):
     """`{"text"}` at the end."""
 
-    stream = False
-    content_type = "application/json"
-    wants_prompt_tokens = False
-
     def __init__(self) -> None:
-        self._texts: list[str] = []
+        super().__init__(1)
 
     def begin(self, prompt: Prompt) -> None:
         pass
 
-    def encode(self, chunk: OutputChunk) -> bytes:
-        if chunk.finished is not None and chunk.finished.error is not None:
-            raise chunk.finished.error
-        self._texts += [token.text for token in chunk.tokens]
-        return b"" if chunk.finished is None else orjson.dumps({"text": "".join(self._texts)})
-
-    def error(self, error: RequestError) -> bytes:
-        """Nothing: no byte of a whole response is sent before its end."""
-        return b""
+    def _body(self) -> bytes:
+        return orjson.dumps({"text": self._output.sequences[0].text})

@@ -6,7 +6,7 @@ model does, 700 where the request is at fault.
 
 from __future__ import annotations
 
-from djl_trtllm.api.base import Reply, nearest_row
+from djl_trtllm.api.base import Reply, error_headers, nearest_row
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     GenerationError,
@@ -43,9 +43,4 @@ def encode_error(error: BaseException, options: Options) -> Reply:
         reply = Reply.json({"error": message}, options.server_error_http_code)
         return reply._replace(headers=(_SOURCE, (_CODE, _SERVER)))
     status, code = nearest_row(ERRORS, error, GenerationError)
-    headers = [_SOURCE, (_CODE, code)]
-    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
-        headers.append(("Retry-After", str(error.retry_after)))
-    if isinstance(error, MethodNotAllowedError):
-        headers.append(("Allow", error.allow))
-    return Reply.json({"error": str(error)}, status)._replace(headers=tuple(headers))
+    return Reply.json({"error": str(error)}, status)._replace(headers=(_SOURCE, (_CODE, code), *error_headers(error)))

@@ -18,15 +18,15 @@ from djl_trtllm.api.parameters import (
     Parameter,
     Problems,
     Table,
+    check_text,
     integer,
     number,
+    read_object,
     read_words,
-    show,
 )
 from djl_trtllm.api.sampling import MOST_TOKENS, SAMPLING, generation_request, read_sampling
 from djl_trtllm.api.truss.encoders import TextEncoder, WholeTextEncoder
 from djl_trtllm.config import Options
-from djl_trtllm.errors import InvalidRequestError
 
 _DEFAULT_NEW_TOKENS = 50
 _WORDS = Kind(
@@ -53,9 +53,7 @@ FIELDS = Table(
 
 def parse(request: RawRequest, options: Options) -> Call:
     """Read the body. Raises InvalidRequestError."""
-    payload, problems = request.json, Problems.of(options)
-    if type(payload) is not dict:
-        raise InvalidRequestError(f"the body is {show(payload)}: expected a JSON object with 'prompt'")
+    payload, problems = read_object(request, "prompt"), Problems.of(options)
     values = FIELDS.read(payload, problems, "field")
     prompt: str | None = values.get("prompt")
     messages: list[dict[str, Any]] | None = None
@@ -63,8 +61,8 @@ def parse(request: RawRequest, options: Options) -> Call:
         messages = read_messages(payload["messages"], problems)
         if prompt is not None:
             problems.invalid.append("'prompt' and 'messages' are both given: expected one of them")
-    elif not prompt and not problems.invalid:
-        problems.invalid.append(f"'prompt' is {show(payload.get('prompt'))}: expected a text that is not empty")
+    else:
+        check_text(payload, "prompt", problems)
     values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
     sampling = read_sampling(values, problems)
     stream: bool = values.get("stream", True)

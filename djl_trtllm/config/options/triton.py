@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from djl_trtllm.config.options.documents import TRITON
 from djl_trtllm.config.options.group import OptionGroup
 from djl_trtllm.config.options.option import Scope, option
+
+
+def _port(key: str, description: str, effect: str) -> Any:
+    return option(
+        0,
+        description,
+        key=key,
+        at_least=0,
+        at_most=65535,
+        effect=effect,
+        source=TRITON,
+        scope=Scope.SERVER,
+    )
 
 
 class TritonOptions(OptionGroup):
@@ -20,36 +35,21 @@ class TritonOptions(OptionGroup):
         effect="streams of Triton's API",
         source=TRITON,
     )
-    triton_http_port: int = option(
-        0,
+    triton_http_port: int = _port(
+        "triton_http_port",
         "A further port of the server with Triton's number. A Triton repository with `ensemble` and the other models "
         "presets 8000; 0 is no further port.",
-        key="triton_http_port",
-        at_least=0,
-        at_most=65535,
-        effect="listening port with all routes, beside inference_port",
-        source=TRITON,
-        scope=Scope.SERVER,
+        "listening port with all routes, beside inference_port",
     )
-    triton_grpc_port: int = option(
-        0,
+    triton_grpc_port: int = _port(
+        "triton_grpc_port",
         "The port of Triton's gRPC API. A Triton repository with `ensemble` and the other models presets 8001; 0 is no "
         "such port. It needs grpcio: `pip install 'djl-trtllm[grpc]'`.",
-        key="triton_grpc_port",
-        at_least=0,
-        at_most=65535,
-        effect="listening port of gRPC",
-        source=TRITON,
-        scope=Scope.SERVER,
+        "listening port of gRPC",
     )
-    triton_metrics_port: int = option(
-        0,
+    triton_metrics_port: int = _port(
+        "triton_metrics_port",
         "A further port of the server, for `/metrics` where Triton has it. A Triton repository with `ensemble` and the "
         "other models presets 8002; 0 is no further port.",
-        key="triton_metrics_port",
-        at_least=0,
-        at_most=65535,
-        effect="listening port with all routes, beside inference_port",
-        source=TRITON,
-        scope=Scope.SERVER,
+        "listening port with all routes, beside inference_port",
     )

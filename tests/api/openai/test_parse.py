@@ -9,7 +9,7 @@ import pytest
 from djl_trtllm.api import Call, RawRequest
 from djl_trtllm.api.openai.dialect import OPENAI
 from djl_trtllm.api.openai.parse import read_model_name
-from djl_trtllm.api.openai.response import EventEncoder, WholeEncoder
+from djl_trtllm.api.openai.response import EventEncoder, ObjectEncoder
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
@@ -46,7 +46,7 @@ def refusal(model: Model, path: str, **body: Any) -> str:
 def test_a_chat_samples_at_temperature_1_and_gets_as_much_as_fits(model: Model) -> None:
     call = parse(model, CHAT, messages=MESSAGES)
     assert call.requests == (GenerationRequest(messages=MESSAGES, sampling=Sampling(do_sample=True)),)
-    assert isinstance(call.encoder, WholeEncoder) and not call.encoder.stream
+    assert isinstance(call.encoder, ObjectEncoder) and not call.encoder.stream
 
 
 def test_a_completion_gets_16_tokens(model: Model) -> None:
@@ -176,7 +176,7 @@ def test_a_body_is_a_json_object_whatever_its_type(model: Model, body: bytes, me
 def test_a_response_has_the_models_name(model: Model) -> None:
     body = orjson.dumps({"messages": MESSAGES, "model": ""})
     encoder = OPENAI.parse(RawRequest(body, {}, CHAT), replace(model, name="a story")).encoder
-    assert isinstance(encoder, WholeEncoder)
+    assert isinstance(encoder, ObjectEncoder)
     assert encoder.response.model == "a story"
 
 

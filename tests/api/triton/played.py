@@ -22,3 +22,4 @@ class PlayedModel:
     name: str = "story"
     tokenizer: Any = field(default_factory=PlayedTokenizer)
     custom: RequestParser | None = None
+    max_seq_len: int = 64

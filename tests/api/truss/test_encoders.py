@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from djl_trtllm.api import ResponseEncoder
 from djl_trtllm.api.truss.encoders import TextEncoder, WholeTextEncoder
 from djl_trtllm.errors import GenerationError
 from tests.api.scripts import EOS, FAILED, FAILURE, STOP, TEXT, answer
@@ -21,12 +20,16 @@ def test_a_whole_answer_is_an_object() -> None:
     assert json.loads(answer(WholeTextEncoder(), EOS)) == {"text": TEXT}
 
 
-@pytest.mark.parametrize("encoder", [TextEncoder(), WholeTextEncoder()])
-def test_text_has_no_place_for_an_error(encoder: ResponseEncoder) -> None:
+def test_text_has_no_place_for_an_error() -> None:
+    encoder = TextEncoder()
     encoder.encode(FAILED[0])
     with pytest.raises(GenerationError):
         encoder.encode(FAILED[1])
     assert encoder.error(FAILURE) == b""
+
+
+def test_a_whole_answer_never_comes_with_an_error() -> None:
+    assert answer(WholeTextEncoder(), FAILED) == WholeTextEncoder().error(FAILURE) == b""
 
 
 def test_the_caller_knows_how_to_send_them() -> None:
