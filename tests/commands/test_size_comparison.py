@@ -19,6 +19,7 @@ def test_the_cheapest_instance_for_64_sequences_of_4k_is_named(tmp_path: Path) -
         f"{best.tensor_parallel}, {best.price:.2f} USD per hour: {best.sequences} sequences"
     )
     assert found.answer in found.lines()
+    assert found.answer in (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
     told = found.as_json()
     assert told["cheapest"]["machine"]["name"] == best.machine.name
     assert told["cheapest"]["sequences"] == best.sequences

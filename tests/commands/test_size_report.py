@@ -114,3 +114,8 @@ def test_json_has_the_same_numbers(tmp_path: Path) -> None:
     missing = report(described(tmp_path, **BIG), of_instance("g5.48xlarge"), 8).as_json()
     assert missing["fits"] is False
     assert (missing["max_num_tokens"], missing["origin"], missing["options"]) == (None, None, {})
+
+
+def test_the_page_has_the_report_as_it_is(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
+    assert "\n".join(report(described(tmp_path), of_instance("g5.12xlarge"), 4).lines()[1:]) in page
