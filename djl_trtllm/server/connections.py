@@ -69,9 +69,9 @@ class Connections:
         self.counts = counts
         self.memory = memory
         self.most = options.max_connections
-        self.open: set[Connection] = set()
+        self.busy: set[Connection] = set()
         self.idle: dict[Connection, None] = {}
-        """Without a request; the one that is so longest comes first."""
+        """Without a request; the one that is so longest comes first, and its deadline too."""
         self._spare: dict[Connection, None] = {}
         self._logged: dict[int, float] = {}
 
@@ -96,8 +96,8 @@ class Connections:
 
     def enter(self, connection: Connection) -> None:
         """Take a new connection: within the limit, in the place of an idle one, or for health checks only."""
-        self.open.add(connection)
-        if len(self.open) - len(self._spare) > self.most:
+        self.busy.add(connection)
+        if self._regular() > self.most:
             if self.idle:
                 next(iter(self.idle)).drop()
             else:
@@ -109,17 +109,26 @@ class Connections:
     def rest(self, connection: Connection) -> None:
         """Note that a connection is without a request from now on."""
         if connection not in self._spare:
+            self.busy.discard(connection)
             self.idle[connection] = None
 
+    def start(self, connection: Connection) -> None:
+        """Note that a connection has a request from now on."""
+        self.idle.pop(connection, None)
+        self.busy.add(connection)
+
+    def _regular(self) -> int:
+        return len(self.busy) + len(self.idle) - len(self._spare)
+
     def leave(self, connection: Connection) -> None:
-        self.open.discard(connection)
+        self.busy.discard(connection)
         self.idle.pop(connection, None)
         self._spare.pop(connection, None)
 
     def admit(self, connection: Connection, path: bytes) -> None:
         """Raises Refusal if the connection is one too many and the path is no health check."""
         if connection in self._spare and path not in _HEALTH:
-            if len(self.open) - len(self._spare) >= self.most:
+            if self._regular() >= self.most:
                 raise Refusal(503, f"max_connections={self.most} connections are open, and none of them is idle")
             del self._spare[connection]
 
@@ -137,6 +146,7 @@ class Connections:
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             now = loop.time()
-            # All of them: it takes half a millisecond for ten thousand.
-            for connection in [each for each in self.open if each.deadline <= now]:
+            for connection in [each for each in self.busy if each.deadline <= now]:
+                connection.expire()
+            while self.idle and (connection := next(iter(self.idle))).deadline <= now:
                 connection.expire()

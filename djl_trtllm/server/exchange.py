@@ -93,8 +93,11 @@ class Exchange:
             if not self.bodies.take(self._held, len(part)):
                 raise self._no_memory()
             self._held += len(part)
+            whole = not message.get("more_body", False)
+            if whole and not body:
+                return bytes(part)
             body += part
-            if not message.get("more_body", False):
+            if whole:
                 return bytes(body)
 
     def release(self) -> None:

@@ -145,7 +145,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"call": self.reset}}
-        self._connections.idle.pop(self, None)
+        self._connections.start(self)
         self.deadline = self.loop.time() + self._limits.header_read_timeout
         self._head_read = self._read = False
         self._beside = self._piece_size

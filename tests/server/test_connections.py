@@ -41,7 +41,8 @@ def connections(most: int = 3) -> Connections:
 def busy(all_of_them: Connections) -> Played:
     """A connection with a request."""
     connection = Played(all_of_them)
-    all_of_them.idle.pop(connection, None)
+    if connection in all_of_them.idle:
+        all_of_them.start(connection)
     return connection
 
 
@@ -55,7 +56,7 @@ def test_within_the_limit_nobody_is_dropped() -> None:
 def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_longest() -> None:
     shared = connections(3)
     first, second, third = Played(shared), busy(shared), Played(shared)
-    del shared.idle[first]
+    shared.start(first)
     shared.rest(first)
     fourth = Played(shared)
     assert [each.dropped for each in (first, second, third, fourth)] == [False, False, True, False]
@@ -83,13 +84,17 @@ def test_of_the_connections_for_health_checks_the_oldest_makes_room() -> None:
     busy(shared)
     spare = [Played(shared) for _ in range(66)]
     assert [each.dropped for each in spare] == [True, True, *[False] * 64]
-    assert len(shared.open) == 65
+    assert (len(shared.busy), len(shared.idle)) == (65, 0)
 
 
+@pytest.mark.parametrize("asked", [False, True])
 @in_virtual_time
-async def test_deadlines_are_enforced() -> None:
+async def test_deadlines_are_enforced(asked: bool) -> None:
     shared = connections()
     late, soon, never = Played(shared, 0.1), Played(shared, 1.2), Played(shared, float("inf"))
+    if asked:
+        for connection in (late, soon, never):
+            shared.start(connection)
     watching = asyncio.create_task(shared.watch())
     await asyncio.sleep(0.6)
     assert [late.expired, soon.expired, never.expired] == [True, False, False]
