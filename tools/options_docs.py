@@ -70,7 +70,7 @@ _DERIVED = """\
 ## Derived values
 
 - `option.max_num_tokens` of a checkpoint on GPUs is what was measured or is estimated to fit, where it is not set
-  ([sizing](sizing.md)).
+  (docs/sizing.md).
 - `option.max_num_tokens=N`, where *you* set it, raises `option.max_input_len` and `option.max_output_len` to
   max(min(4096, N), your value) and `option.max_rolling_batch_size` to max(256, your value). So
   `OPTION_MAX_NUM_TOKENS=4096` alone gives 4096, 4096 and 256, and `OPTION_MAX_ROLLING_BATCH_SIZE=8` alone gives 8.
