@@ -78,7 +78,7 @@ class Report:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         shortened = () if self.request.shortened is None else (self.request.shortened,)
-        return shortened + self._warnings
+        return shortened + self._warnings + self.machine.remarks
 
     @property
     def _warnings(self) -> tuple[str, ...]:

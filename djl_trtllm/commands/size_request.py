@@ -9,6 +9,7 @@ from pathlib import Path
 
 from djl_trtllm.config import Config, load
 from djl_trtllm.config.options.choices import Backend
+from djl_trtllm.engines.gpu_state import GpuState, read_states
 from djl_trtllm.errors import LayoutError, SizingError
 from djl_trtllm.model import inspect
 from djl_trtllm.model.remote.fetch import is_remote
@@ -20,6 +21,9 @@ from djl_trtllm.sizing.measured import DEFAULT_LMI
 from djl_trtllm.sizing.recommendation import Recommendation, recommend
 
 _WIDENED_BATCH = 256
+_GIB = 1 << 30
+_DRIVERS = 2 * _GIB
+"""The driver itself keeps half a GiB of a large GPU, and other programs' contexts as much."""
 
 
 @dataclass(frozen=True)
@@ -150,4 +154,22 @@ def _this_machine() -> Machine:
     assert smallest.memory is not None
     name = smallest.name or "NVIDIA GPU"
     model = gpu_found(smallest.name, smallest.memory)
-    return Machine("this machine", name, smallest.memory, len(gpus), smallest.compute_capability, model)
+    states = read_states()
+    # If CUDA shows a part of the GPUs only, nothing says which ones they are.
+    remarks = remarks_on(states) if len(states) == len(gpus) else ()
+    return Machine("this machine", name, smallest.memory, len(gpus), smallest.compute_capability, model, remarks)
+
+
+def remarks_on(states: Sequence[GpuState]) -> tuple[str, ...]:
+    """Memory in use, and GPUs that do not reach each other."""
+    found = [
+        f"other programs use {(gpu.total - gpu.free) / _GIB:.1f} of the {gpu.total / _GIB:.1f} GiB of GPU {index}, "
+        "which is not counted here, and missing when the model is loaded"
+        for index, gpu in enumerate(states)
+        if gpu.total - gpu.free > _DRIVERS
+    ]
+    if len(states) > 1 and any(len(gpu.peers) < len(states) - 1 for gpu in states):
+        found.append(
+            "the GPUs do not reach each other's memory: tensor parallelism goes through the host's, which is slow"
+        )
+    return tuple(found)

@@ -36,6 +36,8 @@ class Machine:
     gpus: int | None = None
     compute_capability: tuple[int, int] | None = None
     known: Instance | GpuModel | None = None
+    remarks: tuple[str, ...] = ()
+    """What was seen there that an estimate does not know."""
 
     @property
     def hourly_price(self) -> float | None:

@@ -119,3 +119,8 @@ def test_json_has_the_same_numbers(tmp_path: Path) -> None:
 def test_the_page_has_the_report_as_it_is(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
     assert "\n".join(report(described(tmp_path), of_instance("g5.12xlarge"), 4).lines()[1:]) in page
+
+
+def test_what_was_seen_on_the_machine_is_a_warning(tmp_path: Path) -> None:
+    busy = replace(of_gpu("h100"), remarks=("other programs use 40.0 GiB",))
+    assert report(described(tmp_path), busy).warnings[-1] == "other programs use 40.0 GiB"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from djl_trtllm.commands.size_request import machines_of, read_request
+from djl_trtllm.commands import size_request
+from djl_trtllm.commands.size_request import machines_of, read_request, remarks_on
 from djl_trtllm.engines import gpu
 from djl_trtllm.engines.gpu import Gpu
+from djl_trtllm.engines.gpu_state import GpuState
 from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.machines import of_gpu, of_instance
 from tests.commands.sized import described, request
@@ -92,6 +95,35 @@ def test_without_flags_it_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> No
     assert (machine.name, machine.gpu, machine.gpus) == ("this machine", "NVIDIA A10G", 2)
     assert machine.known == of_gpu("a10g").known
     assert str(machine) == "this machine: 2 x NVIDIA A10G with 22.5 GiB"
+
+
+GIB = 1024 * MIB
+H200 = GpuState("NVIDIA H200", (9, 0), 140 * GIB, 139 * GIB, 18, (1,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("states", "says"),
+    [
+        ((H200, replace(H200, peers=(0,))), ()),
+        ((H200, replace(H200, peers=(0,), free=100 * GIB)), ("other programs use 40.0 of the 140.0 GiB of GPU 1",)),
+        ((replace(H200, peers=()),) * 2, ("the GPUs do not reach each other's memory",)),
+        ((replace(H200, peers=()),), ()),
+    ],
+)
+def test_memory_in_use_and_missing_links_are_remarks(states: tuple[GpuState, ...], says: tuple[str, ...]) -> None:
+    found = remarks_on(states)
+    assert len(found) == len(says)
+    assert all(remark.startswith(said) for remark, said in zip(found, says, strict=True))
+
+
+def test_a_machine_of_which_cuda_shows_a_part_has_no_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Gpu("NVIDIA H200", (9, 0), 140 * GIB)
+    busy = replace(H200, peers=(0,), free=0)
+    monkeypatch.setattr(size_request, "read_states", lambda: (busy, busy))
+    for gpus, remarks in (((shown,), 0), ((shown, shown), 2)):
+        monkeypatch.setattr(gpu, "visible_gpus", lambda environ, gpus=gpus: (gpus, None))
+        (machine,) = machines_of([], None, [], here=True)
+        assert len(machine.remarks) == remarks
 
 
 @pytest.mark.parametrize(
