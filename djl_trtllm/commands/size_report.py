@@ -160,8 +160,7 @@ class Report:
         groups = f", pipeline parallel {conditions.pipeline_parallel}" if conditions.pipeline_parallel > 1 else ""
         engine = "TensorRT engine" if self.request.compiled else "PyTorch"
         return [
-            f"{sizes.source}: {sizes.parameters / 1e9:.2f} billion parameters{as_stored}, "
-            f"{_gib(sizes.bytes)} GiB{how}{becomes}",
+            f"{sizes.source}: {_count(sizes.parameters)} parameters{as_stored}, {_gib(sizes.bytes)} GiB{how}{becomes}",
             f"  {shape.num_layers} layers, hidden size {shape.hidden}, {shape.num_heads} heads of which "
             f"{shape.num_kv_heads} in the KV cache, vocabulary {shape.vocab_size}{experts}",
             f"on {self.machine}{cost}; tensor parallel {conditions.tensor_parallel}{groups}, {engine}",
@@ -216,6 +215,10 @@ def machine_as_json(machine: Machine) -> Mapping[str, Any]:
         "usd_per_hour": price,
         "price": None if price is None else str(PRICES),
     }
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} billion" if parameters >= 10**9 else f"{parameters / 1e6:.1f} million"
 
 
 def _gib(size: int) -> str:

@@ -37,9 +37,11 @@ class SizeRequest:
 
     @property
     def input_len(self) -> int:
-        """At most a token less than the model's context."""
+        """At most a token less than the model's context; two thirds of it where nobody asked for more."""
         asked, context = self.config.options.max_input_len, self.sizes.shape.max_position_embeddings
-        return asked if context is None else min(asked, context - 1)
+        if context is None:
+            return asked
+        return min(asked, context - 1 if self.config.is_set("max_input_len") else max(1, context * 2 // 3))
 
     @property
     def output_len(self) -> int:
@@ -51,7 +53,8 @@ class SizeRequest:
     def shortened(self) -> str | None:
         """What of the lengths asked for the model's context does not hold."""
         options = self.config.options
-        if options.max_input_len + options.max_output_len == self.length:
+        set_by_user = self.config.is_set("max_input_len") or self.config.is_set("max_output_len")
+        if not set_by_user or options.max_input_len + options.max_output_len == self.length:
             return None
         return (
             f"sequences of {options.max_input_len} + {options.max_output_len} tokens are longer than the model's "

@@ -114,7 +114,5 @@ def test_stop_strings_of_both_names_are_joined() -> None:
 def test_a_stream_cannot_choose_the_best_sequences(given: dict[str, Any], refused: bool) -> None:
     sampling, problems = read({"do_sample": True, **given})
     refuse_ranked_stream(sampling, "beams", problems)
-    expected = (
-        "'best_of' or 'beams' is 3, 'n' 1 and 'stream' true: which sequences are the best"
-    )
+    expected = "'best_of' or 'beams' is 3, 'n' 1 and 'stream' true: which sequences are the best"
     assert [message.startswith(expected) for message in problems.invalid] == [True] * refused

@@ -76,6 +76,11 @@ def test_the_model_is_described(tmp_path: Path) -> None:
     assert "32 layers, hidden size 4096, 32 heads of which 8 in the KV cache, vocabulary 128256" in text
 
 
+def test_a_small_model_has_millions_of_parameters(tmp_path: Path) -> None:
+    small = report(described(tmp_path, num_hidden_layers=1, hidden_size=512, vocab_size=1000), of_gpu("l4"))
+    assert " million parameters in bfloat16" in small.lines()[0]
+
+
 def test_out_of_memory_has_numbers_and_what_helps_and_nothing_to_paste(tmp_path: Path) -> None:
     path = described(tmp_path, **BIG)
     found = report(path, of_instance("g5.48xlarge"), 8)

@@ -44,6 +44,8 @@ def test_sequences_end_at_the_models_context(tmp_path: Path) -> None:
         "sequences of 30000 + 500 tokens are longer than the model's context of 8192: counted are 8191 + 1"
     )
     assert request(described(tmp_path), max_input_len=8000, max_output_len=192).shortened is None
+    short = request(described(tmp_path, max_position_embeddings=300))
+    assert (short.input_len, short.output_len, short.shortened) == (200, 100, None)
     unknown = request(described(tmp_path, max_position_embeddings=None), max_input_len=30000)
     assert (unknown.input_len, unknown.shortened) == (30000, None)
 
