@@ -130,7 +130,7 @@ async def test_a_model_that_does_not_load_has_a_status_and_ends_the_process(
 
 
 @in_virtual_time
-async def test_another_mode_is_told(handler: Any, model: Path, hosts: Hosts) -> None:
+async def test_another_mode_is_reported(handler: Any, model: Path, hosts: Hosts) -> None:
     inputs = loading(model)
     inputs.properties["rolling_batch"] = "enable"
     output: Output = await handler.handle(inputs)

@@ -115,14 +115,14 @@ def test_a_whole_bucket_is_a_prefix_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 64, "under_score"])
-def test_a_name_sagemaker_does_not_take_is_told_before_any_call(name: str) -> None:
+def test_a_name_sagemaker_does_not_take_is_reported_before_any_call(name: str) -> None:
     with pytest.raises(DeploymentError, match=r"the endpoint .*: expected up to 63 letters"):
         Deployment(name, IMAGE, ROLE, STORY.model_data, "ml.g5.xlarge").calls()
     with pytest.raises(DeploymentError, match=r"the endpoint .*: expected up to 63 letters"):
         delete(name, lambda line: None)
 
 
-def test_everything_that_aws_would_refuse_is_told_at_once() -> None:
+def test_everything_that_aws_would_refuse_is_reported_at_once() -> None:
     wrong = Deployment(
         "my_story", "", "admin", S3Address("My_Bucket", "k"), "g5.2xlarge", 1, {"A-B": "c"}, ami_version="gpu-4"
     )
@@ -151,7 +151,7 @@ def test_instances_with_a_gpu_for_cuda_13_get_the_ami_with_its_driver(instance: 
     replace(STORY, instance_type=instance, ami_version=ami).check()
 
 
-def test_a_name_in_use_is_told_with_what_has_it(aws: str) -> None:
+def test_a_name_in_use_is_reported_with_what_has_it(aws: str) -> None:
     require_unused("story")
     deploy(STORY, lambda line: None)
     client(aws, "sagemaker").delete_endpoint(EndpointName="story")

@@ -119,7 +119,7 @@ def test_a_model_that_does_not_load_has_a_status(
     assert handler.handle(loading(tmp_path / "model")) is None
 
 
-def test_another_mode_is_told(handler: Any, model: Path, hosts: Hosts) -> None:
+def test_another_mode_is_reported(handler: Any, model: Path, hosts: Hosts) -> None:
     output: Output = handler.handle(loading(model, rolling_batch="disable"))
     assert (output.code, hosts.made) == (500, [])
     assert "is for DJL's rolling batch" in output.message

@@ -162,7 +162,7 @@ def test_another_form_is_refused_with_what_is_expected(name: str, value: object,
     assert problem.startswith(f"'{name}' is ") and problem.endswith(f": expected {EXPECTED[name]}{hint}")
 
 
-def test_a_schema_that_is_no_json_is_told_with_the_reason() -> None:
+def test_a_schema_that_is_no_json_is_reported_with_the_reason() -> None:
     _, (problem,) = read("guided_json", "{")
     assert f"expected {EXPECTED['guided_json']} (the schema is not JSON: " in problem
 

@@ -68,7 +68,7 @@ def test_a_call_of_tools_needs_no_content() -> None:
         ),
     ],
 )
-def test_a_message_of_another_form_is_told_with_its_place(raw: object, told: str) -> None:
+def test_a_message_of_another_form_is_reported_with_its_place(raw: object, told: str) -> None:
     found, problems = read(raw)
     assert (problems.invalid, problems.unsupported) == ([told], [])
     assert type(found) is list

@@ -206,7 +206,7 @@ def test_lists_under_two_names_are_joined() -> None:
     assert values(stop=["a", "b"], stop_sequences=["b", "c"]) == {"stop": ("a", "b", "c")}
 
 
-def test_a_wrong_value_is_told_with_what_is_expected_and_the_others_are_read() -> None:
+def test_a_wrong_value_is_reported_with_what_is_expected_and_the_others_are_read() -> None:
     found, problems = read(k=-1, stop="a")
     assert problems.invalid == ["'k' is -1: expected an integer of at least 0"]
     assert found == {"stop": ("a",)}
@@ -240,7 +240,7 @@ def test_an_equal_number_of_another_type_is_neutral_too() -> None:
     assert values(tool_choice=0.0) == {}
 
 
-def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
+def test_an_unknown_name_is_reported_with_the_nearest_one() -> None:
     assert invalid(top_q=1) == ["unknown parameter \"top_q\", did you mean 'top_k'?"]
     assert invalid(qqqq=1) == ['unknown parameter "qqqq"']
     assert invalid(stream=True) == ["'stream' belongs beside 'parameters'"]
@@ -274,7 +274,7 @@ def test_an_error_is_of_what_is_not_supported_where_nothing_is_wrong() -> None:
     assert str(caught.value) == "c"
 
 
-def test_ten_problems_are_told_and_the_others_counted() -> None:
+def test_ten_problems_are_reported_and_the_others_counted() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         Problems([str(i) for i in range(10)]).raise_any()
     assert str(caught.value) == "0; 1; 2; 3; 4; 5; 6; 7; 8; 9"

@@ -35,7 +35,7 @@ def test_what_the_user_set_below_the_engines_limit_stays(tmp_path: Path) -> None
     assert config.warnings == ()
 
 
-def test_what_the_user_set_above_a_bound_is_lowered_to_it_and_told() -> None:
+def test_what_the_user_set_above_a_bound_is_lowered_to_it_and_reported() -> None:
     asked = configured(max_rolling_batch_size=512, max_seq_len=9000)
     config = apply(asked, BUILT)
     assert limits(config) == (256, 9000)  # nothing bounds the second
@@ -76,7 +76,7 @@ def test_the_presets_of_another_server_give_way_to_the_engine(tmp_path: Path) ->
     assert limits(apply(preset, BUILT)) == (256, 3072)
 
 
-def test_limits_are_told_with_their_origins() -> None:
+def test_limits_are_reported_with_their_origins() -> None:
     config = apply(configured(max_num_tokens=4096, max_input_len=100), BUILT)
     assert describe_limits(config) == (
         "limits: option.max_rolling_batch_size=256, option.max_seq_len=3072 (derived from build_config in "

@@ -89,7 +89,7 @@ def test_an_option_that_was_set_to_nothing_is_carried_as_none(model: Path, tmp_p
 
 
 @pytest.mark.usefixtures("compiler")
-def test_an_engine_is_told_and_leaves_no_log_and_nothing_of_earlier_attempts(model: Path, tmp_path: Path) -> None:
+def test_an_engine_is_reported_and_leaves_no_log_and_nothing_of_earlier_attempts(model: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.1.abc.partial").mkdir()
     told: list[str] = []
     engine = compile_checkpoint(configured(), model, tmp_path / "out", told.append)
@@ -273,7 +273,7 @@ def test_an_engine_is_not_compiled_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_rotary_options_are_compiled_in_or_told(model: Path, tmp_path: Path) -> None:
+def test_rotary_options_are_compiled_in_or_reported(model: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     cache = str(tmp_path / "cache")
     config = configured(rotary_base="20000", rotary_dim="8", engine_cache_dir=cache)

@@ -152,7 +152,7 @@ def test_a_token_that_lies_wholly_inside_a_stop_has_no_text(tokenizer: Tokenizer
     assert texts(one.drain()) == ["s", "a", "w", " ", ""]
 
 
-def test_log_probabilities_add_up_and_are_told_only_when_asked_for(tokenizer: Tokenizer) -> None:
+def test_log_probabilities_add_up_and_are_reported_only_when_asked_for(tokenizer: Tokenizer) -> None:
     told, silent = sequence(tokenizer, logprobs=True, seed=4), sequence(tokenizer)
     for one, logprobs in ((told, [-1.0, -0.5]), (silent, None)):
         one.take(tokenizer.encode("the wolf", False)[:2], logprobs)

@@ -76,7 +76,7 @@ def test_nothing_is_nothing() -> None:
     assert read("--output_dir=out") == CompileArguments(None, "out", (), ())
 
 
-def test_flags_without_effect_are_told() -> None:
+def test_flags_without_effect_are_reported() -> None:
     notes = read("in out --workers=4 --log_level=verbose").notes
     assert [note.partition(":")[0] for note in notes] == ["--workers", "--log_level"]
     assert all("no effect" in note for note in notes)

@@ -54,7 +54,7 @@ def test_another_machine_can_be_planned_for(tiny_stories: Path) -> None:
     assert told["summary"][-1] == "planned for 2 x NVIDIA H100 with TensorRT-LLM 1.2.1, not for this machine"
 
 
-def test_an_effect_is_told_once(tiny_stories: Path, tmp_path: Path) -> None:
+def test_an_effect_is_reported_once(tiny_stories: Path, tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text(
         f"engine=DeepSpeed\noption.model_id={tiny_stories}\noption.tokens_per_block=64\noption.max_batch_size=64\n"
         "option.max_rolling_batch_size=16\n"

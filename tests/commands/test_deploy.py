@@ -77,7 +77,7 @@ def test_the_ami_is_that_of_the_instance_unless_it_is_given(
         (("--autoscale", "3:1"), "--autoscale 3:1: MAX is '1'"),
     ],
 )
-def test_what_aws_would_refuse_is_told_before_anything_is_packed_or_sent(
+def test_what_aws_would_refuse_is_reported_before_anything_is_packed_or_sent(
     model: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
 ) -> None:
     monkeypatch.setattr(deployment, "_client", lambda: pytest.fail("AWS was asked"))
@@ -87,7 +87,7 @@ def test_what_aws_would_refuse_is_told_before_anything_is_packed_or_sent(
     assert expected in result.stderr
 
 
-def test_what_the_server_would_refuse_is_told_before_anything_is_sent(model: Path) -> None:
+def test_what_the_server_would_refuse_is_reported_before_anything_is_sent(model: Path) -> None:
     (model / "serving.properties").write_text("option.max_input_len=many\n")
     result = runner.invoke(cli.app, ["deploy", str(model), *NAMED, "--dry-run"])
     assert result.exit_code == 1
@@ -107,7 +107,7 @@ def test_the_name_of_an_endpoint_follows_from_the_directorys(tmp_path: Path, mon
     assert f'"EndpointName": "{"a" * 62}"' in result.stdout
 
 
-def test_a_name_in_use_is_told_before_the_model_is_uploaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_in_use_is_reported_before_the_model_is_uploaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with moto_server() as url:
         arguments = ["deploy", str(model), *NAMED, "--instance-type", "ml.g4dn.xlarge"]
         made = runner.invoke(cli.app, arguments, env=variables(url))

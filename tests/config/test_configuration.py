@@ -71,7 +71,7 @@ def test_a_value_that_a_rule_gives_is_not_set_by_the_user() -> None:
     assert not config.replace(Origin.derived("a rule"), max_input_len=2).is_set("max_input_len")
 
 
-def test_every_wrong_value_is_told_with_its_origin() -> None:
+def test_every_wrong_value_is_reported_with_its_origin() -> None:
     with pytest.raises(ConfigError) as caught:
         from_text("").replace(Origin.override("--port"), port=-1, nothing="x")
     assert caught.value.problems == (

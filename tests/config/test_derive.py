@@ -68,7 +68,7 @@ def test_a_value_at_the_limit_is_left_alone() -> None:
     assert str(config.origin("max_output_len")) == "derived from option.max_num_tokens=5000 (serving.properties:1)"
 
 
-def test_a_value_that_is_raised_is_told_with_both() -> None:
+def test_a_value_that_is_raised_is_reported_with_both() -> None:
     config = from_text("option.max_num_tokens=5000\noption.max_rolling_batch_size=8")
     assert config.warnings == (
         "option.max_rolling_batch_size=8 (serving.properties:2) is raised to 256, because "

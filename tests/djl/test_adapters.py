@@ -49,7 +49,7 @@ async def test_an_adapter_is_registered_and_unregistered(hosts: Hosts, tokenizer
 
 
 @in_virtual_time
-async def test_what_cannot_be_done_is_told(hosts: Hosts, tokenizer: Tokenizer, directory: Path) -> None:
+async def test_what_cannot_be_done_is_reported(hosts: Hosts, tokenizer: Tokenizer, directory: Path) -> None:
     hosts.features |= {Feature.ADAPTERS}
     service = await loaded(tokenizer, directory)
     assert refused(adapters.register(service, Input()), "needs a name")

@@ -40,7 +40,7 @@ def test_the_model_is_that_of_djls_directory(tmp_path: Path, monkeypatch: pytest
     assert open_worker_model({}).directory == path
 
 
-def test_the_host_is_no_part_of_djls_mpi_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_process_is_no_part_of_djls_mpi_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PRTE_X"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("COMPILE_MODE", "kept")
@@ -74,7 +74,7 @@ def test_a_place_that_the_directory_names_itself_keeps_its_origin(
     assert "serving.properties" in str(sources[0].config.origin("model_id"))
 
 
-def test_what_is_wrong_is_told_with_its_origin(tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported_with_its_origin(tmp_path: Path) -> None:
     path = scripted_model(tmp_path / "model", None, **{"option.max_input_len": "many"})
     with pytest.raises(ConfigError, match=r"option\.max_input_len=many"):
         open_worker_model({"model_dir": str(path)})

@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_before_is_named(plan: EnginePlan, small_disk: Path,
     assert not list(small_disk.glob(".engine*"))
 
 
-def test_an_engine_that_a_full_disk_cut_off_is_told_with_the_disk(
+def test_an_engine_that_a_full_disk_cut_off_is_reported_with_the_disk(
     plan: EnginePlan, tmp_path: Path, fake_compiler: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))

@@ -43,7 +43,7 @@ def test_a_second_start_is_a_hit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "manifest"])
-def test_a_damaged_entry_is_told_and_built_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_entry_is_reported_and_built_again(tmp_path: Path, damage: str) -> None:
     cache, builder, told = EngineCache(tmp_path), Builder(), list[str]()
     entry = cache.get_or_build(KEY, builder, print)
     if damage == "truncate":

@@ -37,7 +37,7 @@ def test_after_a_phase_of_the_compilers_own_any_may_come() -> None:
     assert COMPILER.phase_after("another", "Loading") == "load"
 
 
-def test_a_phase_without_lines_is_told_by_marks_only() -> None:
+def test_a_phase_without_lines_is_known_by_marks_only() -> None:
     silent = Compiler("m", (), "", ("load", "save"), (), {"save": re.compile("Saving")})
     assert silent.phase_after("start", "load") is None
     assert silent.phase_after("start", "Saving") == "save"

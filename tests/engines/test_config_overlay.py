@@ -111,7 +111,7 @@ def test_a_checkpoint_of_tensorrt_llm_has_its_names(tmp_path: Path, tiny_stories
     assert (changed, told) == ({"rotary_base": 5.0, "rotary_scaling": SCALING}, ())
 
 
-def test_what_cannot_have_an_effect_is_told(tmp_path: Path, tiny_stories: Path, cache: Path) -> None:
+def test_what_cannot_have_an_effect_is_reported(tmp_path: Path, tiny_stories: Path, cache: Path) -> None:
     layout = checkpoint(tmp_path, tiny_stories, model_type="gpt2", rope_theta=None)
     same, told = with_rotary_options(options(f"option.rotary_base=5\noption.rotary_dim=6\n{LINEAR}", cache), layout)
     assert same is layout
@@ -151,7 +151,7 @@ def test_a_compiled_engine_keeps_its_values(tiny_stories: Path, cache: Path) -> 
     )
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, tiny_stories: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path, tiny_stories: Path) -> None:
     layout = checkpoint(tmp_path, tiny_stories)
     (tmp_path / "file").touch()
     with pytest.raises(EngineError, match=r"the rotary options need a changed copy of .*set option\.engine_cache_dir"):

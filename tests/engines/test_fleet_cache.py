@@ -186,12 +186,12 @@ def test_a_damaged_engine_is_removed_and_compiled_again(store: Store, tmp_path: 
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}"])
-def test_a_damaged_manifest_is_told(store: Store, tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_manifest_is_reported(store: Store, tmp_path: Path, content: bytes) -> None:
     lines = damaged(store, tmp_path, "manifest.json", content)
     assert any("is damaged (" in line and "manifest.json is broken" in line for line in lines)
 
 
-def test_a_manifest_that_is_not_the_entrys_is_told(store: Store, tmp_path: Path) -> None:
+def test_a_manifest_that_is_not_the_entrys_is_reported(store: Store, tmp_path: Path) -> None:
     entry = {"folder": "x", "manifest": {}}
     store.put(ENTRY, msgspec.json.encode(entry))
     store.put(f"engines/{KEY}/x/model.bin", b"")
@@ -247,7 +247,7 @@ def refusing(method: str, part: str) -> Callable[[Request], int | None]:
 
 
 @pytest.mark.parametrize(("method", "part"), [("GET", ".json"), ("PUT", ".lease"), ("DELETE", ".json")])
-def test_a_store_that_cannot_be_used_is_told_and_does_not_stop_serving(
+def test_a_store_that_cannot_be_used_is_reported_and_does_not_stop_serving(
     store: Store, tmp_path: Path, method: str, part: str
 ) -> None:
     store.put(ENTRY, b"{")  # which wants removing
@@ -259,7 +259,7 @@ def test_a_store_that_cannot_be_used_is_told_and_does_not_stop_serving(
     assert whole(tmp_path / "a") and build.calls == 1
 
 
-def test_a_bucket_that_is_missing_is_told(store: Store, tmp_path: Path) -> None:
+def test_a_bucket_that_is_missing_is_reported(store: Store, tmp_path: Path) -> None:
     lines: list[str] = []
     FleetCache(S3Address.parse("s3://no-such-bucket/x")).provide(KEY, tmp_path / KEY, Builder(), lines.append)
     assert whole(tmp_path)

@@ -71,7 +71,7 @@ def test_the_hashes_are_those_that_are_remembered(copy: Path) -> None:
     assert checkpoint_identity(copy, hashes=Remembered()) == known
 
 
-def test_a_file_that_cannot_be_read_is_told(copy: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(copy: Path) -> None:
     class Failing(FileHashes):
         def sha256(self, path: Path) -> str:
             raise OSError(5, "Input/output error")

@@ -94,7 +94,7 @@ def test_where_nothing_can_be_written_there_is_nothing_to_hold(
         assert free
 
 
-def test_any_other_failure_is_told(mark: Path) -> None:
+def test_any_other_failure_is_reported(mark: Path) -> None:
     with pytest.raises(FileNotFoundError):
         in_use.hold(mark / "nowhere")
 

@@ -178,13 +178,13 @@ def test_one_that_cannot_be_given_back_expires(store: Store, caplog: pytest.LogC
     assert "the lease was not released: s3://models/lease: access is denied" in caplog.text
 
 
-def test_a_store_that_cannot_be_used_is_told(store: Store) -> None:
+def test_a_store_that_cannot_be_used_is_reported(store: Store) -> None:
     store.fault = refused
     with pytest.raises(DownloadError, match="s3://models/lease: access is denied"):
         lease().acquire()
 
 
-def test_one_that_cannot_be_looked_at_is_told(store: Store) -> None:
+def test_one_that_cannot_be_looked_at_is_reported(store: Store) -> None:
     assert lease().acquire()
     store.fault = lambda request: refused(request) if request.method == "HEAD" else None
     with pytest.raises(DownloadError, match="s3://models/lease: access is denied"):

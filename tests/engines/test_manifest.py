@@ -94,7 +94,7 @@ def test_no_manifest_is_none(directory: Path) -> None:
     assert Manifest.read(directory / "openvino_model.xml") is None
 
 
-def test_a_manifest_that_cannot_be_read_is_told(directory: Path) -> None:
+def test_a_manifest_that_cannot_be_read_is_reported(directory: Path) -> None:
     (directory / "manifest.json").mkdir()
     with pytest.raises(EngineMismatchError, match=r"manifest\.json cannot be read: .*Is a directory"):
         Manifest.read(directory)
@@ -206,7 +206,7 @@ def test_a_damaged_engine_is_refused_by_its_sizes(directory: Path) -> None:
     ]
 
 
-def test_versions_of_what_is_installed_are_told_and_of_nothing_else() -> None:
+def test_versions_of_what_is_installed_are_reported_and_of_nothing_else() -> None:
     packages = ["no-such-package", "pytest", "no-such-package-either", "packaging"]
     assert installed_versions(packages) == {name: version(name) for name in ("pytest", "packaging")}
 

@@ -99,7 +99,7 @@ def test_a_bundled_engine_that_fits_needs_no_compiler(model: Path) -> None:
 
 @pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("change", ["options", "checkpoint", "damage"])
-def test_a_bundled_engine_that_does_not_fit_is_told_and_not_used(model: Path, change: str) -> None:
+def test_a_bundled_engine_that_does_not_fit_is_reported_and_not_used(model: Path, change: str) -> None:
     path = bundle(model)
     options: dict[str, object] = {}
     if change == "options":
@@ -119,7 +119,7 @@ def test_a_bundled_engine_that_does_not_fit_is_told_and_not_used(model: Path, ch
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_every_difference_of_a_bundled_engine_is_told(model: Path) -> None:
+def test_every_difference_of_a_bundled_engine_is_reported(model: Path) -> None:
     path = bundle(model, manifest=False)
     with pytest.raises(CompilerMissingError, match=r"with option\.dtype=fp16, option\.quantize=int8\n"):
         prepared(model, quantize="int8", dtype="fp16")
@@ -218,7 +218,7 @@ def test_without_a_compiler_and_an_engine_the_compiler_is_missing(model: Path) -
 
 
 @pytest.mark.parametrize(("size", "told"), [(2 * 10**9, False), (2 * 10**9 + 1, True)])
-def test_reading_much_to_identify_a_checkpoint_is_told(
+def test_reading_much_to_identify_a_checkpoint_is_reported(
     model: Path, compiling: Compiling, monkeypatch: pytest.MonkeyPatch, size: int, told: bool
 ) -> None:
     config, layout, lines = configured(engine_cache_dir=model.parent / "cache"), inspect(model), list[str]()

@@ -45,7 +45,7 @@ def test_a_phase_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "@@phase convert\n" == f"{PHASE_MARK}convert\n"
 
 
-def test_a_phase_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[object] = []
     monkeypatch.setattr("builtins.print", lambda *_, flush=False: flushed.append(flush))
     report_phase("convert")

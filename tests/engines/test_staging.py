@@ -25,7 +25,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path, error: type[BaseException]) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_is_told_also_where_there_is_nothing_left_to_remove(tmp_path: Path) -> None:
+def test_a_failure_is_reported_also_where_there_is_nothing_left_to_remove(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine"), staged(tmp_path / "out") as partial:
         partial.rmdir()
         raise ValueError("mine")

@@ -45,7 +45,7 @@ def test_the_first_message_says_what_to_run_and_the_answer_what_there_is(play: P
     play(body)
 
 
-def test_the_process_is_a_python_with_one_end_of_the_socket_and_the_hosts_environment(play: Play) -> None:
+def test_the_process_is_a_python_with_one_end_of_the_socket_and_the_plans_environment(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         (descriptor,) = host.options["pass_fds"]
@@ -63,7 +63,7 @@ def test_the_process_is_a_python_with_one_end_of_the_socket_and_the_hosts_enviro
     play(body)
 
 
-def test_little_lies_between_host_and_server(play: Play) -> None:
+def test_little_lies_between_engine_process_and_server(play: Play) -> None:
     """More would be taken in at one go by a server that was slow for a moment."""
 
     async def body(host: PlayedHost) -> None:
@@ -157,7 +157,7 @@ def test_a_full_disk_is_a_start_error(play: Play) -> None:
         (lambda host: host.process.end(-11), f"the engine process (pid {PID}) is gone: it was killed by SIGSEGV"),
     ],
 )
-def test_a_host_that_ends_while_it_loads_is_a_start_error_and_no_death(
+def test_an_engine_process_that_ends_while_it_loads_is_a_start_error_and_no_death(
     play: Play, end: Callable[[PlayedHost], None], cause: str
 ) -> None:
     async def body(host: PlayedHost) -> None:
@@ -251,7 +251,7 @@ def test_iterations_are_taken_in_wherever_the_stream_is_cut(play: Play) -> None:
 # -- ending ------------------------------------------------------------------------------------------------------------
 
 
-def test_close_asks_the_host_to_end_and_waits_for_it(play: Play) -> None:
+def test_close_asks_the_engine_process_to_end_and_waits_for_it(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         closing = asyncio.ensure_future(host.client.close())
@@ -269,7 +269,7 @@ def test_close_asks_the_host_to_end_and_waits_for_it(play: Play) -> None:
     play(body)
 
 
-def test_close_ends_a_host_that_does_not_react(play: Play) -> None:
+def test_close_ends_an_engine_process_that_does_not_react(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         began = host.loop.now
@@ -308,7 +308,7 @@ def test_kill_waits_for_a_death_that_is_being_looked_into(play: Play) -> None:
     play(body)
 
 
-def test_what_the_host_left_is_killed_and_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_engine_process_left_is_killed_and_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
     async def body(host: PlayedHost) -> None:

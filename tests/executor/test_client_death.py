@@ -27,7 +27,7 @@ HINT = " (the kernel does that when memory runs out)"
         (-9, "it was killed by SIGKILL" + HINT),
     ],
 )
-def test_a_death_is_told_once_with_the_status(play: Play, status: int, cause: str) -> None:
+def test_a_death_is_reported_once_with_the_status(play: Play, status: int, cause: str) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         host.process.end(status)
@@ -38,7 +38,7 @@ def test_a_death_is_told_once_with_the_status(play: Play, status: int, cause: st
     play(body)
 
 
-def test_what_the_host_said_of_its_end_counts_more_than_its_status(play: Play) -> None:
+def test_what_the_engine_process_said_of_its_end_counts_more_than_its_status(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         host.process.print("Traceback\n")
@@ -50,7 +50,7 @@ def test_what_the_host_said_of_its_end_counts_more_than_its_status(play: Play) -
     play(body)
 
 
-def test_memory_that_runs_out_after_loading_is_told_without_advice(play: Play) -> None:
+def test_memory_that_runs_out_after_loading_is_reported_without_advice(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         host.process.say(Failed("CUDA out of memory"))
@@ -61,7 +61,7 @@ def test_memory_that_runs_out_after_loading_is_told_without_advice(play: Play) -
     play(body)
 
 
-def test_the_last_lines_of_a_host_that_said_nothing_are_told(play: Play) -> None:
+def test_the_last_lines_of_an_engine_process_that_said_nothing_are_reported(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         host.process.print("".join(f"line {number}  \n" for number in range(25)))
@@ -111,7 +111,7 @@ def test_logging_goes_on_after_a_line_that_is_too_long(play: Play, caplog: pytes
     assert all(len(message) < 1 << 17 for message in caplog.messages)
 
 
-def test_a_process_of_the_hosts_that_holds_on_to_its_output_is_waited_for_a_second(play: Play) -> None:
+def test_a_child_of_the_engine_process_that_holds_on_to_its_output_is_waited_for_a_second(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         host.process.holds_on = True
@@ -122,7 +122,7 @@ def test_a_process_of_the_hosts_that_holds_on_to_its_output_is_waited_for_a_seco
     play(body)
 
 
-def test_a_host_that_only_closes_its_socket_is_killed_after_a_second(play: Play) -> None:
+def test_an_engine_process_that_only_closes_its_socket_is_killed_after_a_second(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         began = host.loop.now
@@ -138,7 +138,7 @@ def test_a_host_that_only_closes_its_socket_is_killed_after_a_second(play: Play)
     play(body)
 
 
-def test_a_host_that_takes_a_moment_to_end_is_not_killed(play: Play) -> None:
+def test_an_engine_process_that_takes_a_moment_to_end_is_not_killed(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         host.process.connection.shutdown(socket.SHUT_RDWR)
@@ -181,7 +181,7 @@ def test_a_failure_while_steps_are_handled_is_a_death_that_names_it(play: Play, 
     play(body)
 
 
-def test_a_host_that_is_ready_and_gone_at_once_was_started_and_died(play: Play) -> None:
+def test_an_engine_process_that_is_ready_and_gone_at_once_was_started_and_died(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         host.probe.busy = True
         await host.start_and_end(3)

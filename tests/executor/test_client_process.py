@@ -50,7 +50,7 @@ def test_a_request_comes_back_as_steps_and_close_leaves_nothing(run_async: Runne
 
 
 @on_both_loops
-def test_a_killed_host_is_told_once_and_by_the_signals_name(run_async: Runner) -> None:
+def test_a_killed_engine_process_is_reported_once_and_by_the_signals_name(run_async: Runner) -> None:
     async def body() -> None:
         probe = Probe()
         await probe.start(steps_per_second=100)
@@ -90,7 +90,7 @@ def test_a_process_that_cannot_be_spawned_is_a_start_error(
     run_async(body)
 
 
-def test_close_ends_a_stopped_host(run_async: Runner) -> None:
+def test_close_ends_a_stopped_engine_process(run_async: Runner) -> None:
     async def body() -> None:
         probe = Probe()
         await probe.start()
@@ -103,7 +103,7 @@ def test_close_ends_a_stopped_host(run_async: Runner) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["hang", "stop"])
-def test_a_busy_host_that_is_silent_is_killed_after_hang_timeout(run_async: Runner, action: str) -> None:
+def test_a_busy_engine_process_that_is_silent_is_killed_after_hang_timeout(run_async: Runner, action: str) -> None:
     async def body() -> None:
         probe = Probe(hang_timeout=0.6)
         await probe.start(faults=[{"action": action, "at_token": 1}])
@@ -115,7 +115,7 @@ def test_a_busy_host_that_is_silent_is_killed_after_hang_timeout(run_async: Runn
     run_async(body)
 
 
-def test_a_start_error_carries_the_hosts_message_and_the_log_its_traceback(
+def test_a_start_error_carries_the_message_of_the_engine_process_and_the_log_its_traceback(
     run_async: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "djl_trtllm.executor.process")
@@ -141,7 +141,7 @@ def test_an_executor_that_does_not_exist_is_a_start_error(run_async: Runner) -> 
 
 
 @on_both_loops
-def test_an_engine_that_raises_is_told_with_its_message(run_async: Runner) -> None:
+def test_an_engine_that_raises_is_reported_with_its_message(run_async: Runner) -> None:
     async def body() -> None:
         probe = Probe()
         await probe.start(faults=[{"action": "raise", "at_token": 2}])
@@ -155,7 +155,7 @@ def test_an_engine_that_raises_is_told_with_its_message(run_async: Runner) -> No
     run_async(body)
 
 
-def test_a_host_outlives_signals_to_its_process_group_but_not_its_server(run_async: Runner) -> None:
+def test_an_engine_process_outlives_signals_to_its_process_group_but_not_its_server(run_async: Runner) -> None:
     async def body() -> None:
         probe = Probe()
         await probe.start()

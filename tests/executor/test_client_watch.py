@@ -14,7 +14,9 @@ SILENT = "silent for {} seconds (option.executor_hang_timeout)"
 
 
 @pytest.mark.parametrize(("hang_timeout", "tick"), [(60.0, 1.0), (8.0, 1.0), (4.0, 0.5), (1.0, 0.125)])
-def test_a_busy_host_is_killed_when_it_was_silent_for_the_timeout(play: Play, hang_timeout: float, tick: float) -> None:
+def test_a_busy_engine_process_is_killed_when_it_was_silent_for_the_timeout(
+    play: Play, hang_timeout: float, tick: float
+) -> None:
     """It is looked at every second, or eight times per timeout where that is more often."""
 
     async def body(host: PlayedHost) -> None:
@@ -29,7 +31,7 @@ def test_a_busy_host_is_killed_when_it_was_silent_for_the_timeout(play: Play, ha
     play(body, hang_timeout)
 
 
-def test_a_host_whose_processes_hold_the_connection_open_is_dead_all_the_same(play: Play) -> None:
+def test_an_engine_process_whose_processes_hold_the_connection_open_is_dead_all_the_same(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         host.probe.busy = host.process.holds_on = True
@@ -39,7 +41,7 @@ def test_a_host_whose_processes_hold_the_connection_open_is_dead_all_the_same(pl
     play(body, 8.0)
 
 
-def test_a_busy_host_that_sends_is_never_taken_for_hung(play: Play) -> None:
+def test_a_busy_engine_process_that_sends_is_never_taken_for_hung(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         host.probe.busy = True
@@ -69,7 +71,7 @@ def test_silence_without_requests_is_no_silence(play: Play) -> None:
     play(body, 8.0)
 
 
-def test_a_pause_of_the_server_is_not_held_against_the_host(play: Play) -> None:
+def test_a_pause_of_the_server_is_not_held_against_the_engine_process(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         host.probe.busy = True
@@ -82,7 +84,7 @@ def test_a_pause_of_the_server_is_not_held_against_the_host(play: Play) -> None:
     play(body, 8.0)
 
 
-def test_an_idle_host_is_asked_for_a_sign_of_life_every_few_seconds(play: Play) -> None:
+def test_an_idle_engine_process_is_asked_for_a_sign_of_life_every_few_seconds(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         asked = []
@@ -100,7 +102,7 @@ def test_an_idle_host_is_asked_for_a_sign_of_life_every_few_seconds(play: Play) 
     play(body)
 
 
-def test_a_busy_host_is_not_asked_and_the_time_until_it_is_begins_anew(play: Play) -> None:
+def test_a_busy_engine_process_is_not_asked_and_the_time_until_it_is_begins_anew(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         await asyncio.sleep(4.5)
@@ -116,7 +118,7 @@ def test_a_busy_host_is_not_asked_and_the_time_until_it_is_begins_anew(play: Pla
     play(body)
 
 
-def test_an_idle_host_that_does_not_answer_is_killed(play: Play) -> None:
+def test_an_idle_engine_process_that_does_not_answer_is_killed(play: Play) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         ready = host.loop.now
@@ -128,7 +130,7 @@ def test_an_idle_host_that_does_not_answer_is_killed(play: Play) -> None:
 
 
 @pytest.mark.parametrize("way", ["kill", "death"])
-def test_a_host_that_is_gone_is_watched_no_more(play: Play, way: str) -> None:
+def test_an_engine_process_that_is_gone_is_watched_no_more(play: Play, way: str) -> None:
     async def body(host: PlayedHost) -> None:
         await host.start()
         await asyncio.sleep(3.5)

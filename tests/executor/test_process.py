@@ -235,7 +235,7 @@ def follow(script: Script, executor: ScriptedExecutor) -> None:
         run(script, executor)  # type: ignore[arg-type]
 
 
-def test_an_idle_host_waits_for_messages_and_a_busy_one_does_not() -> None:
+def test_an_idle_engine_process_waits_for_messages_and_a_busy_one_does_not() -> None:
     script = Script([request(1, tokens=2)], [], [], [Ping()])
     follow(script, ScriptedExecutor())
     assert script.blocked == [True, False, True, True, True]
@@ -325,7 +325,7 @@ def test_an_engine_that_is_lost_is_not_closed(begin: Begin) -> None:
     assert not engine.closed
 
 
-def test_what_a_message_raises_ends_the_host(begin: Begin) -> None:
+def test_what_a_message_raises_ends_the_engine_process(begin: Begin) -> None:
     class Broken(PushingExecutor):
         def submit(self, request: Submit) -> None:
             raise ZeroDivisionError("in submit")

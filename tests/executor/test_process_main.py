@@ -77,7 +77,7 @@ def system(monkeypatch: pytest.MonkeyPatch) -> Iterator[System]:
 SCRIPTED = Start(executors.SCRIPTED, {"max_sequences": 3})
 
 
-def test_a_host_says_what_it_holds_and_runs_until_it_is_told_to_end(system: System) -> None:
+def test_an_engine_process_says_what_it_holds_and_runs_until_it_is_asked_to_end(system: System) -> None:
     ready, pong = system.main(SCRIPTED, Ping(), Shutdown())
     assert isinstance(ready, Ready)
     assert ready.limits.max_sequences == 3
@@ -86,7 +86,7 @@ def test_a_host_says_what_it_holds_and_runs_until_it_is_told_to_end(system: Syst
     assert system.asked[-1] == ("exit", 0)
 
 
-def test_a_host_waits_for_its_first_message(system: System) -> None:
+def test_an_engine_process_waits_for_its_first_message(system: System) -> None:
     late = threading.Timer(0.05, system.server.send, [SCRIPTED, Shutdown()])
     late.start()
     (ready,) = system.main(stays=True)
@@ -94,7 +94,9 @@ def test_a_host_waits_for_its_first_message(system: System) -> None:
     assert isinstance(ready, Ready)
 
 
-def test_a_host_whose_server_is_gone_ends_in_peace(system: System, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_process_whose_server_is_gone_ends_in_peace(
+    system: System, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert isinstance(system.main(SCRIPTED)[0], Ready)
     assert system.asked[-1] == ("exit", 0)
     assert capfd.readouterr() == ("", "")
@@ -121,14 +123,14 @@ def test_what_was_loaded_is_not_looked_at_again_by_the_garbage_collector(system:
     assert system.asked[3:-1] == [("collect",), ("freeze",), ("threshold", 50_000, 20, 50)]
 
 
-def test_an_engine_that_cannot_be_loaded_is_told(system: System, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_cannot_be_loaded_is_reported(system: System, capfd: pytest.CaptureFixture[str]) -> None:
     (failed,) = system.main(Start(executors.SCRIPTED, {"start_error": "no such engine"}))
     assert failed == Failed("RuntimeError: no such engine")
     assert system.asked[-1] == ("exit", 1)
     assert "Traceback (most recent call last):" in capfd.readouterr().err
 
 
-def test_an_engine_that_is_lost_is_told_after_what_it_brought(system: System) -> None:
+def test_an_engine_that_is_lost_is_reported_after_what_it_brought(system: System) -> None:
     lost = Start(executors.SCRIPTED, {"faults": [{"action": "raise", "at_token": 2}]})
     _, *steps, failed = system.main(lost, request(1, tokens=2), request(2, tokens=9), stays=True)
     deltas = [delta for step in steps if isinstance(step, Step) for delta in step.deltas]
@@ -148,7 +150,7 @@ def test_a_first_message_that_is_no_start_is_an_error(system: System) -> None:
     assert "expected Start, got Ping()" in failed.message
 
 
-def test_an_error_is_told_with_what_caused_it(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_reported_with_what_caused_it(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     def create(start: Start) -> NoReturn:
         try:
             try:
@@ -234,7 +236,7 @@ def test_the_engine_is_checked_twice_a_second_until_it_is_over() -> None:
     assert (watched.checks, watched.called, over.waits) == ([], [], [0.5, 0.5, 0.5])
 
 
-def test_a_lost_engine_is_told_to_the_event_loop_which_has_a_second_to_end() -> None:
+def test_a_lost_engine_is_reported_to_the_event_loop_which_has_a_second_to_end() -> None:
     error = RuntimeError("lost")
     watched, over = Watched(error), Over(False, True)
     assert watch(watched, over) == []

@@ -25,7 +25,7 @@ sys.stdin.read()
 """
 
 
-def test_an_engine_that_is_lost_while_the_event_loop_waits_for_it_is_told_all_the_same() -> None:
+def test_an_engine_that_is_lost_while_the_event_loop_waits_for_it_is_reported_all_the_same() -> None:
     ours, theirs = socket.socketpair()
     program = Path(__file__).with_name("blocked_host.py")
     process = subprocess.Popen([sys.executable, str(program), str(theirs.fileno())], pass_fds=[theirs.fileno()])
@@ -43,7 +43,7 @@ def test_an_engine_that_is_lost_while_the_event_loop_waits_for_it_is_told_all_th
         ours.close()
 
 
-def test_a_host_that_hangs_ends_with_its_parent() -> None:
+def test_an_engine_process_that_hangs_ends_with_its_parent() -> None:
     """It does not see that its socket closes; here nobody closes it at all."""
     ours, theirs = socket.socketpair()
     descriptor = theirs.fileno()

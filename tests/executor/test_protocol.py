@@ -77,12 +77,12 @@ def body_of(framed: bytes) -> bytes:
 
 
 @given(to_host)
-def test_every_message_to_the_host_arrives_as_it_was(message: object) -> None:
+def test_every_message_to_the_engine_process_arrives_as_it_was(message: object) -> None:
     assert decode_to_engine(body_of(frame(message))) == message  # type: ignore[arg-type]
 
 
 @given(from_host)
-def test_every_message_from_the_host_arrives_as_it_was(message: object) -> None:
+def test_every_message_from_the_engine_process_arrives_as_it_was(message: object) -> None:
     assert decode_from_engine(body_of(frame(message))) == message  # type: ignore[arg-type]
 
 

@@ -187,7 +187,7 @@ def test_the_dead_and_those_that_may_not_be_asked_are_passed_over(machine: Machi
     assert zombie.lives == 0
 
 
-def test_each_host_has_a_mark_of_its_own() -> None:
+def test_each_engine_process_has_a_mark_of_its_own() -> None:
     one, other = ProcessEnvironment(), ProcessEnvironment()
     assert one.variables["DJL_TRTLLM_ENGINE_PROCESS"] != other.variables["DJL_TRTLLM_ENGINE_PROCESS"]
     assert one.temporary != other.temporary
@@ -230,7 +230,7 @@ def test_the_folder_leaves_room_for_the_name_of_a_socket(tmp_path: Path) -> None
     assert len(str(ProcessEnvironment().temporary)) - len(str(tmp_path)) <= 24
 
 
-def test_a_folder_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(OSError, match="none"):
         ProcessEnvironment().prepare()

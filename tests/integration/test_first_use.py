@@ -241,7 +241,7 @@ def refused(path: Path, scratch: Path, **variables: str) -> str:
     return run.stderr
 
 
-def test_a_wrong_configuration_is_told_as_a_whole(model: Path, scratch: Path, tmp_path: Path) -> None:
+def test_a_wrong_configuration_is_reported_as_a_whole(model: Path, scratch: Path, tmp_path: Path) -> None:
     properties = "option.max_rolling_batch_size=many\noption.kv_cache_free_gpu_mem_fraction=7\n"
     told = refused(copied(model, tmp_path / "model", properties=properties), scratch, OPTION_MAX_INPUT_LEN="-1")
     assert "3 configuration problems" in told
@@ -271,21 +271,21 @@ def test_a_directory_without_a_model_says_what_is_there_and_what_is_missing(scra
     assert "safetensors" in told
 
 
-def test_a_missing_tokenizer_is_told(model: Path, scratch: Path, tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_reported(model: Path, scratch: Path, tmp_path: Path) -> None:
     directory = copied(model, tmp_path / "model")
     for path in directory.rglob("*tokenizer*"):
         path.unlink()
     assert "tokenizer" in refused(directory / "engine", scratch)
 
 
-def test_a_file_that_is_no_archive_is_told(scratch: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_reported(scratch: Path, tmp_path: Path) -> None:
     (tmp_path / "model.tar.gz").write_text("not an archive")
     told = refused(tmp_path / "model.tar.gz", scratch)
     assert "model.tar.gz" in told
     assert "gzip" in told or "tar" in told
 
 
-def test_a_truncated_engine_is_told_before_it_is_loaded(model: Path, scratch: Path, tmp_path: Path) -> None:
+def test_a_truncated_engine_is_reported_before_it_is_loaded(model: Path, scratch: Path, tmp_path: Path) -> None:
     engine = copied(model / "engine", tmp_path / "engine")
     weights = engine / "openvino_model.bin"
     size = weights.stat().st_size
@@ -296,7 +296,7 @@ def test_a_truncated_engine_is_told_before_it_is_loaded(model: Path, scratch: Pa
     assert "djl-trtllm compile" in told
 
 
-def test_an_engine_that_cannot_be_loaded_is_told_with_the_loaders_words(
+def test_an_engine_that_cannot_be_loaded_is_reported_with_the_loaders_words(
     model: Path, scratch: Path, tmp_path: Path
 ) -> None:
     engine = copied(model / "engine", tmp_path / "engine")
@@ -338,7 +338,7 @@ def test_a_prompt_that_is_too_long_is_refused_with_the_numbers(default_server: S
     assert "max_input_len is 1024" in error
 
 
-def test_unknown_paths_models_and_methods_are_told(default_server: Server) -> None:
+def test_unknown_paths_models_and_methods_are_reported(default_server: Server) -> None:
     http = default_server.http
     assert http.get("/nothing").status_code == 404
     unknown = http.post("/predictions/nobody", json=REQUEST)

@@ -64,7 +64,7 @@ def told_of_the_failure(answer: Answer) -> bool:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSTOP])
-def test_every_client_is_told_and_the_next_request_works(mortal: Server, sig: signal.Signals, stream: bool) -> None:
+def test_every_client_is_reported_and_the_next_request_works(mortal: Server, sig: signal.Signals, stream: bool) -> None:
     expected = mortal.token_ids(DOCUMENT, max_new_tokens=40)
     restarts, errors = mortal.metric("executor_restarts_total"), mortal.finished("error")
     host = mortal.host()
@@ -89,7 +89,7 @@ def test_every_client_is_told_and_the_next_request_works(mortal: Server, sig: si
 @pytest.mark.parametrize(
     ("sig", "cause"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "option.executor_hang_timeout")]
 )
-def test_the_log_says_how_the_host_ended(mortal: Server, sig: signal.Signals, cause: str) -> None:
+def test_the_log_says_how_the_engine_process_ended(mortal: Server, sig: signal.Signals, cause: str) -> None:
     restarts, lines = mortal.metric("executor_restarts_total"), len(mortal.log)
     mortal.host().send_signal(sig)
     wait_until(lambda: mortal.metric("executor_restarts_total") == restarts + 1)

@@ -124,7 +124,9 @@ def test_an_empty_file_needs_no_room(tmp_path: Path, free: SimpleNamespace, monk
         (2**50, r"1024\.0 TiB"),
     ],
 )
-def test_a_full_disk_is_told_with_what_is_free(tmp_path: Path, free: SimpleNamespace, size: int, shown: str) -> None:
+def test_a_full_disk_is_reported_with_what_is_free(
+    tmp_path: Path, free: SimpleNamespace, size: int, shown: str
+) -> None:
     free.free = size
     with pytest.raises(ArchiveError, match=f"and {shown} are free"):
         extract(pack_files(tmp_path / "m.tar.gz"), tmp_path / "out", bounds=Bounds(spare_bytes=2**60))
@@ -179,7 +181,7 @@ def test_a_damaged_header_is_not_the_end_of_the_archive(tmp_path: Path) -> None:
         extract(packed, tmp_path / "out")
 
 
-def test_a_damaged_first_header_is_told(tmp_path: Path) -> None:
+def test_a_damaged_first_header_is_reported(tmp_path: Path) -> None:
     packed = pack_files(tmp_path / "m.tar", mode="w")
     packed.write_bytes(b"CONFIG" + packed.read_bytes()[6:])
     with pytest.raises(ArchiveError, match=r"at member '\(its first member\)': it is damaged or truncated"):
@@ -187,7 +189,7 @@ def test_a_damaged_first_header_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("records", [{"GNU.sparse.map": "a,b"}, {"GNU.sparse.size": "x"}])
-def test_damaged_attribute_records_are_told(tmp_path: Path, records: dict[str, str]) -> None:
+def test_damaged_attribute_records_are_reported(tmp_path: Path, records: dict[str, str]) -> None:
     packed = pack(tmp_path / "m.tar", member("one"), with_records("two", **records), mode="w")
     with pytest.raises(ArchiveError, match=r"at member 'one': its header is damaged \(.*; make or download it again"):
         extract(packed, tmp_path / "out")

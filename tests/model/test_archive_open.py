@@ -57,7 +57,7 @@ def test_bounds_count_for_what_is_opened(tmp_path: Path) -> None:
         open_model(pack_files(tmp_path / "m.tar.gz"), tmp_path / "work", bounds=Bounds(members=1))
 
 
-def test_an_extraction_that_does_not_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extraction_that_does_not_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack_files(tmp_path / "m.tar.gz")
     name = open_model(packed, tmp_path / "work").name
     monkeypatch.setattr(archives, "_LOCK_TIMEOUT", 0.01)
@@ -120,7 +120,7 @@ def test_folders_inside_folders_end(tmp_path: Path) -> None:
         open_model(tmp_path / "0", tmp_path / "work")
 
 
-def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -215,7 +215,7 @@ def test_every_family_is_read_in_its_own_words(family: str) -> None:
     assert shape.vocab_size is not None
 
 
-def test_the_outer_architecture_and_the_inner_type_are_told() -> None:
+def test_the_outer_architecture_and_the_inner_type_are_reported() -> None:
     llava = ModelShape.from_config(FAMILIES["llava, by its text part"][0])
     assert (llava.architecture, llava.model_type) == ("LlavaForConditionalGeneration", "llama")
     engine = ModelShape.from_config(FAMILIES["a TensorRT-LLM engine"][0])
@@ -227,7 +227,7 @@ def test_the_dtype_is_read_under_its_old_and_new_name(name: str) -> None:
     assert ModelShape.from_config({name: "torch.bfloat16"}).dtype == "bfloat16"
 
 
-def test_what_is_not_told_is_none() -> None:
+def test_what_is_not_given_is_none() -> None:
     assert ModelShape.from_config({}) == ModelShape()
     assert ModelShape.from_config({"hidden_size": 4096}, parameter_bytes=7) == ModelShape(
         hidden=4096, parameter_bytes=7

@@ -83,7 +83,7 @@ def test_an_object_of_tensorrt_llm_itself() -> None:
         ),
     ],
 )
-def test_what_is_no_object_or_no_field_is_told(arguments: dict[str, Any], problem: str) -> None:
+def test_what_is_no_object_or_no_field_is_reported(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         flattened(arguments)
 

@@ -45,7 +45,7 @@ def test_the_documents_options_have_their_names(
     assert getattr(config.options, name) == value
 
 
-def test_a_models_own_formatters_are_told_to_be_for_http(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_models_own_formatters_are_reported_to_be_for_http(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = scripted_model(tmp_path / "model")
     (model / "model.py").write_text(
         "from djl_python.input_parser import input_formatter\n"

@@ -95,7 +95,7 @@ def test_it_works_where_an_event_loop_runs(make: Make) -> None:
     assert asyncio.run(notebook_cell()) == 3
 
 
-def test_a_host_that_dies_costs_nothing(make: Make, tokenizer: Tokenizer) -> None:
+def test_an_engine_process_that_dies_costs_nothing(make: Make, tokenizer: Tokenizer) -> None:
     llm = make(
         {"steps_per_second": 500, "faults": [{"action": "die", "at_token": 2, "max_new_tokens": 9}]},
         file={"option.max_rolling_batch_size": 2, "job_queue_size": 100},
@@ -109,7 +109,7 @@ def test_a_host_that_dies_costs_nothing(make: Make, tokenizer: Tokenizer) -> Non
     assert llm._runner._service.restarts == 1
 
 
-def test_without_resuming_a_host_that_dies_costs_what_ran_on_it(make: Make, tokenizer: Tokenizer) -> None:
+def test_without_resuming_an_engine_process_that_dies_costs_what_ran_on_it(make: Make, tokenizer: Tokenizer) -> None:
     llm = make(
         {"steps_per_second": 500, "faults": [{"action": "die", "at_token": 2, "max_new_tokens": 9}]},
         file={
@@ -130,7 +130,7 @@ def test_without_resuming_a_host_that_dies_costs_what_ran_on_it(make: Make, toke
     assert llm.generate("a wolf")[0].error is None
 
 
-def test_a_host_that_dies_for_good_fails_the_rest_and_says_why(make: Make) -> None:
+def test_an_engine_process_that_dies_for_good_fails_the_rest_and_says_why(make: Make) -> None:
     llm = make(
         {"faults": [{"action": "die", "at_token": 2, "max_new_tokens": 9}]},
         file={"option.max_rolling_batch_size": 1},
@@ -182,7 +182,7 @@ def test_closing_ends_a_batch_of_another_thread(make: Make) -> None:
             batch.result(20)
 
 
-def test_a_model_that_nobody_refers_to_ends_its_host(
+def test_a_model_that_nobody_refers_to_ends_its_engine_process(
     tmp_path: Path, nothing_left: None, new_processes: Processes
 ) -> None:
     llm = LLM(scripted_model(tmp_path / "model"))
@@ -192,7 +192,7 @@ def test_a_model_that_nobody_refers_to_ends_its_host(
 
 
 @pytest.mark.parametrize("end", ["pass", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise KeyboardInterrupt"])
-def test_the_host_never_outlives_the_process(tmp_path: Path, end: str) -> None:
+def test_the_engine_process_never_outlives_the_process(tmp_path: Path, end: str) -> None:
     model = scripted_model(tmp_path / "model")
     program = f"""if True:
         import os, psutil

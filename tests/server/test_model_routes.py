@@ -152,7 +152,7 @@ async def test_sixty_four_workers_are_the_most(hosts: Hosts, tokenizer: Tokenize
     ],
 )
 @in_virtual_time
-async def test_wrong_numbers_of_workers_are_told(hosts: Hosts, tokenizer: Tokenizer, query: str, told: str) -> None:
+async def test_wrong_numbers_of_workers_are_reported(hosts: Hosts, tokenizer: Tokenizer, query: str, told: str) -> None:
     async with application(tokenizer) as served:
         answer = await served.client.get("/models/story", query, method="PUT")
         assert (answer.status, answer.json["message"]) == (400, told)

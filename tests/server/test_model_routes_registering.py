@@ -125,7 +125,7 @@ async def test_the_model_that_the_server_was_started_with_is_not_the_models(
     ],
 )
 @in_virtual_time
-async def test_what_cannot_be_registered_is_told(
+async def test_what_cannot_be_registered_is_reported(
     hosts: Hosts, store: Path, query: str, content: bytes, status: int, told: str
 ) -> None:
     async with application(store=store) as served:

@@ -41,7 +41,7 @@ def test_a_directory_is_the_one_model_and_configures_the_server(model: Path) -> 
     assert (prepared.name, prepared.directory) == ("scripted", model)
 
 
-def test_what_is_wrong_in_a_directory_is_told_before_the_server_starts(tmp_path: Path, model: Path) -> None:
+def test_what_is_wrong_in_a_directory_is_reported_before_the_server_starts(tmp_path: Path, model: Path) -> None:
     (model / "serving.properties").write_text("option.max_input_len=many\n")
     with pytest.raises(ConfigError, match="max_input_len=many"):
         plan_startup(str(model), {})
@@ -180,7 +180,7 @@ def test_models_of_a_store_are_prepared_as_what_they_are(store: Path) -> None:
         ("README.txt", "load_models names README.txt: in {store} are blue, packed.tar.gz, red"),
     ],
 )
-def test_what_is_not_in_the_store_is_told(store: Path, wanted: str, told: str) -> None:
+def test_what_is_not_in_the_store_is_reported(store: Path, wanted: str, told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         names(store, SERVING_LOAD_MODELS=wanted)
     assert refused.value.problems == (told.format(store=store),)
@@ -191,7 +191,7 @@ def test_an_empty_store_has_none(tmp_path: Path) -> None:
         names(tmp_path, SERVING_LOAD_MODELS="red")
 
 
-def test_a_store_that_is_not_there_is_told(model: Path) -> None:
+def test_a_store_that_is_not_there_is_reported(model: Path) -> None:
     environ = {"SERVING_MODEL_STORE": "/no/such/folder"}
     with pytest.raises(ConfigError, match=r"SERVING_MODEL_STORE=/no/such/folder \(environment\): there is no such fol"):
         plan_startup(str(model), environ)

@@ -186,7 +186,7 @@ def test_a_server_without_models_is_not_ready() -> None:
     asyncio.run(run())
 
 
-def test_a_defect_is_told_without_its_message(
+def test_a_defect_is_reported_without_its_message(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:

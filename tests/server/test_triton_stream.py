@@ -156,7 +156,7 @@ async def test_the_first_error_may_end_the_stream(hosts: Hosts, tokenizer: Token
 
 
 @in_virtual_time
-async def test_a_defect_is_told_without_its_message(
+async def test_a_defect_is_reported_without_its_message(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> list[bytes]:

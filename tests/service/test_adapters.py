@@ -39,7 +39,7 @@ def test_a_model_without_adapters_has_none(tmp_path: Path) -> None:
     assert list(Adapters(tmp_path / "adapters")) == []
 
 
-def test_an_unknown_adapter_is_told_with_those_that_are_there(folder: Path) -> None:
+def test_an_unknown_adapter_is_reported_with_those_that_are_there(folder: Path) -> None:
     with pytest.raises(UnknownAdapterError, match=r"'german': registered are dutch, french$"):
         Adapters(folder).find("german")
     with pytest.raises(UnknownAdapterError, match="registered are none"):
@@ -47,7 +47,7 @@ def test_an_unknown_adapter_is_told_with_those_that_are_there(folder: Path) -> N
 
 
 @pytest.mark.parametrize(("count", "told"), [(10, "a8, a9$"), (11, "a8, a9, …$")])
-def test_ten_adapters_are_told_at_most(folder: Path, count: int, told: str) -> None:
+def test_ten_adapters_are_reported_at_most(folder: Path, count: int, told: str) -> None:
     adapters = Adapters(folder / "notes")
     (folder / "notes" / "one").mkdir()
     (folder / "notes" / "one" / CONFIG_FILE).write_text("{}")

@@ -45,7 +45,7 @@ async def test_a_model_loads_serves_and_stops(hosts: Hosts, tokenizer: Tokenizer
 
 
 @in_virtual_time
-async def test_batch_and_process_are_those_of_the_host(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_batch_and_process_are_those_of_the_engine_process(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = ModelService("story")
     await service.load(played_model(tokenizer))
     assert service.pid == hosts.last.pid
@@ -55,7 +55,7 @@ async def test_batch_and_process_are_those_of_the_host(hosts: Hosts, tokenizer: 
 
 
 @in_virtual_time
-async def test_a_host_starts_as_the_models_options_say(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_an_engine_process_starts_as_the_models_options_say(hosts: Hosts, tokenizer: Tokenizer) -> None:
     model = played_model(tokenizer, script={"end_after": 3}, model_loading_timeout=7, executor_hang_timeout=9)
     service = ModelService("story")
     await service.load(model)
@@ -95,7 +95,7 @@ async def test_a_model_that_does_not_load_has_failed(hosts: Hosts, tokenizer: To
 
 
 @in_virtual_time
-async def test_a_model_may_fail_without_anybody_to_be_told(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_a_model_may_fail_without_anybody_to_be_reported(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = ModelService("story")
     hosts.failures = [ExecutorStartError("no such engine")]
     with pytest.raises(ExecutorStartError):
@@ -131,7 +131,7 @@ async def test_statistics_and_adapters_may_be_shared(hosts: Hosts, tokenizer: To
 
 
 @in_virtual_time
-async def test_what_the_host_says_about_adapters_counts(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_what_the_engine_process_says_about_adapters_counts(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = ModelService("story")
     serves = [service.serves_adapters]
     await service.load(played_model(tokenizer))
@@ -200,7 +200,9 @@ async def test_closing_ends_what_still_runs_with_an_error(hosts: Hosts, tokenize
 
 
 @in_virtual_time
-async def test_a_host_that_is_late_with_its_news_or_its_end_changes_nothing(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_an_engine_process_that_is_late_with_its_news_or_its_end_changes_nothing(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
     service = ModelService("story")
     await service.load(played_model(tokenizer))
     await service.close()

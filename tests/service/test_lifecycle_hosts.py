@@ -82,7 +82,7 @@ def test_a_model_that_does_not_load_says_why(make: Make) -> None:
 
 
 @pytest.mark.parametrize("action", ["die", "raise", "exit", "hang", "stop"])
-def test_a_lost_host_is_replaced_and_every_request_answered(make: Make, action: str) -> None:
+def test_a_lost_engine_process_is_replaced_and_every_request_answered(make: Make, action: str) -> None:
     async def body() -> None:
         service = ModelService("story")
         faults = [{"action": action, "at_token": 2, "max_new_tokens": 99}]
@@ -106,7 +106,7 @@ def test_a_lost_host_is_replaced_and_every_request_answered(make: Make, action: 
 
 
 @pytest.mark.parametrize("action", ["die", "raise", "exit", "hang", "stop"])
-def test_requests_go_on_after_any_end_of_a_host(make: Make, action: str) -> None:
+def test_requests_go_on_after_any_end_of_an_engine_process(make: Make, action: str) -> None:
     async def body() -> None:
         service = ModelService("story")
         faults = [{"action": action, "at_token": 2, "max_new_tokens": 99}]
@@ -122,7 +122,7 @@ def test_requests_go_on_after_any_end_of_a_host(make: Make, action: str) -> None
     run(body)
 
 
-def test_a_host_is_recycled_without_an_error(make: Make) -> None:
+def test_an_engine_process_is_recycled_without_an_error(make: Make) -> None:
     async def body() -> None:
         service = ModelService("story")
         await service.load(make({"steps_per_second": 20}, **{"option.executor_max_requests": 2}))

@@ -30,7 +30,7 @@ async def sleep_until(when: float) -> None:
 
 
 @in_virtual_time
-async def test_a_lost_host_is_replaced_and_every_request_answered(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_a_lost_engine_process_is_replaced_and_every_request_answered(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = await loaded(tokenizer, max_rolling_batch_size=1, resume_after_restart=False)
     asked = [await ask(service) for _ in range(3)]
     hosts.last.step()
@@ -47,7 +47,9 @@ async def test_a_lost_host_is_replaced_and_every_request_answered(hosts: Hosts, 
 
 
 @in_virtual_time
-async def test_requests_go_on_in_the_next_host_with_the_same_output(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_requests_go_on_in_the_next_engine_process_with_the_same_output(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
     service = await loaded(tokenizer, max_rolling_batch_size=2)
     undisturbed = await ask(service, tokens=20)
     hosts.last.step(20)
@@ -70,7 +72,7 @@ async def test_requests_go_on_in_the_next_host_with_the_same_output(hosts: Hosts
 
 
 @in_virtual_time
-async def test_a_request_that_comes_while_there_is_no_host_waits_for_the_next(
+async def test_a_request_that_comes_while_there_is_no_engine_process_waits_for_the_next(
     hosts: Hosts, tokenizer: Tokenizer
 ) -> None:
     service = await loaded(tokenizer)
@@ -84,7 +86,9 @@ async def test_a_request_that_comes_while_there_is_no_host_waits_for_the_next(
 
 
 @in_virtual_time
-async def test_a_request_is_cancelled_at_once_while_there_is_no_host(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_a_request_is_cancelled_at_once_while_there_is_no_engine_process(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
     service = await loaded(tokenizer)
     asked = await ask(service)
     hosts.last.step()
@@ -113,7 +117,9 @@ async def test_when_the_model_fails_everything_that_waits_gets_its_end(hosts: Ho
 
 
 @in_virtual_time
-async def test_a_request_that_kills_hosts_ends_and_the_model_does_not_fail(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_a_request_that_kills_engine_processes_ends_and_the_model_does_not_fail(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
     service = await loaded(tokenizer, retry_threshold=2)
     asked = await ask(service)
     for deaths in (1, 2, 3):
@@ -130,7 +136,7 @@ async def test_a_request_that_kills_hosts_ends_and_the_model_does_not_fail(hosts
 
 
 @in_virtual_time
-async def test_a_client_of_the_lost_host_that_leaves_late_ends_nobody_elses_request(
+async def test_a_client_of_the_lost_engine_process_that_leaves_late_ends_nobody_elses_request(
     hosts: Hosts, tokenizer: Tokenizer
 ) -> None:
     service = await loaded(tokenizer, resume_after_restart=False)
@@ -145,7 +151,7 @@ async def test_a_client_of_the_lost_host_that_leaves_late_ends_nobody_elses_requ
 
 
 @in_virtual_time
-async def test_news_of_a_lost_host_are_dropped(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_news_of_a_lost_engine_process_are_dropped(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = await loaded(tokenizer)
     asked = await ask(service)
     hosts.last.die()
@@ -168,7 +174,7 @@ async def test_replacements_come_later_and_later(hosts: Hosts, tokenizer: Tokeni
 
 
 @in_virtual_time
-async def test_a_host_that_dies_too_often_fails_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_an_engine_process_that_dies_too_often_fails_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
     told: list[DjlTrtllmError] = []
     service = ModelService("story", on_failed=told.append)
     await service.load(played_model(tokenizer, retry_threshold=2))
@@ -187,7 +193,7 @@ async def test_a_host_that_dies_too_often_fails_the_model(hosts: Hosts, tokenize
 
 
 @in_virtual_time
-async def test_a_replacement_that_does_not_start_counts_and_its_error_is_told(
+async def test_a_replacement_that_does_not_start_counts_and_its_error_is_reported(
     hosts: Hosts, tokenizer: Tokenizer
 ) -> None:
     service = await loaded(tokenizer, retry_threshold=2)
@@ -226,7 +232,7 @@ async def test_forgiven_deaths_do_not_make_the_next_replacement_later(hosts: Hos
 
 
 @in_virtual_time
-async def test_a_host_that_dies_while_draining_is_replaced_for_what_still_runs(
+async def test_an_engine_process_that_dies_while_draining_is_replaced_for_what_still_runs(
     hosts: Hosts, tokenizer: Tokenizer
 ) -> None:
     service = await loaded(tokenizer)
@@ -245,7 +251,7 @@ async def test_a_host_that_dies_while_draining_is_replaced_for_what_still_runs(
 
 
 @in_virtual_time
-async def test_a_host_that_dies_while_draining_and_with_nothing_to_do_is_not_replaced(
+async def test_an_engine_process_that_dies_while_draining_and_with_nothing_to_do_is_not_replaced(
     hosts: Hosts, tokenizer: Tokenizer
 ) -> None:
     service = await loaded(tokenizer, resume_after_restart=False)

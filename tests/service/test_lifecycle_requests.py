@@ -213,7 +213,7 @@ async def test_a_prompt_that_was_being_tokenised_is_answered_while_draining(host
 
 
 @in_virtual_time
-async def test_a_prompt_that_is_tokenised_while_its_host_dies_goes_to_the_next_one(
+async def test_a_prompt_that_is_tokenised_while_its_engine_process_dies_goes_to_the_next_one(
     hosts: Hosts, tokenizer: Tokenizer
 ) -> None:
     tokenised = await Tokenised.begin(tokenizer)
@@ -374,7 +374,7 @@ async def test_requests_past_predict_timeout_are_looked_for_four_times_a_second(
 
 
 @in_virtual_time
-async def test_requests_past_predict_timeout_end_while_there_is_no_host(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_requests_past_predict_timeout_end_without_an_engine(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.load_seconds = 5
     service = await loaded(tokenizer, predict_timeout=1e-9)
     asked = [await ask(service)]
@@ -387,7 +387,7 @@ async def test_requests_past_predict_timeout_end_while_there_is_no_host(hosts: H
 
 
 @in_virtual_time
-async def test_a_host_is_busy_while_something_runs(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_an_engine_process_is_busy_while_something_runs(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = await loaded(tokenizer)
     host = hosts.last
     assert not host.busy()

@@ -103,7 +103,7 @@ def test_a_directory_with_nothing_but_a_model_is_the_model(tmp_path: Path) -> No
     assert (source.directory, source.name, source.config.options.max_input_len) == (path, "story", 77)
 
 
-def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_everything_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
     path = directory(tmp_path / "story", "option.max_input_len=many")
     with pytest.raises(ConfigError, match="2 configuration problems"):
         open_source(path, {"OPTION_MAX_OUTPUT_LEN": "many"})
@@ -234,7 +234,7 @@ def test_what_is_neither_a_folder_nor_remote_is_named(checkpoint: Path, option: 
         plan(open_source(checkpoint, environ))
 
 
-def test_a_secret_in_a_model_id_is_not_told(checkpoint: Path) -> None:
+def test_a_secret_in_a_model_id_is_not_reported(checkpoint: Path) -> None:
     with pytest.raises(ModelError) as caught:
         plan(open_source(checkpoint, {"HF_MODEL_ID": "https://me:hunter2@host/model"}))
     assert "hunter2" not in str(caught.value)
@@ -301,7 +301,7 @@ def test_an_engine_that_comes_with_a_checkpoint_is_not_asked_yet(checkpoint: Pat
 # -- prepared ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_prepared_model_has_everything_that_its_host_and_requests_need(tmp_path: Path) -> None:
+def test_a_prepared_model_has_everything_that_its_engine_process_and_requests_need(tmp_path: Path) -> None:
     options = {
         "option.max_input_len": 50,
         "option.max_output_len": 60,

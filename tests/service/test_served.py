@@ -82,7 +82,7 @@ async def test_a_defect_fails_the_model_too(hosts: Hosts) -> None:
 
 
 @in_virtual_time
-async def test_a_host_that_does_not_start_fails_the_model_once(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_an_engine_process_that_does_not_start_fails_the_model_once(hosts: Hosts, tokenizer: Tokenizer) -> None:
     told: list[DjlTrtllmError] = []
     hosts.failures = [error := ExecutorStartError("no such engine")]
     served = ServedModel("story", "/store/story", on_failed=told.append)
@@ -193,7 +193,7 @@ async def test_models_are_scaled_one_after_the_other(hosts: Hosts, tokenizer: To
 
 @pytest.mark.parametrize("how", ["end", "close"])
 @in_virtual_time
-async def test_a_model_that_ends_while_it_is_scaled_leaves_no_host(
+async def test_a_model_that_ends_while_it_is_scaled_leaves_no_engine_process(
     hosts: Hosts, tokenizer: Tokenizer, how: str
 ) -> None:
     served = await loaded(played_model(tokenizer))
@@ -273,7 +273,9 @@ async def test_a_model_is_as_well_as_its_best_worker_unless_one_has_failed(
 
 
 @in_virtual_time
-async def test_hosts_that_were_replaced_are_counted_over_all_workers(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_engine_processes_that_were_replaced_are_counted_over_all_workers(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
     served = await loaded(played_model(tokenizer), 2)
     for host in list(hosts.made):
         host.die()

@@ -126,13 +126,13 @@ def test_without_a_path_they_are_in_memory_or_among_temporary_files(
     assert sessions.create().path.parent == parent / "sagemaker_sessions"
 
 
-def test_a_path_that_is_no_folder_is_told(tmp_path: Path) -> None:
+def test_a_path_that_is_no_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"option.sessions_path=.*file.*expected a folder to write in"):
         open_sessions(Options(enable_stateful_sessions=True, sessions_path=tmp_path / "file"))
 
 
-def test_a_path_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(ConfigError, match="not writable"):
         open_sessions(Options(enable_stateful_sessions=True, sessions_path=tmp_path))

@@ -119,7 +119,7 @@ def test_a_formatter_of_dictionaries_that_returns_something_else_fails_its_reque
     )
 
 
-def test_an_error_is_told_by_the_framer_inside_behind_the_tokens_before_it() -> None:
+def test_an_error_is_reported_by_the_framer_inside_behind_the_tokens_before_it() -> None:
     lines = answer(around("jsonlines", lambda shown: {"seen": True}), FAILED).decode().splitlines()
     assert [json.loads(line) for line in lines[:2]] == [{"seen": True}] * 2
     assert json.loads(lines[2])["token"]["error_msg"] == str(FAILURE)

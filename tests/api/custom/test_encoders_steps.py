@@ -207,7 +207,7 @@ def test_an_end_without_a_token_is_a_special_one_without_text(steps: Callable[..
     assert [ends[0], ends[2]] == [{"id": -1} | end, {"id": TOKENS[0].id} | end]
 
 
-def test_several_sequences_are_told_apart_and_finish_together(steps: Callable[..., TokenEncoder]) -> None:
+def test_several_sequences_are_distinguished_and_finish_together(steps: Callable[..., TokenEncoder]) -> None:
     seen: list[Any] = []
 
     def write(output: Any) -> str:

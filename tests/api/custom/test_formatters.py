@@ -273,7 +273,7 @@ def test_several_texts_are_refused_as_several_prompts_are(tmp_path: Path) -> Non
         parse(text_input(tmp_path, "TextInput(input_text=['a', 'b'])"), WHOLE)
 
 
-def test_what_a_formatter_refuses_with_an_error_of_requests_is_told_as_it_is(tmp_path: Path) -> None:
+def test_what_a_formatter_refuses_with_an_error_of_requests_is_reported_as_it_is(tmp_path: Path) -> None:
     formatters = load(
         tmp_path,
         """

@@ -113,7 +113,7 @@ def test_a_directory_stands_on_the_path_once_and_last(tmp_path: Path) -> None:
     assert sys.path[-1] == str(tmp_path.resolve())
 
 
-def test_a_file_that_cannot_run_leaves_no_module_and_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_file_that_cannot_run_leaves_no_module_and_is_reported_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("1 / 0\n")
     with pytest.raises(ModelError) as caught:
         load_custom(tmp_path)
@@ -134,7 +134,9 @@ def test_a_handler_of_djl_or_sagemaker_is_not_called_and_named(
     assert f"{tmp_path}/model.py: {name} is not called: this server runs the model itself" in caplog.text
 
 
-def test_a_name_of_a_handler_that_is_no_function_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_name_of_a_handler_that_is_no_function_is_not_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "model.py").write_text("handle = 'a word'\n")
     assert load_custom(tmp_path) is None
     assert caplog.text == ""

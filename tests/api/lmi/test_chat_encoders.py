@@ -138,7 +138,7 @@ def test_usage_counts_the_prompt_and_all_choices() -> None:
     assert parse_lines(body)[-1]["choices"] == []
 
 
-def test_done_is_told_once_when_the_last_choice_has_ended() -> None:
+def test_done_is_reported_once_when_the_last_choice_has_ended() -> None:
     encoder = make("sse_chat", n=2)
     encoder.begin(PROMPT)
     assert [b"[DONE]" in encoder.encode(update) for update in several(2)] == [False, False, False, True]

@@ -181,7 +181,7 @@ def test_both_names_of_lists_are_joined() -> None:
         assert read(table, **lists) == ({"stop": ("a", "b", "c"), "bad": ("a", "b")}, Problems())
 
 
-def test_a_number_that_is_too_large_or_a_word_is_told_with_the_range() -> None:
+def test_a_number_that_is_too_large_or_a_word_is_reported_with_the_range() -> None:
     _, problems = read(INPUTS_PARAMETERS, top_k=-2, adapters=["a", "b"], adapter_id=3)
     assert problems.invalid == [
         f"'top_k' is -2: expected an integer from 0 to {MOST}, 0 for the whole vocabulary",

@@ -164,14 +164,14 @@ def test_no_parameters_are_none() -> None:
         assert parse({"inputs": "a", "parameters": parameters}).requests == plain
 
 
-def test_an_unknown_name_is_told_with_the_kind_of_place_it_stands_in() -> None:
+def test_an_unknown_name_is_reported_with_the_kind_of_place_it_stands_in() -> None:
     assert 'unknown field "qqqq"' in refusal({"inputs": "a", "qqqq": 1})
     assert 'unknown parameter "qqqq"' in refusal({"inputs": "a", "parameters": {"qqqq": 1}})
     assert 'unknown field "qqqq"' in refusal({"messages": [{"role": "user", "content": "a"}], "qqqq": 1})
     assert 'unknown field "qqqq"' in refusal({"prompt": "a", "qqqq": 1}, Options(bedrock_compat=True))
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     message = refusal({"inputs": 3, "steam": True, "parameters": {"top_p": 2, "max_token": 3, "top_n_tokens": 4}})
     for part in ("'inputs' field", "did you mean 'stream'", "'top_p' is 2", "max_new_tokens", "'top_n_tokens' is 4"):
         assert part in message
@@ -248,7 +248,7 @@ def test_when_a_request_samples(parameters: dict[str, Any], samples: bool) -> No
     assert sampling.temperature > 0
 
 
-def test_chat_samples_unless_told_otherwise() -> None:
+def test_chat_samples_unless_reported_otherwise() -> None:
     assert chat().requests[0].sampling.do_sample
     assert not chat(temperature=0).requests[0].sampling.do_sample
     assert not chat(do_sample=False).requests[0].sampling.do_sample

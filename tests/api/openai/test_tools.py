@@ -100,7 +100,7 @@ def test_what_cannot_be_is_refused(tokenizer: Tokenizer, values: Values, named: 
     assert named in told
 
 
-def test_a_model_that_has_no_place_for_tools_is_told(tokenizer: Tokenizer) -> None:
+def test_a_model_that_has_no_place_for_tools_is_reported(tokenizer: Tokenizer) -> None:
     (told,) = problems_of(tokenizer, "{{ messages }}", tools=[WEATHER]).unsupported
     assert "no place for tools" in told
     (told,) = problems_of(tokenizer, "{{ tools }}", tools=[WEATHER]).unsupported

@@ -160,7 +160,7 @@ def test_a_checkpoint_that_lacks_a_tensor_and_has_another_is_refused_by_name(che
     assert not (tmp_path / "engine").exists()
 
 
-def test_compiling_told_its_phases(engine: EngineDir, build_progress: list[str]) -> None:
+def test_compiling_reported_its_phases(engine: EngineDir, build_progress: list[str]) -> None:
     phases = [line.split()[1] for line in build_progress if line.startswith("compiling: ") and "still" not in line]
     assert phases == ["load", "convert", "tokenizer", "save"]
 

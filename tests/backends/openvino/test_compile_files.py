@@ -28,7 +28,7 @@ def spec(tmp_path: Path) -> OpenVinoSpec:
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_the_steps_are_told_in_order(
+def test_the_steps_are_reported_in_order(
     spec: OpenVinoSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -64,7 +64,7 @@ def test_the_steps_are_told_in_order(
 
 
 @pytest.mark.parametrize("error", [IncompleteCheckpointError, NoAttentionError])
-def test_a_model_that_cannot_be_compiled_is_told_in_one_line(
+def test_a_model_that_cannot_be_compiled_is_reported_in_one_line(
     spec: OpenVinoSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -51,7 +51,7 @@ def test_weights_are_never_empty(tmp_path: Path) -> None:
     assert ir_problems(tmp_path / "model.xml") == []
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     (tmp_path / "model.xml").mkdir()
     (problem,) = ir_problems(tmp_path / "model.xml")
     assert problem.startswith("model.xml: cannot be read (") and "Is a directory" in problem

@@ -307,7 +307,7 @@ def test_what_fits_to_its_end_is_never_dropped(load: Load, prompt: list[int]) ->
     assert [outputs[number].end.finish for number in range(1, 6)] == [FinishReason.LENGTH] * 5
 
 
-def test_reused_prefixes_are_told_once_and_change_nothing(
+def test_reused_prefixes_are_reported_once_and_change_nothing(
     load: Load, executor: OpenVinoExecutor, prompt: list[int]
 ) -> None:
     caching = load(enable_prefix_caching=True)

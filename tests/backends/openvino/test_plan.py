@@ -88,13 +88,13 @@ def test_an_8_bit_floating_point_cache_is_refused_with_what_replaces_it(checkpoi
         planned(checkpoint, kv_cache_dtype="fp8")
 
 
-def test_all_problems_are_told_at_once(checkpoint: Path) -> None:
+def test_all_problems_are_reported_at_once(checkpoint: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         planned(checkpoint, quantize="fp8", max_tokens_in_paged_kv_cache=1)
     assert len(caught.value.problems) == 2
 
 
-def test_the_models_context_bounds_the_sequence_and_is_told_where_the_user_asked_for_more(checkpoint: Path) -> None:
+def test_the_models_context_bounds_the_sequence_and_is_reported_where_the_user_asked_for_more(checkpoint: Path) -> None:
     assert planned(checkpoint).max_seq_len == CONTEXT
     assert planned(checkpoint).notes == ()
     plan = planned(checkpoint, max_seq_len=4096)
@@ -166,7 +166,7 @@ def test_a_model_without_attention_is_refused_before_it_is_compiled(
         plan_engine(configured(), inspect(model), CPU_ONLY, compile_only=compile_only)
 
 
-def test_a_scaling_that_the_export_does_not_have_is_told(checkpoint: Path) -> None:
+def test_a_scaling_that_the_export_does_not_have_is_reported(checkpoint: Path) -> None:
     for kind, told in (("dynamic", True), ("linear", False)):
         notes = planned(checkpoint, rotary_scaling_type=kind, rotary_scaling_factor=2).notes
         assert any(f"option.rotary_scaling_type={kind}" in note for note in notes) is told

@@ -255,7 +255,7 @@ def test_the_sequences_of_the_engine_count_before_those_of_the_rolling_batch() -
     assert line.startswith("option.max_num_sequences=65")
 
 
-def test_a_default_above_the_engines_limit_gives_way_to_it_and_is_told() -> None:
+def test_a_default_above_the_engines_limit_gives_way_to_it_and_is_reported() -> None:
     small = engine(max_batch_size=16, max_seq_len=512, max_num_tokens=256)
     assert notes(configured(), small) == [
         "option.max_rolling_batch_size=32 (default) is overridden by the engine's max_batch_size, 16",
@@ -345,7 +345,7 @@ def test_in_flight_batching_needs_a_paged_cache() -> None:
     assert notes(configured(batching_type="static"), engine(kv_cache_type="CONTINUOUS")) == []
 
 
-def test_a_flag_of_the_build_that_differs_has_no_effect_and_is_told() -> None:
+def test_a_flag_of_the_build_that_differs_has_no_effect_and_is_reported() -> None:
     built = engine(built_with={"gemm_plugin": None, "use_fused_mlp": True, "opt_num_tokens": 64})
     (note,) = notes(configured(gemm_plugin="auto", use_fused_mlp="true", opt_num_tokens=64), built)
     assert note == (
@@ -355,12 +355,12 @@ def test_a_flag_of_the_build_that_differs_has_no_effect_and_is_told() -> None:
     assert notes(configured(gemm_plugin="disable"), built) == []
 
 
-def test_an_option_that_only_compiling_reads_has_no_effect_on_an_engine_and_is_told() -> None:
+def test_an_option_that_only_compiling_reads_has_no_effect_on_an_engine_and_is_reported() -> None:
     (note,) = notes(configured(calib_batches=8, sink_token_length=4), engine())
     assert note.endswith("OPTION_CALIB_BATCHES) has no effect: the engine is compiled already")
 
 
-def test_every_mismatch_is_told_at_once_with_where_it_was_asked_for(tmp_path: Path) -> None:
+def test_every_mismatch_is_reported_at_once_with_where_it_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.max_num_sequences=128\noption.tensor_parallel_degree=4\n")
     config = load(tmp_path, {"OPTION_MAX_SEQ_LEN": "16384"})
     built = engine(version="1.0.0", tp_size=2, world_size=2)

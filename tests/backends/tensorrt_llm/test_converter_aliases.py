@@ -28,7 +28,7 @@ _GLM3 = {"model_type": "chatglm", "padded_vocab_size": 65024}
         ("/opt/ml/model", {}, "", None),
     ],
 )
-def test_versions_are_told_by_option_path_and_configuration(
+def test_versions_are_reported_by_option_path_and_configuration(
     path: str, raw: dict[str, object], options: str, name: str | None
 ) -> None:
     assert converter_alias(Path(path), raw, from_text(options)) == name

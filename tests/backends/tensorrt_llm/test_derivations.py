@@ -61,7 +61,7 @@ def test_layers_are_given_for_each_group_of_the_pipeline(roomy: Path) -> None:
     )
 
 
-def test_autodeploy_is_told_the_degree_alone(roomy: Path) -> None:
+def test_autodeploy_is_reported_the_degree_alone(roomy: Path) -> None:
     (problem,) = problems(roomy, backend="autodeploy", pipeline_parallel_degree=2)
     assert problem == (
         "option.pipeline_parallel_degree=2 (environment variable OPTION_PIPELINE_PARALLEL_DEGREE): AutoDeploy "

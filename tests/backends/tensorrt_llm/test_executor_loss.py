@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_killed_worker_is_told_at_once_under_many_streams(machine: Machine, backend: str) -> None:
+def test_a_killed_worker_is_reported_at_once_under_many_streams(machine: Machine, backend: str) -> None:
     async def body() -> Probe:
         probe = await machine.start(backend, {"steps_per_second": 50})
         for number in range(64):
@@ -34,7 +34,7 @@ def test_a_killed_worker_is_told_at_once_under_many_streams(machine: Machine, ba
     run(body)
 
 
-def test_a_worker_that_is_killed_while_nothing_runs_is_told_too(machine: Machine) -> None:
+def test_a_worker_that_is_killed_while_nothing_runs_is_reported_too(machine: Machine) -> None:
     async def body() -> Probe:
         probe = await machine.start()
         rank(probe).kill()
@@ -45,7 +45,7 @@ def test_a_worker_that_is_killed_while_nothing_runs_is_told_too(machine: Machine
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_silent_worker_is_told_after_the_timeout(machine: Machine, backend: str) -> None:
+def test_a_silent_worker_is_reported_after_the_timeout(machine: Machine, backend: str) -> None:
     async def body() -> Probe:
         probe = await machine.start(backend, {"steps_per_second": 50}, hang_timeout=1.0)
         for number in range(8):
@@ -68,7 +68,7 @@ def test_a_silent_worker_is_told_after_the_timeout(machine: Machine, backend: st
         ("1.2.1", "pytorch", "segfault", "a worker process of TensorRT-LLM is gone"),
     ],
 )
-def test_an_engine_that_fails_is_told_with_its_own_words(
+def test_an_engine_that_fails_is_reported_with_its_own_words(
     machine: Machine, version: str, backend: str, action: str, message: str
 ) -> None:
     async def body() -> Probe:
@@ -107,7 +107,7 @@ def test_a_shutdown_that_the_worker_does_not_follow_is_bounded(machine: Machine)
         ("pytorch", "die", "Executor worker died during initialization|died|killed|gone"),
     ],
 )
-def test_a_load_that_fails_is_told_with_its_cause(machine: Machine, backend: str, error: str, message: str) -> None:
+def test_a_load_that_fails_is_reported_with_its_cause(machine: Machine, backend: str, error: str, message: str) -> None:
     async def body() -> None:
         with pytest.raises(ExecutorStartError, match=message):
             await machine.start(backend, {"load_error": error}, timeout=60.0)

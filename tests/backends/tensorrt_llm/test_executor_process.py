@@ -141,7 +141,7 @@ def test_log_probabilities_come_with_each_token(machine: Machine, backend: str) 
     run(body)
 
 
-def test_reused_prompt_tokens_are_told_once(machine: Machine) -> None:
+def test_reused_prompt_tokens_are_reported_once(machine: Machine) -> None:
     prompt = tuple(range(10, 110))
 
     async def body() -> Probe:
@@ -169,7 +169,7 @@ def test_many_requests_at_once_come_in_few_messages(machine: Machine) -> None:
     run(body)
 
 
-def test_limits_features_and_iteration_statistics_are_told(machine: Machine) -> None:
+def test_limits_features_and_iteration_statistics_are_reported(machine: Machine) -> None:
     async def body() -> Probe:
         probe = await machine.start(
             script={"steps_per_second": 20}, arguments={"max_batch_size": 2}, max_sequences=2, lookahead=3

@@ -124,7 +124,7 @@ def test_statistics_that_cannot_be_read_are_gone_without(make: MakeEngine, capsy
 # -- whether it is there -----------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_has_ended_is_told_by_its_id(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_has_ended_is_reported_by_its_id(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     dead: list[int] = []
     monkeypatch.setattr(executor, "dead", lambda ranks: dead)
     engine = make()
@@ -134,7 +134,7 @@ def test_a_worker_that_has_ended_is_told_by_its_id(make: MakeEngine, monkeypatch
         engine.executor.check()
 
 
-def test_an_error_of_a_background_thread_is_told(make: MakeEngine) -> None:
+def test_an_error_of_a_background_thread_is_reported(make: MakeEngine) -> None:
     engine = make()
     engine.llm._executor._error_queue.put(RuntimeError("in a thread"))
     for _ in range(2):  # it stays where it is
@@ -155,7 +155,7 @@ def test_a_version_that_knows_how_it_is_is_asked(make: MakeEngine, healthy: bool
 
 
 @pytest.mark.parametrize("executor", [None, SimpleNamespace(is_shutdown=lambda: True)])
-def test_an_engine_that_has_shut_down_is_told(make: MakeEngine, executor: SimpleNamespace | None) -> None:
+def test_an_engine_that_has_shut_down_is_reported(make: MakeEngine, executor: SimpleNamespace | None) -> None:
     engine = make()
     engine.llm._executor = executor  # type: ignore[assignment]
     with pytest.raises(EngineLostError, match="it has shut down"):

@@ -54,7 +54,7 @@ def test_tensorrt_llm_is_found_without_importing_it(tmp_path: Path, probe: Probe
     assert probe(site) == ["1.2.1", "10.14.1.48", True, True]
 
 
-def test_a_tensorrt_llm_without_the_engine_backend_is_told_by_its_files(tmp_path: Path, probe: Probe) -> None:
+def test_a_tensorrt_llm_without_the_engine_backend_is_reported_by_its_files(tmp_path: Path, probe: Probe) -> None:
     assert probe(install(tmp_path, engine_backend=False, tensorrt_llm="1.3.0")) == [
         "1.3.0",
         None,

@@ -153,7 +153,7 @@ def test_a_cache_that_holds_no_whole_sequence_is_a_warning(tmp_path: Path) -> No
     assert "lower option.max_input_len" in warning
 
 
-def test_out_of_memory_is_told_before_anything_is_built(tmp_path: Path) -> None:
+def test_out_of_memory_is_reported_before_anything_is_built(tmp_path: Path) -> None:
     big = layout(tmp_path, **LLAMA_3_70B)
     found = fitted(big, A10G, 8)
     assert found.options.max_num_tokens is None

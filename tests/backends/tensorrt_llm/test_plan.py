@@ -169,7 +169,7 @@ def test_a_plan_to_compile_has_no_executor_yet(checkpoint: Path, engine: Path) -
     assert plan.at(engine).executor_options()["model"] == str(engine)
 
 
-def test_the_compiler_is_told_everything(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_compiler_is_reported_everything(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / ".out.partial"
     spec = engine_plan(checkpoint, quantize="int8").compile_spec(out)
     assert spec == TensorRtLlmSpec(

@@ -98,7 +98,7 @@ def test_a_checkpoint_in_tensorrt_llms_format_keeps_its_ranks(checkpoint: Path, 
 # -- the version ------------------------------------------------------------------------------------------------------
 
 
-def test_a_version_that_cannot_be_told_is_taken_for_the_stable_one(roomy: Path) -> None:
+def test_a_version_that_cannot_be_reported_is_taken_for_the_stable_one(roomy: Path) -> None:
     plan = plan_engine(configured(), inspect(roomy), gpu_machine("of unknown version"))
     assert isinstance(plan, TensorRtLlmPlan)
     assert plan.inputs.version == "1.2.1"

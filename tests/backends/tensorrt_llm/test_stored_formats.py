@@ -130,7 +130,7 @@ def test_what_it_loads_is_planned_without_a_word(quantised: Any, stored: dict[st
         (NVFP4, "1.3.0", "1.4.0rc0"),
     ],
 )
-def test_versions_that_may_or_may_not_are_told(
+def test_versions_that_may_or_may_not_are_reported(
     quantised: Any, stored: dict[str, Any], version: str, since: str
 ) -> None:
     (note,) = planned(quantised(stored), version, 1, backend="pytorch").notes

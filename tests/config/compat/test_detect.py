@@ -79,7 +79,7 @@ def test_a_config_yaml_of_another_program_beside_a_model_is_left_alone(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "config.yaml"])
-def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_there_or_not_text_is_reported(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load(path, {})
@@ -147,7 +147,7 @@ def test_a_repository_that_is_named_and_here_is_read_once(tmp_path: Path) -> Non
     assert [setting.value for setting in config.overridden.get("max_rolling_batch_size", ())] == []
 
 
-def test_what_is_wrong_in_the_repository_that_is_named_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_in_the_repository_that_is_named_is_reported(tmp_path: Path) -> None:
     (lmi_repository(tmp_path / "engines") / "tensorrt_llm" / "config.pbtxt").write_text("max_batch_size: many")
     with pytest.raises(ConfigError, match=r"max_batch_size=many \(.*engines/tensorrt_llm/config\.pbtxt:1\)"):
         load(None, {"OPTION_MODEL_ID": str(tmp_path / "engines")})
@@ -164,7 +164,7 @@ TRUSS_YAML = "model_metadata:\n  engine_repository: org/engine\n"
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "other.yaml", "other.yml", "config.pbtxt", "other.properties"])
-def test_a_configuration_file_is_told_by_the_end_of_its_name(tmp_path: Path, name: str) -> None:
+def test_a_configuration_file_is_known_by_the_end_of_its_name(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     assert not names_configuration(path)
     path.write_text("")

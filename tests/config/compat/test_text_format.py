@@ -199,7 +199,7 @@ NO_MEANING = "has no meaning here; texts need quotes, and a comment begins with 
         ('a: "\\x"', 1, '"\\x" has a \\ that begins no escape; write it twice'),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_what_to_write(text: str, line: int, says: str) -> None:
+def test_a_mistake_is_reported_with_its_line_and_what_to_write(text: str, line: int, says: str) -> None:
     with pytest.raises(FormatError) as caught:
         parse(text)
     assert (str(caught.value), caught.value.line) == (says, line)

@@ -62,7 +62,7 @@ def test_the_engine_inside_the_repository_is_no_model_elsewhere() -> None:
         assert from_text(parameter("gpt_model_path", path)).options.model_id is None
 
 
-def test_what_is_not_filled_in_counts_as_not_set_and_is_told_once() -> None:
+def test_what_is_not_filled_in_counts_as_not_set_and_is_reported_once() -> None:
     config = from_text(
         parameter("max_beam_width", "${max_beam_width}") + parameter("decoding_mode", "${decoding_mode}")
     )

@@ -82,7 +82,7 @@ def test_what_another_model_has_said_already_is_left_out(tmp_path: Path) -> None
     ]
 
 
-def test_a_repository_without_its_engine_is_told_where_to_put_it(tmp_path: Path) -> None:
+def test_a_repository_without_its_engine_is_reported_where_to_put_it(tmp_path: Path) -> None:
     files = repository(tmp_path, ensemble="max_batch_size: 1", preprocessing="max_batch_size: 1")
     problems = [problem for source in triton.read_repository(files) for problem in source.problems]
     assert problems == [
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
         ("folder/config.pbtxt", 'name { platform: "ensemble" }', True),
     ],
 )
-def test_a_model_is_told_by_its_folder_its_name_or_its_platform(path: str, text: str, refused: bool) -> None:
+def test_a_model_is_known_by_its_folder_its_name_or_its_platform(path: str, text: str, refused: bool) -> None:
     """What is to be filled in differs from model to model: of these only the engine's has a scheduler policy."""
     source = read(text + "\n" + parameter("batch_scheduler_policy", "${policy}"), path)
     assert bool(source.problems) is refused
@@ -167,7 +167,7 @@ def test_one_letter_is_itself_elsewhere() -> None:
     assert values(read(parameter("max_beam_width", "t"))) == [("option.max_beam_width", "t")]
 
 
-def test_the_last_of_two_equal_names_counts_and_is_told() -> None:
+def test_the_last_of_two_equal_names_counts_and_is_reported() -> None:
     source = read("max_batch_size: 8\n\nmax_batch_size: 16\n")
     assert values(source) == [("option.max_rolling_batch_size", "16")]
     assert source.warnings == (f"max_batch_size=16 ({PLACE}:3): it is set on line 1 too; the last one is used",)
@@ -181,7 +181,7 @@ def test_preferred_sizes_other_than_the_batch_are_answered() -> None:
     assert read("dynamic_batching { preferred_batch_size: 4 }").notes == (answer,)
 
 
-def test_a_size_that_means_nothing_here_is_told() -> None:
+def test_a_size_that_means_nothing_here_is_reported() -> None:
     source = read("max_batch_size: 0")
     assert values(source) == []
     assert source.warnings == (
@@ -243,7 +243,7 @@ def test_a_field_that_triton_does_not_have_is_unknown() -> None:
         ),
     ],
 )
-def test_a_parameter_of_another_form_is_told_with_the_right_one(text: str, told: str) -> None:
+def test_a_parameter_of_another_form_is_reported_with_the_right_one(text: str, told: str) -> None:
     assert read(text) == Source(Layer.FOREIGN, problems=(told.replace("PLACE", PLACE),))
 
 

@@ -72,7 +72,7 @@ def test_what_truss_presets_comes_with_its_engine_repository() -> None:
     assert not config.is_set("max_num_sequences")
 
 
-def test_what_truss_presets_is_weaker_than_everything_and_is_not_told_as_beaten() -> None:
+def test_what_truss_presets_is_weaker_than_everything_and_is_not_reported_as_beaten() -> None:
     sources = truss.parse_config("trt_llm:\n  runtime:\n    max_batch_size: 8\n", "config.yaml")
     config = resolve(sources)
     assert config.options.max_rolling_batch_size == 8
@@ -137,13 +137,13 @@ def test_a_misspelt_name_gets_a_suggestion() -> None:
     assert "did you mean trt_llm.build.max_seq_len?" in warning
 
 
-def test_gpus_that_do_not_fit_the_parallelism_are_told() -> None:
+def test_gpus_that_do_not_fit_the_parallelism_are_reported() -> None:
     text = "model_metadata:\n  tensor_parallelism: 2\nresources:\n  accelerator: A100:4\n"
     assert any("4 GPUs" in warning and "need 2" in warning for warning in from_text(text).warnings)
     assert not any("parallelism need" in warning for warning in from_text(text.replace("A100:4", "A100:2")).warnings)
 
 
-def test_a_checkpoint_from_elsewhere_is_told() -> None:
+def test_a_checkpoint_from_elsewhere_is_reported() -> None:
     text = "trt_llm:\n  build:\n    checkpoint_repository:\n      source: GCS\n      repo: gs://b/m\n"
     assert any("set option.model_id" in warning for warning in from_text(text).warnings)
 
@@ -161,7 +161,7 @@ def test_a_checkpoint_from_elsewhere_is_told() -> None:
         ("trt_llm:\n  runtime:\n    max_batch_size: many\n", "trt_llm.runtime.max_batch_size=many.*a whole number"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_write(text: str, says: str) -> None:
+def test_a_mistake_is_reported_with_what_to_write(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         from_text(text)
 

@@ -54,7 +54,7 @@ def test_where_a_truss_has_its_configuration() -> None:
         ("", False),
     ],
 )
-def test_a_truss_is_told_by_its_keys(text: str, is_one: bool) -> None:
+def test_a_truss_is_known_by_its_keys(text: str, is_one: bool) -> None:
     assert truss.is_truss(text) is is_one
 
 
@@ -192,7 +192,7 @@ def test_the_tag_of_chat_is_answered_and_others_say_nothing() -> None:
     )
 
 
-def test_values_are_told_where_they_matter_and_not_where_they_may_be_secret() -> None:
+def test_values_are_reported_where_they_matter_and_not_where_they_may_be_secret() -> None:
     text = (
         "environment_variables:\n  A: hunter2\nmodel_metadata:\n  example_model_input:\n    prompt: hunter2\n"
         "  other: hunter2\nrequirements:\n- a\n- b\nruntime:\n  predict_concurrency: 4\nresources:\n  cpu: '3'\n"
@@ -254,7 +254,7 @@ def test_the_whole_length_stands_for_prompt_and_output_where_they_have_none(sect
         ("'two A100'", "2", "1", None),
     ],
 )
-def test_gpus_that_do_not_fit_the_parallelism_are_told(
+def test_gpus_that_do_not_fit_the_parallelism_are_reported(
     accelerator: str, tensor: str, pipeline: str, told: str | None
 ) -> None:
     text = (

@@ -78,7 +78,7 @@ TOO_DEEP = "more than 50 nested levels"
     ],
     ids=lambda value: None if isinstance(value, str) and len(value) > 60 else value,
 )
-def test_a_mistake_is_told_with_its_line(text: str, line: int, says: str) -> None:
+def test_a_mistake_is_reported_with_its_line(text: str, line: int, says: str) -> None:
     with pytest.raises(FormatError) as caught:
         entries(text)
     assert re.fullmatch(says, str(caught.value), re.DOTALL), str(caught.value)

@@ -16,7 +16,7 @@ def test_bounds_include_or_exclude_their_number() -> None:
     assert [number for number in (-1, 0, 5) if Option("k", "d", at_most=0).allows(number)] == [-1, 0]
 
 
-def test_bounds_are_told_in_words() -> None:
+def test_bounds_are_reported_in_words() -> None:
     assert Option("k", "d", at_least=1, at_most=65535).range_text == "at least 1 and at most 65535"
     assert Option("k", "d", above=0, below=1).range_text == "greater than 0 and less than 1"
     assert Option("k", "d", at_least=0.5).range_text == "at least 0.5"

@@ -17,7 +17,7 @@ def test_a_rule_has_the_name_of_its_function() -> None:
     assert rules == [Rule("never", ("dtype",), "never", Severity.NOTE, "no", "document", never, True)]
 
 
-def test_a_broken_rule_is_told_by_its_severity() -> None:
+def test_a_broken_rule_is_reported_by_its_severity() -> None:
     context = context_of(from_text(""), None, None)
 
     def rule(severity: Severity, message: str | None) -> Rule:

@@ -81,7 +81,7 @@ def test_a_rule_runs_once_with_the_options_the_model_or_the_engine() -> None:
     assert len(OPTION_RULES) > 3 and len(MODEL_RULES) > 5
 
 
-def test_what_the_model_breaks_is_added_to_what_was_told_before() -> None:
+def test_what_the_model_breaks_is_added_to_what_was_reported_before() -> None:
     config = from_text(TEXT + "option.quantize=smoothquant\noption.rotary_dim=3\noption.multi_query_mode=true")
     assert len(config.warnings) == 1 and begins(config.notes, NOTE)
     checked = check_model(config, "falcon", False)

@@ -200,7 +200,7 @@ def test_a_quantisation_by_tensorrt_llms_name_is_one_by_its_method() -> None:
     assert found == methods
 
 
-def test_several_parts_without_their_quantisation_are_told_together() -> None:
+def test_several_parts_without_their_quantisation_are_reported_together() -> None:
     (warning,) = from_text("option.awq_format=int4_awq\noption.awq_block_size=64").warnings
     assert warning == (
         f"option.awq_format=int4_awq {PLACE} and option.awq_block_size=64 (serving.properties:2) have no effect "
@@ -225,7 +225,7 @@ def test_a_model_of_unknown_kind_breaks_no_rule_of_families() -> None:
         assert check_model(config, None, False) is config
 
 
-def test_a_family_is_told_by_the_beginning_of_its_name_however_it_is_written() -> None:
+def test_a_family_is_known_by_the_beginning_of_its_name_however_it_is_written() -> None:
     for kind in ("gptj", "gpt-j", "GPT_J", "gptj-6b"):
         assert with_model("option.rotary_dim=64", kind).notes == ()
     assert len(with_model("option.rotary_dim=64", "agptj").notes) == 1

@@ -102,7 +102,7 @@ def test_a_servers_own_file_is_read_when_given(tmp_path: Path) -> None:
     assert load(None, {}, server_properties=path).options.port == 81
 
 
-def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported_with_the_reason(tmp_path: Path) -> None:
     source = read_properties(tmp_path, Layer.SERVER_FILE)
     assert source == Source(Layer.SERVER_FILE, problems=(f"{tmp_path} cannot be read: Is a directory",))
     assert read_properties(tmp_path / "nowhere", Layer.SERVER_FILE) == Source(Layer.SERVER_FILE)
@@ -173,7 +173,7 @@ def test_an_argument_is_a_setting_of_the_command_line() -> None:
     )
 
 
-def test_an_argument_without_key_or_value_is_told_and_set_nothing() -> None:
+def test_an_argument_without_key_or_value_is_reported_and_set_nothing() -> None:
     source = read_arguments(["no value", "=3", " =4"])
     expected = "(command line): expected KEY=VALUE, such as max_input_len=2048"
     assert source.problems == tuple(f"{pair!r} {expected}" for pair in ("no value", "=3", " =4"))

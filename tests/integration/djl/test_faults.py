@@ -38,7 +38,7 @@ def _next_succeeds(engine: JavaEngine | SocketEngine) -> None:
     wait_until(succeeds, START_SECONDS, "a request that succeeds")
 
 
-def test_every_stream_goes_on_when_the_executor_host_is_killed(start: Start) -> None:
+def test_every_stream_goes_on_when_the_engine_process_is_killed(start: Start) -> None:
     engine = start({"steps_per_second": 100}, **_OPTIONS)
     whole = engine.request(body(300, stream=True)).wait().body
     answers = [engine.request(body(300, stream=True)) for _ in range(64)]
@@ -52,7 +52,7 @@ def test_every_stream_goes_on_when_the_executor_host_is_killed(start: Start) -> 
     assert [answer.wait().body for answer in answers] == [whole] * 64
 
 
-def test_every_stream_ends_when_the_executor_host_is_killed_and_none_may_go_on(start: Start) -> None:
+def test_every_stream_ends_when_the_engine_process_is_killed_and_none_may_go_on(start: Start) -> None:
     engine = start(_SLOW, **_ENDING)
     answers = _running(engine, 64)
     engine.host().kill()
@@ -65,7 +65,7 @@ def test_every_stream_ends_when_the_executor_host_is_killed_and_none_may_go_on(s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["java"], indirect=True)
-def test_a_whole_answer_gets_a_status_when_the_executor_host_is_killed(start: Start) -> None:
+def test_a_whole_answer_gets_a_status_when_the_engine_process_is_killed(start: Start) -> None:
     engine = start(_SLOW, **_ENDING)
     answers = [engine.request(body(3000)) for _ in range(8)]
     # When a stream that was sent last is well under way, so are they.

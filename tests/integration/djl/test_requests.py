@@ -121,7 +121,7 @@ def test_too_many_requests_are_refused_at_once(narrow: Engine, kind: tuple[str, 
             assert int(answer.headers["Retry-After"]) >= 1
 
 
-def test_a_timeout_is_told(start: Start) -> None:
+def test_a_timeout_is_reported(start: Start) -> None:
     engine = start({"steps_per_second": 20}, **{"option.predict_timeout": 1})
     answer = engine.request(body(1_000_000)).wait()
     assert answer.code == 400

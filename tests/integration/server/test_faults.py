@@ -87,7 +87,7 @@ def test_without_resuming_every_client_is_answered_and_the_next_request_works(
     assert len(server.hosts()) == 1
 
 
-def test_a_killed_host_is_replaced_while_nothing_runs(start: Start) -> None:
+def test_a_killed_engine_process_is_replaced_while_nothing_runs(start: Start) -> None:
     server = start({})
     (host,) = server.hosts()
     host.kill()
@@ -97,7 +97,7 @@ def test_a_killed_host_is_replaced_while_nothing_runs(start: Start) -> None:
     assert server.generate(3).status_code == 200
 
 
-def test_requests_while_it_recovers_wait_for_the_next_host(start: Start) -> None:
+def test_requests_while_it_recovers_wait_for_the_next_engine_process(start: Start) -> None:
     server = start({"start_seconds": 1.0}, **{"option.model_loading_timeout": 600})
     dead = server.host()
     dead.kill()
@@ -112,7 +112,7 @@ def test_requests_while_it_recovers_wait_for_the_next_host(start: Start) -> None
     assert server.ping() == 200
 
 
-def test_streams_go_on_in_the_next_host(start: Start) -> None:
+def test_streams_go_on_in_the_next_engine_process(start: Start) -> None:
     server = start({"steps_per_second": 200}, retry_threshold=10)
     expected = outcome(server, 200, True).text
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -126,7 +126,7 @@ def test_streams_go_on_in_the_next_host(start: Start) -> None:
     assert server.metric("resumed_total") == 24
 
 
-def test_a_request_that_kills_every_host_ends_and_others_go_on(start: Start) -> None:
+def test_a_request_that_kills_every_engine_process_ends_and_others_go_on(start: Start) -> None:
     faults = [{"action": "die", "at_token": 0, "max_new_tokens": 100}]
     server = start({"faults": faults, "steps_per_second": 100}, retry_threshold=2)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -166,14 +166,14 @@ def test_fail_fast_ends_the_process_with_a_status(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_an_idle_host_that_stands_still_is_noticed(start: Start) -> None:
+def test_an_idle_engine_process_that_stands_still_is_noticed(start: Start) -> None:
     server = start({}, **{"option.executor_hang_timeout": HANG_TIMEOUT})
     os.kill(server.host().pid, signal.SIGSTOP)
     wait_until(lambda: server.metric("executor_restarts_total") == 1)
     server.wait_for_ping(200)
 
 
-def test_a_server_that_is_killed_takes_its_host_along(start: Start) -> None:
+def test_a_server_that_is_killed_takes_its_engine_process_along(start: Start) -> None:
     server = start({"steps_per_second": 100})
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(outcome, server, 1_000_000, True)

@@ -62,7 +62,7 @@ def invoke(server: Server, model: str) -> httpx.Response:
     return server.http.post(f"/models/{model}/invoke", content=body(3), headers=JSON)
 
 
-def test_a_registered_model_serves_in_a_host_of_its_own(server: Server) -> None:
+def test_a_registered_model_serves_in_an_engine_process_of_its_own(server: Server) -> None:
     assert invoke(server, "red").status_code == 404
     answer = register(server, "red")
     assert (answer.status_code, answer.json()) == (200, {"status": 'Model "red" registered.'})
@@ -130,7 +130,7 @@ def test_models_come_from_the_store_only(server: Server, url: str, status: int) 
     assert len(server.http.get("/models").json()["models"]) == 1
 
 
-def test_scaling_adds_and_removes_hosts_and_loses_nothing(server: Server) -> None:
+def test_scaling_adds_and_removes_engine_processes_and_loses_nothing(server: Server) -> None:
     register(server, "red", min_worker="2")
     assert len(server.hosts()) == 3
     finished = server.finished("length")
@@ -172,7 +172,7 @@ def test_a_scale_that_makes_no_sense_is_refused(server: Server, values: dict[str
     assert server.http.put("/models/scripted", params=values).status_code == 400
 
 
-def test_a_host_that_dies_costs_its_own_worker_only(server: Server) -> None:
+def test_an_engine_process_that_dies_costs_its_own_worker_only(server: Server) -> None:
     register(server, "red", min_worker="2")
 
     def first_worker() -> dict[str, object]:
@@ -186,7 +186,7 @@ def test_a_host_that_dies_costs_its_own_worker_only(server: Server) -> None:
     assert [invoke(server, name).status_code for name in ("red", "scripted") * 4] == [200] * 8
 
 
-def test_wrong_methods_and_bodies_are_told(server: Server) -> None:
+def test_wrong_methods_and_bodies_are_reported(server: Server) -> None:
     assert server.http.patch("/models").status_code == 405
     assert server.http.patch("/models/scripted").status_code == 405
     assert server.http.post("/models", content=b"{").status_code == 400

@@ -69,7 +69,7 @@ def test_running_answers_are_finished_and_new_requests_refused(start: Start, num
     assert server.wait() == 0
 
 
-def test_what_does_not_end_in_time_is_told_so(start: Start) -> None:
+def test_what_does_not_end_in_time_is_reported_so(start: Start) -> None:
     server = start({"steps_per_second": 50}, {"SERVING_SHUTDOWN_TIMEOUT": "0.5"})
     with server.connect() as connection, concurrent.futures.ThreadPoolExecutor(1) as pool:
         whole = pool.submit(server.http.post, "/invocations", content=body(1_000_000), headers=JSON)
@@ -116,7 +116,7 @@ def test_two_interrupts_end_it_without_waiting(start: Start) -> None:
         server.wait()
 
 
-def test_sigterm_while_the_host_loads(tmp_path: Path) -> None:
+def test_sigterm_while_the_engine_process_loads(tmp_path: Path) -> None:
     with not_ready(scripted_model(tmp_path / "model", {"start_seconds": FOR_EVER}), **AT_ONCE) as server:
         wait_until(lambda: server.hosts() != [])
         server.wait_for_ping(503)

@@ -61,7 +61,7 @@ def message_of(answer: bytes) -> str:
     [(signal.SIGKILL, 600, "worker process"), (signal.SIGSTOP, HANG_TIMEOUT, "silent for")],
     ids=["killed", "silent"],
 )
-def test_all_of_64_clients_are_told_when_the_worker_is_lost(
+def test_all_of_64_clients_are_reported_when_the_worker_is_lost(
     start: Callable[..., Server], number: signal.Signals, hang_timeout: float, cause: str
 ) -> None:
     server = start(

@@ -187,7 +187,7 @@ def test_the_asyncio_client_reads_to_the_end_of_the_stream(grpc_server: GrpcServ
     assert len(results) > 1 and not any(map(is_final, results))
 
 
-def test_requests_of_one_stream_run_together_and_are_told_apart_by_id(client: Any, tokenizer: Tokenizer) -> None:
+def test_requests_of_one_stream_run_together_and_are_distinguished_by_id(client: Any, tokenizer: Tokenizer) -> None:
     texts = {"a": "", "b": "", "c": ""}
     order = []
     with Stream(client) as stream:

@@ -31,7 +31,9 @@ def names(path: Path) -> set[str]:
     return {file.name for file in path.iterdir() if not file.name.startswith(".")}
 
 
-def test_what_has_to_be_fetched_is_told_from_local_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_to_be_fetched_is_distinguished_from_local_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "acme" / "local").mkdir(parents=True)
     for text in ("s3://models/story", "hf://acme/story", "acme/story", "gpt2", "hf://acme/local"):

@@ -117,7 +117,7 @@ def test_a_download_that_breaks_off_is_gone_on_with(hub: Hub, process: HubProces
     assert (fetched(found) / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_what_has_arrived_already_is_told(process: HubProcess, tmp_path: Path) -> None:
+def test_what_has_arrived_already_is_reported(process: HubProcess, tmp_path: Path) -> None:
     path = fetched(process.fetch("acme/story", tmp_path))
     (path / "config.json").resolve().unlink()
     (path / "config.json").unlink()
@@ -226,19 +226,19 @@ def test_a_gated_model_says_what_to_do(hub: Hub, process: HubProcess, tmp_path: 
     )
 
 
-def test_an_unknown_model_and_an_unknown_revision_are_told_apart(process: HubProcess, tmp_path: Path) -> None:
+def test_an_unknown_model_and_an_unknown_revision_are_distinguished(process: HubProcess, tmp_path: Path) -> None:
     unknown = process.fetch("acme/tale", tmp_path).error
     assert unknown.startswith("cannot download acme/tale from the Hugging Face hub: there is no such model, or it is")
     revision = process.fetch("acme/story", tmp_path, revision="v9").error
     assert revision.startswith("cannot download acme/story at v9 from the Hugging Face hub: it has no such branch")
 
 
-def test_a_model_without_files_is_told(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
+def test_a_model_without_files_is_reported(hub: Hub, process: HubProcess, tmp_path: Path) -> None:
     hub.repositories["acme/story"] = {".gitattributes": b""}
     assert process.fetch("acme/story", tmp_path).error.endswith("hub: it has no files that can be served")
 
 
-def test_a_hub_that_cannot_be_reached_is_told(process: HubProcess, tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_reported(process: HubProcess, tmp_path: Path) -> None:
     nowhere = "from huggingface_hub import constants; constants.ENDPOINT = 'http://127.0.0.1:9'"
     error = process.fetch("acme/story", tmp_path, before=nowhere).error
     assert error.startswith(

@@ -187,7 +187,7 @@ def test_another_checksum_for_the_same_file_is_compared(folder: RepositoryFolder
         ("sub/config.json", b"", f"0 bytes instead of 2 (the hub's git SHA-1: {SHA1})"),
     ],
 )
-def test_what_is_not_what_the_hub_says_is_removed_and_told(
+def test_what_is_not_what_the_hub_says_is_removed_and_reported(
     folder: RepositoryFolder, tmp_path: Path, name: str, content: bytes, said: str
 ) -> None:
     blob = tmp_path / "blobs" / FILES[name].checksum
@@ -199,7 +199,7 @@ def test_what_is_not_what_the_hub_says_is_removed_and_told(
     assert len(record_of(folder)) == 1  # the other one was right
 
 
-def test_several_wrong_files_are_told_at_once(folder: RepositoryFolder, tmp_path: Path) -> None:
+def test_several_wrong_files_are_reported_at_once(folder: RepositoryFolder, tmp_path: Path) -> None:
     for blob in (tmp_path / "blobs").iterdir():
         blob.write_bytes(b"x")
     text = refused(folder)
@@ -219,7 +219,7 @@ def test_a_size_that_the_hub_does_not_tell_is_not_compared(folder: RepositoryFol
     assert refused(folder, files).startswith("model.safetensors arrived with a different SHA-256")
 
 
-def test_what_has_no_checksum_is_told_and_taken(folder: RepositoryFolder) -> None:
+def test_what_has_no_checksum_is_reported_and_taken(folder: RepositoryFolder) -> None:
     (line,) = checked(folder, {f"{number}.json": HubFile(1, "", "") for number in range(7)})
     assert line == ("acme/story: the hub has no checksum to compare for 0.json, 1.json, 2.json, 3.json, 4.json")
     assert not (folder.path / ".djl-trtllm-checked.json").exists()

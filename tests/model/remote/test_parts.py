@@ -178,7 +178,7 @@ def test_what_the_disk_has_of_a_file_with_holes_counts_as_there(path: Path) -> N
     assert file.missing_blocks == 1_000_000 - blocks
 
 
-def test_a_full_disk_is_told_before_anything_is_fetched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_anything_is_fetched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, start: int, size: int) -> None:
         assert (start, size) == (0, 10)
         raise OSError(28, "No space left on device")

@@ -51,7 +51,7 @@ def test_a_window_ends_after_ten_seconds_and_not_before(clock: SimpleNamespace) 
     assert [line.split(", ")[1] for line in lines] == ["200.0 kB/s", "100.0 kB/s", "66.7 kB/s"]
 
 
-def test_a_slow_download_is_told_how_long_it_takes(clock: SimpleNamespace) -> None:
+def test_a_slow_download_is_reported_how_long_it_takes(clock: SimpleNamespace) -> None:
     lines: list[str] = []
     progress = ProgressMeter("it", 1000, lines.append)
     clock.now += 10
@@ -82,7 +82,7 @@ def test_what_has_to_be_fetched_again_counts_back(clock: SimpleNamespace) -> Non
     assert (progress.done, lines) == (300, [])
 
 
-def test_the_end_is_told_with_the_time_it_took(clock: SimpleNamespace) -> None:
+def test_the_end_is_reported_with_the_time_it_took(clock: SimpleNamespace) -> None:
     lines: list[str] = []
     progress = ProgressMeter("it", 1000, lines.append)
     progress.add(1000)

@@ -102,7 +102,7 @@ def test_another_region_is_named() -> None:
     assert text.endswith("(PermanentRedirect, the bucket is in eu-west-1)")
 
 
-def test_an_answer_that_nobody_knows_is_told_as_it_is() -> None:
+def test_an_answer_that_nobody_knows_is_reported_as_it_is() -> None:
     assert said(answer("Teapot", 418, "short and stout")) == (
         "s3://models/it: the store answered Teapot (short and stout), status 418"
     )
@@ -162,7 +162,7 @@ def test_the_client_is_patient_and_has_connections_enough(store: Store) -> None:
     assert config.retries == {"mode": "standard", "total_max_attempts": 6}
 
 
-def test_a_client_that_cannot_be_made_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_cannot_be_made_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
     with pytest.raises(DownloadError, match=r"S3: .*no-such-profile.*check AWS_PROFILE"):
         s3.client()

@@ -199,7 +199,7 @@ def test_an_object_replaced_during_the_download_is_looked_up_again(store: Store,
     assert contents(fetch(tmp_path)) == CONTENT | {"model-00001-of-00002.safetensors": replaced}
 
 
-def test_a_full_disk_is_told_before_anything_is_fetched(
+def test_a_full_disk_is_reported_before_anything_is_fetched(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
@@ -254,7 +254,7 @@ def test_credentials_that_expire_during_a_download_end_it(store: Store, tmp_path
     assert no_complete_directory(tmp_path)
 
 
-def test_a_missing_bucket_a_missing_prefix_and_a_wrong_address_are_told_apart(store: Store, tmp_path: Path) -> None:
+def test_a_missing_bucket_a_missing_prefix_and_a_wrong_address_are_distinguished(store: Store, tmp_path: Path) -> None:
     for address, says in {
         "s3://other/x": "no such bucket",
         "s3://models/nothing": "there is nothing under this prefix",
@@ -265,7 +265,9 @@ def test_a_missing_bucket_a_missing_prefix_and_a_wrong_address_are_told_apart(st
         S3Address.parse("s3://")
 
 
-def test_no_credentials_and_no_store_are_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_and_no_store_are_reported(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(DownloadError, match="cannot be reached"):
         fetch(tmp_path)

@@ -26,7 +26,7 @@ def contents(store: Store) -> dict[str, bytes]:
     return {key: value.path.read_bytes() for key, value in store.objects.items()}
 
 
-def test_places_elsewhere_are_told_from_local_paths() -> None:
+def test_places_elsewhere_are_distinguished_from_local_paths() -> None:
     assert is_remote_destination("s3://models/story") and is_remote_destination("hf://acme/story")
     assert not is_remote_destination("/engines/story") and not is_remote_destination("acme/story")
 
@@ -59,7 +59,7 @@ def test_one_file_goes_to_exactly_its_address(store: Store, directory: Path) -> 
     ("status", "code", "says"),
     [(403, "AccessDenied", "access is denied: .*s3:PutObject"), (404, "NoSuchBucket", "there is no such bucket")],
 )
-def test_why_the_store_refuses_is_told_with_what_to_do(
+def test_why_the_store_refuses_is_reported_with_what_to_do(
     store: Store, directory: Path, status: int, code: str, says: str
 ) -> None:
     def refuse(request: Request) -> int | None:
@@ -70,7 +70,9 @@ def test_why_the_store_refuses_is_told_with_what_to_do(
         upload(directory, "s3://models/x", lambda line: None)
 
 
-def test_a_store_that_cannot_be_reached_is_told(store: Store, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_reached_is_reported(
+    store: Store, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(DownloadError, match="the store cannot be reached"):
         upload(directory, "s3://models/x", lambda line: None)
@@ -122,7 +124,7 @@ def test_the_hub_gets_the_token_of_the_configuration(directory: Path, monkeypatc
     assert "two words" not in str(caught.value)
 
 
-def test_what_the_hub_refuses_is_told(
+def test_what_the_hub_refuses_is_reported(
     directory: Path, api: list[tuple[str, Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub

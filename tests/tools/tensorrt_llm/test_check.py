@@ -95,7 +95,7 @@ def test_a_name_that_the_table_has_in_other_versions_alone_differs(look: Make) -
     assert "before 1.3.0rc21" in finding(later, "PluginConfig", "").text
 
 
-def test_a_type_that_is_written_differently_is_told_and_is_no_difference(look: Make) -> None:
+def test_a_type_that_is_written_differently_is_reported_and_is_no_difference(look: Make) -> None:
     report = look(changed("sampling_params.py", "max_tokens: int", "max_tokens: Optional[int]"))
     found = finding(report, "SamplingParams", "max_tokens")
     assert (found.verdict, found.types) == (Verdict.EQUAL, ("int", "Optional[int]"))

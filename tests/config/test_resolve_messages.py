@@ -20,18 +20,18 @@ PLACE = "(serving.properties:1)"
 # -- values that do not count ------------------------------------------------------------------------------------------
 
 
-def test_a_value_that_is_beaten_is_told_once() -> None:
+def test_a_value_that_is_beaten_is_reported_once() -> None:
     config = from_text("option.max_input_len=256", {"OPTION_MAX_INPUT_LEN": "512"})
     assert config.warnings == (f"OPTION_MAX_INPUT_LEN=512 is overridden by option.max_input_len=256 {PLACE}",)
 
 
-def test_a_beaten_value_that_says_the_same_is_not_told() -> None:
+def test_a_beaten_value_that_says_the_same_is_not_reported() -> None:
     config = from_text("option.max_input_len=256", {"OPTION_MAX_INPUT_LEN": " 256 "})
     assert config.warnings == ()
     assert [setting.shown for setting in config.overridden["max_input_len"]] == ["OPTION_MAX_INPUT_LEN= 256 "]
 
 
-def test_a_beaten_preset_is_neither_told_nor_kept() -> None:
+def test_a_beaten_preset_is_neither_reported_nor_kept() -> None:
     preset = Setting("option.max_input_len", "9", Origin.derived("the presets of Truss"), "option.max_input_len")
     config = resolve([Source(Layer.PRESET, (preset,)), parse_properties("option.max_input_len=8", "f")])
     assert config.options.max_input_len == 8
@@ -120,14 +120,14 @@ def test_a_revision_that_is_of_the_model_counts(
 # -- how values are written --------------------------------------------------------------------------------------------
 
 
-def test_a_comment_behind_a_value_is_left_off_and_told() -> None:
+def test_a_comment_behind_a_value_is_left_off_and_reported() -> None:
     config = from_text("option.max_input_len=8 # most prompts are short")
     assert config.options.max_input_len == 8
     (warning,) = config.warnings
     assert warning.startswith(f"option.max_input_len=8 # most prompts are short {PLACE}: the comment behind the value")
 
 
-def test_a_hash_in_a_text_is_part_of_it_and_told() -> None:
+def test_a_hash_in_a_text_is_part_of_it_and_reported() -> None:
     config = from_text("option.model_id=a/b # the model")
     assert config.options.model_id == "a/b # the model"
     assert config.warnings == (
@@ -136,7 +136,7 @@ def test_a_hash_in_a_text_is_part_of_it_and_told() -> None:
     )
 
 
-def test_quotes_around_a_text_are_part_of_it_and_told() -> None:
+def test_quotes_around_a_text_are_part_of_it_and_reported() -> None:
     config = from_text('option.model_id="a/b"')
     assert config.options.model_id == '"a/b"'
     assert config.warnings == (
@@ -149,13 +149,13 @@ def test_quotes_around_a_list_belong_to_it() -> None:
     assert from_text('option.exclude_modules="a"').warnings == ()
 
 
-def test_an_empty_value_counts_as_not_set_and_is_told() -> None:
+def test_an_empty_value_counts_as_not_set_and_is_reported() -> None:
     config = from_text("option.max_input_len=\n", {"OPTION_MAX_OUTPUT_LEN": ""})
     assert config.options.max_input_len == 1024 and not config.is_set("max_input_len")
     assert config.warnings == (f"option.max_input_len= {PLACE} is empty: the option is not set",)
 
 
-def test_a_wrong_value_is_told_with_an_example_written_as_there(tmp_path: Path) -> None:
+def test_a_wrong_value_is_reported_with_an_example_written_as_there(tmp_path: Path) -> None:
     (problem,) = problems_of("", {"SM_NUM_GPUS": "many"})
     assert problem.startswith("SM_NUM_GPUS=many (environment): expected a whole number")
     assert problem.endswith("; for example SM_NUM_GPUS=1")
@@ -165,14 +165,14 @@ def test_a_wrong_value_is_told_with_an_example_written_as_there(tmp_path: Path) 
     assert caught.value.problems[0].endswith("; for example 1")
 
 
-def test_all_problems_are_told_at_once_with_the_warnings() -> None:
+def test_all_problems_are_reported_at_once_with_the_warnings() -> None:
     with pytest.raises(ConfigError) as caught:
         from_text("option.max_input_len=x\noption.dtype=y\noption.nonsense=1", {"OPTION_BACKEND": "z"})
     assert len(caught.value.problems) == 3
     assert len(caught.value.warnings) == 1 and "option.nonsense" in caught.value.warnings[0]
 
 
-def test_what_reading_told_is_told_again() -> None:
+def test_what_reading_reported_is_reported_again() -> None:
     source = Source(Layer.FILE, warnings=("a warning",), notes=("a note",), unknown=("an unknown",))
     config = resolve([source])
     assert (config.warnings, config.notes) == (("a warning", "an unknown"), ("a note",))
@@ -194,7 +194,7 @@ def test_a_rule_between_options_can_refuse(monkeypatch: pytest.MonkeyPatch) -> N
     assert problems_of("inference_port=1") == (f"inference_port=1 {PLACE}",)
 
 
-def test_rules_are_told_by_their_severity() -> None:
+def test_rules_are_reported_by_their_severity() -> None:
     assert "has no effect without" in from_text("option.smoothquant_alpha=0.5").warnings[0]
     both = from_text("option.max_tokens_in_paged_kv_cache=9\noption.free_gpu_memory_fraction=0.5")
     assert "holds the smaller of" in both.notes[0]
@@ -224,7 +224,7 @@ def test_a_wrong_value_of_an_old_name_is_an_error_and_nothing_else() -> None:
     assert caught.value.warnings == ()
 
 
-def test_an_unknown_key_is_told_with_the_name_that_was_meant_as_it_is_written_there() -> None:
+def test_an_unknown_key_is_reported_with_the_name_that_was_meant_as_it_is_written_there() -> None:
     environ = {"OPTION_MAX_IMPUT_LEN": "1", "OPTION_FROBNICATE": "1"}
     assert from_text("option.max_rolling_batchsize=8\nmax_num_tokens=8", environ).warnings == (
         "OPTION_FROBNICATE (environment) is not an option and has no effect; docs/options.md lists the options",
@@ -262,7 +262,7 @@ def test_the_value_of_an_unknown_key_is_not_shown() -> None:
         ("engine=FasterTransformer", "option.backend chooses the engine"),
     ],
 )
-def test_an_old_name_is_told_with_what_replaces_it(line: str, told: str) -> None:
+def test_an_old_name_is_reported_with_what_replaces_it(line: str, told: str) -> None:
     (warning,) = from_text(line).warnings
     assert warning.startswith(f"{line} (serving.properties:1)") and told in warning
 
