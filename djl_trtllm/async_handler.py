@@ -24,6 +24,7 @@ from djl_trtllm.djl.streams import Stream, Streams
 from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service import ModelService, settle_garbage_collector
+from djl_trtllm.service.worker_threads import parse_call
 
 try:
     from djl_python.outputs import Output  # type: ignore[import-not-found]
@@ -73,7 +74,8 @@ class Worker:
         try:
             properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
             body = bytes(inputs.get_as_bytes() or b"")
-            call = self._service.with_warnings(DEFAULT.parse(RawRequest(body, properties), self._service.model))
+            call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
+            call = self._service.with_warnings(call)
             writer.expect(call)
             states = await self._service.generate(call, writer.deliver)
         except Exception as error:

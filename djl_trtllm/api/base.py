@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 
+from djl_trtllm.api.json_body import read_json
 from djl_trtllm.api.schemas import any_of
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
@@ -59,7 +60,7 @@ class RawRequest:
     def json(self) -> Any:
         """The body as JSON, whatever its content type. Raises InvalidRequestError."""
         try:
-            return orjson.loads(self.body)
+            return read_json(self.body)
         except orjson.JSONDecodeError as error:
             shown = self.body[:80].decode(errors="replace")
             raise InvalidRequestError(f"the body is not valid JSON: {error}. Received {shown!r}") from None
@@ -173,12 +174,17 @@ class ModelContext(Protocol):
 
 
 class ModelStatus(NamedTuple):
-    """A model for a page. `context` is None while its files are prepared."""
+    """A model for a page or an action. `context` is None while its files are prepared.
+
+    `render` makes the prompt of chat messages for an action, from these and the template's keywords; it waits. Raises
+    InvalidRequestError.
+    """
 
     name: str
     ready: bool
     context: ModelContext | None
     statistics: Statistics
+    render: Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str] | None = None
 
 
 class Described(Protocol):

@@ -23,6 +23,7 @@ _MOST_CHARACTERS = 65_536
 _MOST_CHOICES = 64
 _MOST_LEVELS = 64
 """How deep a guide is nested. Hundreds of levels take minutes to compile, thousands overflow the engine's stack."""
+_TOO_DEEP = f" (it is nested deeper than {_MOST_LEVELS} levels)"
 _CLASS = r"\\.|\[[^\]\\]*(?:\\.[^\]\\]*)*\]?"
 _REGEX_PARTS = re.compile(rf"{_CLASS}|[()]", re.DOTALL)
 _GRAMMAR_PARTS = re.compile(rf'{_CLASS}|"[^"\\]*(?:\\.[^"\\]*)*"?|[()]', re.DOTALL)
@@ -32,15 +33,21 @@ _GRAMMAR_PARTS = re.compile(rf'{_CLASS}|"[^"\\]*(?:\\.[^"\\]*)*"?|[()]', re.DOTA
 def read_schema(value: Any) -> Guide:
     """A JSON schema, as an object or as text. Raises ValueError with a hint."""
     if type(value) is str:
+        _require_short(value)
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             raise ValueError(f" (the schema is not JSON: {error})") from None
     if type(value) is not dict:
         raise ValueError(" (the schema has to be an object)")
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # it gives up at 254 levels
+        raise ValueError(_TOO_DEEP) from None
+    _require_short(text)
     if _levels(value) > _MOST_LEVELS:
-        raise ValueError(f" (it is nested deeper than {_MOST_LEVELS} levels)")
-    return _bounded(GuideKind.JSON_SCHEMA, orjson.dumps(value).decode())
+        raise ValueError(_TOO_DEEP)
+    return Guide(GuideKind.JSON_SCHEMA, text)
 
 
 def _levels(value: dict[str, Any]) -> int:
@@ -61,15 +68,17 @@ def _levels(value: dict[str, Any]) -> int:
 def _regex(value: Any) -> Guide:
     if type(value) is not str or not value:
         raise ValueError(" (a regular expression is a string)")
+    _require_short(value)
     _require_shallow(_REGEX_PARTS.findall(value))
-    return _bounded(GuideKind.REGEX, value)
+    return Guide(GuideKind.REGEX, value)
 
 
 def _grammar(value: Any) -> Guide:
     if type(value) is not str or not value:
         raise ValueError(" (a grammar is a string)")
+    _require_short(value)
     _require_shallow(_GRAMMAR_PARTS.findall(value))
-    return _bounded(GuideKind.GRAMMAR, value)
+    return Guide(GuideKind.GRAMMAR, value)
 
 
 def _require_shallow(parts: list[str]) -> None:
@@ -78,20 +87,23 @@ def _require_shallow(parts: list[str]) -> None:
     for part in parts:
         depth += 1 if part == "(" else -1 if part == ")" else 0
         if depth > _MOST_LEVELS:
-            raise ValueError(f" (it is nested deeper than {_MOST_LEVELS} levels)")
+            raise ValueError(_TOO_DEEP)
 
 
 def _choice(value: Any) -> Guide:
     valid = type(value) is list and 0 < len(value) <= _MOST_CHOICES
     if not valid or not all(type(item) is str and item for item in value):
         raise ValueError("")
-    return _bounded(GuideKind.REGEX, "(" + "|".join(re.escape(item) for item in value) + ")")
+    _require_short("|".join(value))
+    text = "(" + "|".join(re.escape(item) for item in value) + ")"
+    _require_short(text)
+    return Guide(GuideKind.REGEX, text)
 
 
-def _bounded(kind: GuideKind, text: str) -> Guide:
+def _require_short(text: str) -> None:
+    """Raise ValueError, before anything is done with the text of a guide, if it is too long."""
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f" (it has {len(text)} characters, at most {_MOST_CHARACTERS} are accepted)")
-    return Guide(kind, text)
 
 
 def _tgi_grammar(value: Any) -> Guide:

@@ -17,6 +17,9 @@ _LINES = frozenset({"application/jsonlines", "application/json-lines", "applicat
 _READS_EVENTS = ("hf_hub/", "openai/")
 """In the User-Agent of huggingface_hub and of OpenAI's libraries, which read streams as events only."""
 
+_OF_THE_BODY = frozenset({"content-length", "content-encoding", "transfer-encoding", "inference-header-content-length"})
+"""Headers that say how the body is sent. Only the client that sends it knows: no attribute has their place."""
+
 _RETURNED = re.compile(r"[\x20-\x7e]{1,1024}")
 """Custom attributes that a response may carry: SageMaker takes 1024 characters of visible ASCII."""
 
@@ -39,12 +42,14 @@ def properties(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def custom_attributes(value: str) -> dict[str, str]:
-    """Parse `k=v;k2=v2` into a dictionary with lower-case keys; items without `=` are skipped."""
+    """Parse `k=v;k2=v2` into a dictionary with lower-case keys; items without `=` are skipped, and those that
+    would describe how the body is sent."""
     attributes: dict[str, str] = {}
     for item in value.split(";"):
         name, equals, content = item.partition("=")
-        if equals and name.strip():
-            attributes[name.strip().lower()] = content.strip()
+        name = name.strip().lower()
+        if equals and name and name not in _OF_THE_BODY:
+            attributes[name] = content.strip()
     return attributes
 
 

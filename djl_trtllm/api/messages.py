@@ -19,8 +19,12 @@ _MESSAGE = {
     },
     "required": ["role"],
 }
+_MOST_MESSAGES = 4096
+"""Of one request, and as many parts of their contents and as many tool calls."""
 MESSAGES = Kind(
-    "a list of at least one message", lambda value: value, {"type": "array", "items": _MESSAGE, "minItems": 1}
+    "a list of at least one message",
+    lambda value: value,
+    {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": _MOST_MESSAGES},
 )
 """Describes the parameter that `read_messages` reads."""
 
@@ -34,8 +38,13 @@ def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
     if type(raw) is not list or not raw:
         problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")
         return []
+    if (problem := _too_many(raw)) is not None:
+        problems.invalid.append(problem)
+        return []
     messages: list[dict[str, Any]] = []
     for index, message in enumerate(raw):
+        if problems.full:
+            break  # no error shows more
         where = f"messages[{index}]"
         if type(message) is not dict:
             problems.invalid.append(f"'{where}' is {show(message)}: expected an object with 'role' and 'content'")
@@ -52,9 +61,22 @@ def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
     return messages
 
 
+def _too_many(raw: list[Any]) -> str | None:
+    """What there is too much of."""
+    if len(raw) > _MOST_MESSAGES:
+        return f"'messages' has {len(raw)} messages: expected at most {_MOST_MESSAGES}"
+    for member in ("content", "tool_calls"):
+        lists = [message[member] for message in raw if type(message) is dict and type(message.get(member)) is list]
+        if (count := sum(map(len, lists))) > _MOST_MESSAGES:
+            return f"'messages' has {count} items in '{member}': expected at most {_MOST_MESSAGES} in all messages"
+    return None
+
+
 def _join_parts(parts: list[Any], where: str, problems: Problems) -> str:
     texts: list[str] = []
     for index, part in enumerate(parts):
+        if problems.full:
+            break
         kind = part.get("type") if type(part) is dict else None
         if kind == "text" and type(part.get("text")) is str:
             texts.append(part["text"])

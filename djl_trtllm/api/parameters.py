@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,6 +40,10 @@ _MOST_STRINGS = 64
 _MOST_IDS = 1024
 _MOST_WORDS = 1024
 """Of which most have to be empty."""
+LONGEST_STRING = 1024
+"""Characters of a stop string or a bad word: each is tokenised, and looked for in every token's text."""
+_MOST_MEMBERS = 1024
+"""Of an object that a table reads."""
 
 
 class Kind(NamedTuple):
@@ -70,6 +74,10 @@ class Parameter:
     advice: str = ""
     union: bool = False
 
+    def accepts(self, raw: object) -> bool:
+        """Whether the value is one that changes nothing."""
+        return any(raw is neutral or (raw == neutral and type(raw) is not bool) for neutral in self.neutral)
+
 
 @dataclass(slots=True)
 class Problems:
@@ -79,6 +87,11 @@ class Problems:
     unsupported: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     warn: bool = False
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many as an error shows: more are only counted."""
+        return len(self.invalid) + len(self.unsupported) >= _MOST_PROBLEMS
 
     @classmethod
     def of(cls, options: Options) -> Problems:
@@ -132,16 +145,15 @@ class Table:
         """Return the values by target. A JSON null means not given. `where` is the kind of name in errors."""
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
-        for name, raw in given.items():
-            if raw is None:
-                continue
+        for name, raw in _bounded(given, problems, where):
             row = self.rows.get(name)
             if row is None and problems.warn and name not in self._elsewhere:
                 problems.ignore(name, where)
             elif row is None:
-                problems.invalid.append(self._unknown(name, where))
+                # Looking for similar names takes a tenth of a millisecond.
+                problems.invalid.append(self._unknown(name, where, suggest=not problems.full))
             elif row.target is None:
-                if not any(raw is neutral or (raw == neutral and type(raw) is not bool) for neutral in row.neutral):
+                if not row.accepts(raw):
                     problems.unsupported.append(_refusal(name, raw, row))
             elif row.target != IGNORED:
                 assert row.kind is not None
@@ -172,12 +184,20 @@ class Table:
         """Of a row that holds such an object."""
         return Kind("an object", OBJECT.read, self.schema())
 
-    def _unknown(self, name: str, where: str) -> str:
+    def _unknown(self, name: str, where: str, *, suggest: bool) -> str:
         if name in self._elsewhere:
             return f"'{name}' belongs {self._elsewhere[name]}"
-        near = difflib.get_close_matches(name[:_SHOWN], self.rows, n=1)
+        near = difflib.get_close_matches(name[:_SHOWN], self.rows, n=1) if suggest else ()
         hint = f", did you mean '{near[0]}'?" if near else ""
         return f"unknown {where} {show(name)}{hint}"
+
+
+def _bounded(given: Mapping[str, Any], problems: Problems, where: str) -> Iterable[tuple[str, Any]]:
+    """The names and values that are given, none if there are too many."""
+    if len(given) > _MOST_MEMBERS:
+        problems.invalid.append(f"there are {len(given)} names of the kind {where}: expected at most {_MOST_MEMBERS}")
+        return ()
+    return ((name, raw) for name, raw in given.items() if raw is not None)
 
 
 def _in_header(name: str) -> str:
@@ -202,11 +222,36 @@ def check_text(payload: Mapping[str, Any], name: str, problems: Problems) -> Non
 
 def show(value: object) -> str:
     """The value as JSON, at most about 80 characters of it."""
-    try:
-        text = orjson.dumps(value[:_SHOWN] if isinstance(value, str) else value).decode()
-    except TypeError:  # not from JSON: made by a model directory's own formatter
-        text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    text = ""
+    for part in _parts(value):
+        text += part
+        if len(text) > _SHOWN:
+            return f"{text[:_SHOWN]}…"
+    return text
+
+
+def _parts(value: object) -> Iterator[str]:
+    """The value's JSON in parts, each made only when it is wanted: the value may be large."""
+    if isinstance(value, dict):
+        yield "{"
+        for position, (name, member) in enumerate(value.items()):
+            yield "," if position else ""
+            yield from _parts(name)
+            yield ":"
+            yield from _parts(member)
+        yield "}"
+    elif isinstance(value, (list, tuple)):
+        yield "["
+        for position, item in enumerate(value):
+            yield "," if position else ""
+            yield from _parts(item)
+        yield "]"
+    else:
+        cut = value[: _SHOWN + 1] if isinstance(value, str) else value
+        try:
+            yield orjson.dumps(cut).decode()
+        except TypeError:  # not from JSON: made by a model directory's own formatter
+            yield repr(cut)
 
 
 def integer(low: int, high: int | None = None) -> Kind:
@@ -258,6 +303,8 @@ def _read_strings(value: Any) -> tuple[str, ...]:
         raise ValueError("")
     if not all(type(item) is str and item for item in strings):
         raise ValueError("")
+    if (longest := max(map(len, strings), default=0)) > LONGEST_STRING:
+        raise ValueError(f" (one has {longest} characters, at most {LONGEST_STRING} are accepted)")
     return tuple(dict.fromkeys(strings))
 
 
@@ -285,11 +332,12 @@ def _list(items: Mapping[str, Any], most: int) -> dict[str, Any]:
     return {"type": "array", "items": items, "maxItems": most}
 
 
-_WORD = {"type": "string", "minLength": 1}
+_NOT_EMPTY = {"type": "string", "minLength": 1}
+_WORD = {**_NOT_EMPTY, "maxLength": LONGEST_STRING}
 
 BOOLEAN = _of_type("true or false", bool, "boolean")
 TEXT = _of_type("a string", str, "string")
-PROMPT = Kind("a string", TEXT.read, _WORD)
+PROMPT = Kind("a string", TEXT.read, _NOT_EMPTY)
 """A text that code refuses if it is empty."""
 STRINGS = Kind(
     f"a string or a list of up to {_MOST_STRINGS} strings, none of them empty",
@@ -327,7 +375,7 @@ def _described(name: str, row: Parameter, required: bool) -> dict[str, Any]:
 
 def _unquote(value: object) -> str:
     """The hint for a value that would be right without its quotation marks."""
-    if isinstance(value, str):
+    if isinstance(value, str) and len(value) <= _SHOWN:
         try:
             inner = orjson.loads(value.lower())
         except orjson.JSONDecodeError:

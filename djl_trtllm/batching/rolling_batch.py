@@ -166,6 +166,14 @@ class RollingBatch:
         """Give back what `admit` reserved: the request will not be submitted."""
         self._admitted -= sequences
 
+    def fit(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
+        """The prompt of an admitted request as `submit` will take it. Raises InvalidRequestError if it cannot run."""
+        return self._sequence_limits.fit(request, prompt_ids)[0]
+
+    def learn_stops(self, request: GenerationRequest) -> None:
+        """Tokenise the stop strings of a request, so that `submit` does not have to. May run in another thread."""
+        self._translator.learn_stops(request)
+
     def submit(
         self,
         request: GenerationRequest,

@@ -85,6 +85,12 @@ class Translator:
             request.top_logprobs,
         )
 
+    def learn_stops(self, request: GenerationRequest) -> None:
+        """Find out about the stop strings of a request what its messages need."""
+        if self._is_stopped_by_engine(request):
+            for text in request.stop:
+                self._is_exact_in_tokens(text)
+
     def _special_id(self, text: str) -> int | None:
         id_: int | None = self._tokenizer.raw.token_to_id(text)
         return id_ if id_ in self._special_ids else None

@@ -24,6 +24,7 @@ from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service import Model, ModelService, settle_garbage_collector
+from djl_trtllm.service.worker_threads import parse_call
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,8 @@ class RollingWorker:
 
     async def _generate(self, request: _Request, body: bytes, properties: dict[str, str]) -> None:
         try:
-            call = self._service.with_warnings(DEFAULT.parse(RawRequest(body, properties), self._service.model))
+            call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
+            call = self._service.with_warnings(call)
             request.writer.expect(call)
             request.states = await self._service.generate(call, request.writer.deliver)
         except Exception as error:

@@ -157,8 +157,14 @@ class _GenerationTag(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body).set_lineno(line)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Leaves these to the rendering: jinja2 computes constant expressions when it reads a template, 9**9**9 too."""
+
+    intercepted_binops = frozenset({"**", "*", "%"})
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.globals["raise_exception"] = _raise_exception

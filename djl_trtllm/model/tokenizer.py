@@ -19,7 +19,7 @@ import tokenizers.models
 import tokenizers.pre_tokenizers
 import tokenizers.processors
 
-from djl_trtllm.errors import InvalidRequestError, TokenizerError
+from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, RequestError, TokenizerError
 from djl_trtllm.model import chat_template, sentencepiece_model, tokenizer_conversion
 from djl_trtllm.model.json_file import is_lfs_pointer, read_object
 from djl_trtllm.model.work_directory import temporary_directory
@@ -38,6 +38,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _LONG_TEXT = 1024
 """Longer texts are encoded without the GIL; for shorter ones a single call is cheaper."""
+_CHARACTERS_OF_A_TOKEN = 16
+_LEAST_PART = 65_536
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -60,6 +62,8 @@ class Tokenizer:
     bos_id: int | None
     longest_token: int | None
     """The largest number of characters that one token can encode; None if there is no limit."""
+    chat_templates: tuple[dict[str, str], dict[str, Any], Path]
+    """What `ChatTemplate` is made of: another process renders the conversations of requests."""
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Tokenizer:
         raw.no_padding()
         self.raw = raw
         self._chat_template = chat_template.ChatTemplate(templates, special_tokens, origin)
+        self.chat_templates = (dict(templates), dict(special_tokens), origin)
         added = raw.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         vocabulary = raw.get_vocab(with_added_tokens=True)
@@ -84,21 +89,34 @@ class Tokenizer:
         own_end = self._id_of(special_tokens.get("eos_token"))
         self.end_ids = frozenset(end_ids) | (frozenset() if own_end is None else {own_end})
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """Encode `text`; `add_special_tokens` adds those that the model expects around a text (often a BOS token).
 
         Encodes a long text without the GIL, so that other threads can run. Raises `InvalidRequestError` if the
-        text is not valid Unicode (a lone surrogate).
+        text is not valid Unicode (a lone surrogate) or the tokenizer fails on it, and `PromptTooLongError` for more
+        than `most` tokens.
         """
         try:
             # `encode` holds the GIL all the time, seconds for a megabyte. The batch calls release it.
-            if len(text) > _LONG_TEXT:
-                (encoding,) = self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            else:
+            if len(text) <= _LONG_TEXT:
                 encoding = self.raw.encode(text, add_special_tokens=add_special_tokens)
-            ids: list[int] = encoding.ids
+            else:
+                part = len(text) if most is None else _CHARACTERS_OF_A_TOKEN * most + _LEAST_PART
+                if 2 * part < len(text):
+                    # A hundred bytes of memory for a character: a part of the text may be enough.
+                    (encoding,) = self.raw.encode_batch_fast([text[:part]], add_special_tokens=add_special_tokens)
+                    _require_few(2 * len(encoding) // 3, most, "more than ")
+                (encoding,) = self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequestError(f"the prompt is not valid Unicode text: {_reason(text, error)}") from error
+        except RequestError:
+            raise
+        except BaseException as error:
+            if not is_panic(error) and not isinstance(error, Exception):
+                raise
+            raise InvalidRequestError(f"the model's tokenizer fails on this text: {error}") from error
+        _require_few(len(encoding), most)
+        ids: list[int] = encoding.ids
         return ids
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
@@ -119,12 +137,29 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode `ids`; an incomplete UTF-8 sequence at the end gives a replacement character."""
-        text: str = self.raw.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        text: str
+        if len(ids) > _LONG_TEXT:
+            (text,) = self.raw.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        else:
+            text = self.raw.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def _id_of(self, token: Any) -> int | None:
         id_: int | None = self.raw.token_to_id(token) if isinstance(token, str) else None
         return id_
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust has panicked: its exception is no `Exception`. tokenizers does where the regular
+    expression of a tokenizer takes too many steps."""
+    return type(error).__name__ == "PanicException"
+
+
+def _require_few(tokens: int, most: int | None, about: str = "") -> None:
+    if most is not None and tokens > most:
+        raise PromptTooLongError(
+            f"the prompt has {about}{tokens} tokens, max_input_len is {most}: shorten it, or raise option.max_input_len"
+        )
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from math import ceil
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STALL_TICK_SECONDS = 0.02
+_SWITCH_SECONDS = 0.001
 _FLUSH_SECONDS = 2
 """How long connections may take to send their last bytes after every request has ended."""
 
@@ -199,5 +201,7 @@ class Server(uvicorn.Server):
 def run(options: Options, startup: Sequence[Startup], store: Path | None = None) -> int:
     """Serve until a signal. Returns the exit status."""
     server = Server(options, startup, store)
+    # Worker threads that read requests hold the GIL, and the event loop waits for it as long as this.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     server.run()
     return server.exit_status

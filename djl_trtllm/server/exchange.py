@@ -24,6 +24,7 @@ Headers: TypeAlias = Iterable[tuple[str, str]]
 ABORT = "djl_trtllm.abort"
 """ASGI extension of our server: its `call` drops the connection. A normal close would wait for the client to read."""
 
+_MOST_DIGITS = 20
 _NO_CACHE = (b"cache-control", b"no-cache")
 
 
@@ -76,11 +77,18 @@ class Exchange:
         """The model of a SageMaker multi-model endpoint: its archive's name, or that without the ending."""
         return self.properties.get(TARGET_MODEL, "").removesuffix(".tar.gz") or None
 
+    @property
+    def content_length(self) -> int | None:
+        """The length that the client declares for the body; None if it declares none."""
+        declared = self.properties.get("content-length", "")
+        # Python takes 4,300 digits for a number.
+        return int(declared[:_MOST_DIGITS]) if declared.isdecimal() else None
+
     async def body(self) -> bytes:
         """The request body; it counts until `release`. Raises BodyTooLarge, ClientGone and OverloadedError."""
         limit = self.options.max_request_size
-        declared = self.properties.get("content-length", "")
-        if declared.isdecimal() and int(declared) > limit:
+        declared = self.content_length
+        if declared is not None and declared > limit:
             raise BodyTooLarge
         body = bytearray()
         while True:

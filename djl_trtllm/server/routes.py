@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from starlette.routing import Route, Router
 from starlette.types import Lifespan, Receive, Scope, Send
@@ -18,11 +19,13 @@ from starlette.types import Lifespan, Receive, Scope, Send
 from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.headers import returned_attributes
+from djl_trtllm.api.json_body import SMALL
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     MethodNotAllowedError,
     NotReadyError,
+    OverloadedError,
     RequestError,
     RequestTooLargeError,
 )
@@ -37,6 +40,7 @@ from djl_trtllm.server.model_routes import MODELS, ModelRoutes
 from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.server.session_requests import SessionRequests, SessionUse
 from djl_trtllm.service import Registry, State
+from djl_trtllm.service.worker_threads import WORKERS, WorkerThreads, parse_call
 from djl_trtllm.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -50,6 +54,10 @@ _HEALTH = {
     State.STOPPED: (503, "Unhealthy"),
 }
 """Status of /ping and DJL's name of the state."""
+
+_ACTIONS = WorkerThreads(2)
+"""They tokenise, and wait for chat templates."""
+_MOST_ACTIONS_WAITING = 64
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -211,14 +219,14 @@ class Routes:
         name = exchange.scope["path_params"].get("model") or exchange.model_name
         if name is None and dialect.names_model:
             request = await _read(exchange, path)
-            name = dialect.model_name(request)
+            name = await _name_in(dialect, request)
         model = find_model(self.registry, dialect, name, exchange.endpoint)
         if model.state is State.DRAINING:
             # Keep-alive clients have to open a connection to another server.
             error = NotReadyError(f"model {model.name} is shutting down")
             await exchange.fail(error, (("Connection", "close"),))
             return
-        request = request or await _read(exchange, path)
+        request = request or await _read(exchange, path, model.prompt_bytes)
         use = SessionUse(request)
         if dialect.sagemaker:
             use = await self.sessions.use(request, custom=model.model.custom is not None)
@@ -226,7 +234,7 @@ class Routes:
                 await exchange.reply(use.reply)
                 return
         try:
-            call = dialect.parse(use.request, model.model)
+            call = await parse_call(dialect, use.request, model.model)
         except Exception:
             await self.sessions.undo(use)
             raise
@@ -256,12 +264,28 @@ class Routes:
         request = await _read(exchange, path)
         name = request.parameters.get("model") or exchange.model_name
         if name is None and dialect.names_model:
-            name = dialect.model_name(request)
-        models = self._named(dialect, name)
-        await exchange.reply(await asyncio.to_thread(dialect.act, request, models))
+            name = await _name_in(dialect, request)
+        models = [status._replace(render=self._renderer(status.name)) for status in self._named(dialect, name)]
+        if _ACTIONS.waiting >= _MOST_ACTIONS_WAITING:
+            raise OverloadedError(
+                f"{_ACTIONS.waiting} requests wait that do not generate",
+                queue_depth=_ACTIONS.waiting,
+                capacity=_MOST_ACTIONS_WAITING,
+                retry_after=1,
+            )
+        await exchange.reply(await _ACTIONS.run(partial(dialect.act, request, models)))
 
     async def not_found(self, exchange: Exchange) -> None:
         await exchange.reply(front_end_error(404, f"there is nothing at {exchange.scope['path']}"))
+
+    def _renderer(self, name: str) -> Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]:
+        """Renders the chat messages of an action, for the thread that the action has."""
+        loop = asyncio.get_running_loop()
+
+        async def rendered(messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
+            return await self.registry.models[name].workers[0].prompts.render(messages, keywords)
+
+        return lambda messages, keywords: asyncio.run_coroutine_threadsafe(rendered(messages, keywords), loop).result()
 
     def _named(self, dialect: Dialect, name: str | None) -> list[ModelStatus]:
         models = self.registry.models.values() if name is None else [find_model(self.registry, dialect, name)]
@@ -272,7 +296,21 @@ def _fixed_characters(path: str) -> int:
     return len(re.sub(r"\{.*?\}", "", path))
 
 
-async def _read(exchange: Exchange, path: str) -> RawRequest:
+async def _name_in(dialect: Dialect, request: RawRequest) -> str | None:
+    """The model that a request names in its body."""
+    if len(request.body) <= SMALL:
+        return dialect.model_name(request)
+    return await WORKERS.run(lambda: dialect.model_name(request))
+
+
+async def _read(exchange: Exchange, path: str, prompt_bytes: int = 0) -> RawRequest:
+    """The request with its body. Raises RequestTooLargeError for one that is larger than `prompt_bytes`, if given."""
+    declared = exchange.content_length
+    if prompt_bytes and declared is not None and prompt_bytes < declared <= exchange.options.max_request_size:
+        raise RequestTooLargeError(
+            f"the request body has {declared} bytes, and a prompt that fits the model has at most {prompt_bytes} "
+            "(max_input_len, and the longest token of the vocabulary)"
+        )
     return _request(exchange, path, await exchange.body())
 
 

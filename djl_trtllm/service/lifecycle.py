@@ -15,10 +15,11 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
-from djl_trtllm.api import Call, Prompt
+from djl_trtllm.api import Call, Prompt, ResponseEncoder
 from djl_trtllm.batching.beams import with_beams_of
 from djl_trtllm.batching.features import gives_logprobs, require
 from djl_trtllm.batching.request_state import RequestState
@@ -29,20 +30,17 @@ from djl_trtllm.errors import (
     ExecutorError,
     GenerationError,
     NotReadyError,
-    PromptTooLongError,
     RequestError,
 )
 from djl_trtllm.executor.protocol import Feature, Start
-from djl_trtllm.request import Consumer, GenerationRequest, OutputChunk, Token
+from djl_trtllm.request import Consumer, GenerationRequest, OutputChunk
 from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
 from djl_trtllm.service.adapters import Adapters, adapter_roots
 from djl_trtllm.service.engine import Engine
 from djl_trtllm.service.model import Model
+from djl_trtllm.service.prompts import PromptReader
 
 logger = logging.getLogger(__name__)
-
-_INLINE_CHARACTERS = 2048
-"""Texts up to this length are tokenised on the event loop: it takes under a millisecond, less than using a thread."""
 
 _EXPIRY_SECONDS = 0.25
 _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
@@ -81,6 +79,7 @@ class ModelService:
         self._adapters = adapters
         self.on_failed = on_failed
         self._engine: Engine | None = None
+        self._prompts: PromptReader | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -139,6 +138,9 @@ class ModelService:
                 self._engine.batch.fail(NotReadyError(f"model {self.name} was shut down while it was answering"))
             await self._engine.close()
             self._engine = None
+        if self._prompts is not None:
+            await self._prompts.close()
+            self._prompts = None
         if self.state is not State.FAILED:
             self.state = State.STOPPED
 
@@ -192,20 +194,17 @@ class ModelService:
             raise self._not_ready()
         requests = [self._supported(request) for request in call.requests]
         adapters = [None if request.adapter is None else self.adapters.find(request.adapter) for request in requests]
-        encoder = call.encoder
         sequences = sum(request.sampling.sequences for request in requests)
         batch.admit(sequences)
         try:
-            prompts = [await self._tokenize(request) for request in requests]
+            prompts = await self._read_prompts(requests, batch, call.encoder)
             if self.batch is not batch or self.failure is not None:
                 raise self._not_ready()
-            for text, ids in prompts:
-                encoder.begin(Prompt(text, len(ids), self._prompt_tokens(ids) if encoder.wants_prompt_tokens else ()))
         except BaseException:
             batch.withdraw(sequences)
             raise
         states: list[RequestState] = []
-        for number, (request, (_, ids), adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
+        for number, (request, ids, adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
             try:
                 states.append(batch.submit(request, ids, _numbered(consumer, number), adapter))
             except RequestError:
@@ -243,24 +242,29 @@ class ModelService:
             return replace(request, logprobs=False)
         return request
 
-    async def _tokenize(self, request: GenerationRequest) -> tuple[str, list[int]]:
-        tokenizer = self.model.tokenizer
-        if request.prompt_ids is not None:
-            return tokenizer.decode(request.prompt_ids), request.prompt_ids
-        if request.messages is not None:
-            text, special = tokenizer.render_chat(request.messages, **request.template or {}), False
-        else:
-            assert request.prompt is not None
-            text, special = request.prompt, True
-        if request.truncate is None:
-            _require_short_enough(len(text), tokenizer.longest_token, self.model.limits.max_input_len)
-        if len(text) <= _INLINE_CHARACTERS:
-            return text, tokenizer.encode(text, special)
-        return text, await asyncio.to_thread(tokenizer.encode, text, special)
+    @property
+    def prompts(self) -> PromptReader:
+        """What reads the prompts of this worker's requests."""
+        if self._prompts is None:
+            self._prompts = PromptReader(self.model)
+        return self._prompts
 
-    def _prompt_tokens(self, ids: list[int]) -> list[Token]:
-        tokenizer = self.model.tokenizer
-        return [Token(id_, tokenizer.decode([id_], False), None, id_ in tokenizer.special_ids) for id_ in ids]
+    async def _read_prompts(
+        self, requests: list[GenerationRequest], batch: RollingBatch, encoder: ResponseEncoder
+    ) -> list[list[int]]:
+        """The ids of the prompts, each of which fits; then the encoder gets them."""
+        reader = self.prompts
+        found: list[tuple[str | None, list[int]]] = []
+        for request in requests:
+            text, ids = await reader.read(request)
+            found.append((text, batch.fit(request, ids)))
+            await reader.work_of(sum(map(len, request.stop)), partial(batch.learn_stops, request))
+        for text, ids in found:
+            if text is None:
+                text = await reader.text(ids)
+            tokens = await reader.tokens(ids) if encoder.wants_prompt_tokens else ()
+            encoder.begin(Prompt(text, len(ids), tokens))
+        return [ids for _, ids in found]
 
     def _not_ready(self) -> NotReadyError:
         match self.state:
@@ -311,12 +315,3 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
 
 def _has_seed(request: GenerationRequest) -> bool:
     return request.sampling.do_sample and request.sampling.seed is not None
-
-
-def _require_short_enough(characters: int, longest_token: int | None, max_input_len: int) -> None:
-    """Raise PromptTooLongError, before tokenising, for a text that is too long for any tokens of this vocabulary."""
-    if longest_token is not None and characters > longest_token * max_input_len:
-        raise PromptTooLongError(
-            f"the prompt has {characters} characters, which are at least {-(-characters // longest_token)} tokens, and "
-            f"max_input_len is {max_input_len}: shorten it, or raise option.max_input_len"
-        )

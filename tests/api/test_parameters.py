@@ -9,6 +9,7 @@ import pytest
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
+    LONGEST_STRING,
     OBJECT,
     PROMPT,
     STRINGS,
@@ -331,6 +332,9 @@ def test_what_is_refused_may_have_the_values_that_change_nothing() -> None:
     assert both["properties"]["both"]["enum"] == [0, False, True, 1, None]
 
 
+WORD = {"type": "string", "minLength": 1, "maxLength": LONGEST_STRING}
+
+
 def test_a_required_value_is_not_null() -> None:
     table = Table((Parameter(("prompt",), PROMPT, "prompt"), Parameter(("any",), Kind("any", str), "any")))
     assert table.schema()["properties"]["any"] == {}
@@ -351,8 +355,8 @@ def test_a_required_value_is_not_null() -> None:
         (OBJECT, {"type": "object"}),
         (TEXT, {"type": "string"}),
         (TOKEN_IDS, {"type": "array", "items": integer(0, 2**31 - 1).schema, "maxItems": 1024}),
-        (STRINGS, {"anyOf": [PROMPT.schema, {"type": "array", "items": PROMPT.schema, "maxItems": 64}]}),
-        (STRINGS_OR_NONE, {"anyOf": [TEXT.schema, {"type": "array", "items": PROMPT.schema, "maxItems": 64}]}),
+        (STRINGS, {"anyOf": [WORD, {"type": "array", "items": WORD, "maxItems": 64}]}),
+        (STRINGS_OR_NONE, {"anyOf": [TEXT.schema, {"type": "array", "items": WORD, "maxItems": 64}]}),
     ],
 )
 def test_a_kind_describes_its_values(kind: Kind, schema: object) -> None:

@@ -276,10 +276,10 @@ def test_a_request_that_is_dropped_while_its_prompt_is_tokenised_is_cancelled(
     begun, free = threading.Event(), threading.Event()
     encode = tokenizer.encode
 
-    def slow(text: str, special: bool = True) -> list[int]:
+    def slow(text: str, special: bool = True, most: int | None = None) -> list[int]:
         begun.set()
         assert free.wait(60)
-        return encode(text, special)
+        return encode(text, special, most)
 
     djl = make(max_input_len=8000)
     with monkeypatch.context() as patched:

@@ -40,11 +40,11 @@ class NotedTokenizer:
         self.threads: list[threading.Thread] = []
         self.free = threading.Event()
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         self.threads.append(threading.current_thread())
         if threading.current_thread() is not threading.main_thread():
             assert self.free.wait(60)
-        return self._tokenizer.encode(text, add_special_tokens)
+        return self._tokenizer.encode(text, add_special_tokens, most)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)

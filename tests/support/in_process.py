@@ -12,7 +12,7 @@ The tokens are those of the scripted executor: every request gets its prompt aga
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,19 @@ class PlayedHost:
             self._next_step = asyncio.get_running_loop().call_soon(self._step_alone)
 
 
+class RendererHere:
+    """Renders chat templates without a process."""
+
+    def __init__(self, tokenizer: Tokenizer, timeout: float) -> None:
+        self._tokenizer = tokenizer
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
+        return self._tokenizer.render_chat(messages, **keywords)
+
+    async def close(self) -> None:
+        pass
+
+
 class Hosts:
     """Makes the hosts of services, and remembers them.
 
@@ -233,5 +246,8 @@ class Hosts:
     @contextmanager
     def installed(self) -> Iterator[Hosts]:
         """Every `ModelService` of this process starts its hosts here. At the end all are closed."""
-        with mock.patch("djl_trtllm.service.engine.ExecutorClient", self):
+        with (
+            mock.patch("djl_trtllm.service.engine.ExecutorClient", self),
+            mock.patch("djl_trtllm.service.prompts.ChatRenderer", RendererHere),
+        ):
             yield self

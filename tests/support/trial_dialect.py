@@ -73,14 +73,14 @@ class Trial(Dialect):
         return request.properties.get("x-model")
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
-        lines = [f"{name} {context.options.tgi_compat if context else '-'}\n" for name, _, context, _ in models]
+        lines = [f"{name} {context.options.tgi_compat if context else '-'}\n" for name, _, context, *_ in models]
         return Reply(200, "text/lines", "".join(lines).encode())
 
     def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         if not request.body:
             raise InvalidRequestError("there is nothing to count")
         text = request.body.decode()
-        lines = [f"{name} {len(context.tokenizer.encode(text))}\n" for name, _, context, _ in models if context]
+        lines = [f"{name} {len(context.tokenizer.encode(text))}\n" for name, _, context, *_ in models if context]
         return Reply(200, "text/lines", "".join(lines).encode())
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:

@@ -31,8 +31,10 @@ Ts = TypeVarTuple("Ts")
 
 _LIMIT_SECONDS = 3600.0
 _POLL_SECONDS = 0.01
-_POOL = "asyncio_"
-"""How asyncio's default executor names its threads. They live on when their work is done, which is counted instead."""
+_POOL = ("asyncio_", "work-")
+"""How asyncio's default executor, and the server's own, name their threads.
+
+They live on when their work is done, which is counted instead."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from djl_trtllm.api.base import Call, ResponseEncoder
 from djl_trtllm.api.headers import from_hugging_face, prefers_events
+from djl_trtllm.api.json_body import read_json
 from djl_trtllm.api.lmi.bedrock import BedrockEncoder, BedrockStreamEncoder
 from djl_trtllm.api.lmi.chat_encoders import ChatEncoder, ChatStreamEncoder
 from djl_trtllm.api.lmi.encoders import JsonEncoder, JsonLinesEncoder, PlainTextEncoder
@@ -73,7 +74,7 @@ def decode(body: bytes, content_type: str | None) -> Any:
                 f"{PREFIX}Invalid request payload. The 'inputs' field does not contain any content: the body is empty"
             )
         try:
-            return orjson.loads(body)
+            return read_json(body)
         except orjson.JSONDecodeError as error:
             raise InvalidRequestError(
                 f"{PREFIX}Invalid request payload. The body is not valid JSON: {error}. "

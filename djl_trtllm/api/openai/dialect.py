@@ -115,7 +115,9 @@ class OpenAi(Dialect):
         (model,) = models
         if model.context is None:
             raise NotReadyError(f"model {model.name} is still loading", retry_after=10)
-        return (tokenize if request.path == "/tokenize" else detokenize)(request, model.context)
+        if request.path == "/detokenize":
+            return detokenize(request, model.context)
+        return tokenize(request, model.context, model.render)
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         return (parse_chat if request.path.endswith("/chat/completions") else parse_completion)(request, model)

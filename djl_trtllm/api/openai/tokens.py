@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from djl_trtllm.api.base import ModelContext, RawRequest, Reply
@@ -10,13 +11,21 @@ from djl_trtllm.api.openai.parameters import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from djl_trtllm.api.openai.parse import read_template
 from djl_trtllm.api.openai.tools import fit_messages
 from djl_trtllm.api.parameters import Problems, read_object, show
-from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.errors import InvalidRequestError, PromptTooLongError
 
 _MOST_IDS = 2**20
+_MOST_CHARACTERS = 2**20
+"""Of a text, or more if the model's prompts may be longer: a megabyte takes a second, and 100 MB of memory."""
+_CHARACTERS_OF_A_TOKEN = 16
+
+Render = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
 
 
-def tokenize(request: RawRequest, model: ModelContext) -> Reply:
-    """Token ids of a `prompt`, or of `messages` in the model's chat template. Raises InvalidRequestError."""
+def tokenize(request: RawRequest, model: ModelContext, render: Render | None = None) -> Reply:
+    """Token ids of a `prompt`, or of `messages` in the model's chat template, which `render` renders.
+
+    Raises InvalidRequestError.
+    """
     payload, problems = read_object(request), Problems.of(model.options)
     values = TOKENIZE_FIELDS.read(payload, problems, "field")
     if ("messages" in payload) == ("prompt" in payload):
@@ -29,8 +38,12 @@ def tokenize(request: RawRequest, model: ModelContext) -> Reply:
     if messages is None:
         text, special = values.get("prompt", ""), values.get("add_special_tokens", True)
     else:
-        text = tokenizer.render_chat(messages, **read_template(values))
+        template = read_template(values)
+        text = tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
         special = values.get("add_special_tokens", False)
+    most = max(_MOST_CHARACTERS, _CHARACTERS_OF_A_TOKEN * (model.options.max_input_len or 0))
+    if len(text) > most:
+        raise PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")
     ids = tokenizer.encode(text, special)
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_seq_len, "tokens": ids}
     if values.get("return_token_strs"):

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api.base import RawRequest
+from djl_trtllm.api.json_body import read_json
 from djl_trtllm.api.parameters import show
 from djl_trtllm.errors import InvalidRequestError, RequestTooLargeError
 
@@ -42,7 +43,7 @@ def read_body(request: RawRequest, limit: int) -> bytes:
 def read_object(data: bytes, what: str = "the body") -> dict[str, Any]:
     """JSON that is an object. Raises InvalidRequestError."""
     try:
-        value = orjson.loads(data)
+        value = read_json(data)
     except orjson.JSONDecodeError as error:
         shown = data[:80].decode(errors="replace")
         raise InvalidRequestError(f"{what} is not valid JSON: {error}. Received {shown!r}") from None

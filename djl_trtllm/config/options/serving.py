@@ -97,6 +97,15 @@ class ServingOptions(OptionGroup):
         effect="requests after which the engine process is recycled",
         source=OURS,
     )
+    chat_template_timeout: float = option(
+        10.0,
+        "Longest time that the model's chat template may take for one request. A template is a program that comes with "
+        "the model; one that takes longer is given up, and its request is refused.",
+        unit="seconds",
+        above=0,
+        effect="deadline of rendering a conversation",
+        source=OURS,
+    )
     output_formatter: str | None = option(
         None,
         "Shape of responses: `json`, `jsonlines`, `sse`, `json_chat`, `jsonlines_chat`, `sse_chat`, `3p`, "

@@ -1,0 +1,86 @@
+"""The JSON of a request is counted before it is read."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import orjson
+import pytest
+
+from djl_trtllm.api import json_body
+from djl_trtllm.api.json_body import MOST_CONTAINERS, MOST_LEVELS, MOST_TEXTS, MOST_VALUES, SMALL, read_json
+from djl_trtllm.errors import InvalidRequestError
+
+
+def padded(data: bytes) -> bytes:
+    """The same, long enough to be counted in pieces."""
+    return data + b" " * (SMALL + 1)
+
+
+@pytest.mark.parametrize("pad", [bytes, padded])
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_levels_are_bounded(pad: Any, opening: bytes, closing: bytes) -> None:
+    assert read_json(pad(opening * (MOST_LEVELS - 1) + b"[]" + closing * (MOST_LEVELS - 1))) is not None
+    with pytest.raises(InvalidRequestError, match=f"nested deeper than {MOST_LEVELS} levels"):
+        read_json(pad(opening * MOST_LEVELS + b"[]" + closing * MOST_LEVELS))
+
+
+def test_a_wide_body_is_not_a_deep_one() -> None:
+    assert len(read_json(b"[" + b",".join([b"[{}]"] * 1000) + b"]")) == 1000
+
+
+@pytest.mark.parametrize(
+    ("item", "most", "what"),
+    [
+        (b"[]", MOST_CONTAINERS - 1, "lists and objects"),
+        (b'"a,[{"', MOST_TEXTS, "texts"),
+        (b"1", MOST_VALUES, "values"),
+    ],
+)
+def test_what_there_is_is_counted_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, item: bytes, most: int, what: str
+) -> None:
+    assert len(read_json(b"[" + b",".join([item] * most) + b"]")) == most
+    monkeypatch.setattr(json_body, "orjson", None)
+    with pytest.raises(InvalidRequestError, match=f"more than .* {what}: send several requests"):
+        read_json(b"[" + b",".join([item] * (most + 1)) + b"]")
+
+
+def test_a_long_text_may_have_any_marks() -> None:
+    text = 'a "quoted" \\ [text], {of} all marks\n' * 20_000
+    assert read_json(orjson.dumps({"inputs": text})) == {"inputs": text}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[", b"]" * 40_000, b'"' * 40_001, b"{]" * 20_000, b"\\" * 40_000, b"\xff" * 40_000]
+)
+def test_what_is_no_json_is_told_so(data: bytes) -> None:
+    with pytest.raises(orjson.JSONDecodeError):
+        read_json(data)
+
+
+def test_marks_in_texts_are_not_counted_wherever_a_piece_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = random.Random(0)
+    texts = ["a,b[{", "\\\\", '"', '\\"[,', "é\n", "", "x" * 9]
+
+    def value(depth: int = 0) -> Any:
+        kind = source.random()
+        if depth > 5 or kind < 0.4:
+            return source.choice([1, None, *texts])
+        count = source.randrange(6)
+        if kind < 0.7:
+            return [value(depth + 1) for _ in range(count)]
+        return {f"{place}{source.choice(texts)}": value(depth + 1) for place in range(count)}
+
+    def containers(data: Any) -> int:
+        if isinstance(data, dict):
+            return 1 + sum(map(containers, data.values()))
+        return 1 + sum(map(containers, data)) if isinstance(data, list) else 0
+
+    for piece in (2, 3, 7):
+        monkeypatch.setattr(json_body, "_PIECE", piece)
+        for _ in range(300):
+            made = value()
+            brackets = json_body._count(orjson.dumps(made))
+            assert brackets.count(b"[") + brackets.count(b"{") == containers(made)
