@@ -43,7 +43,7 @@ class LimitOptions(OptionGroup):
         unit="tokens",
         at_least=1,
         example="16384",
-        default_note="on GPUs what fits (measured or estimated), at most 16384; on a CPU 256 or 512; nothing is widened",
+        default_note="on GPUs what fits (measured or estimated), at most 16384; on CPUs 256 or 512; nothing is widened",
         source=FINDING,
     )
     strict_memory: bool = option(
