@@ -60,7 +60,7 @@ class ModelShape:
             head_dim = hidden // heads or None
         dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
         return cls(
-            num_layers=_number(text, _LAYERS),
+            num_layers=_number(text, _LAYERS) or _listed_layers(text),
             num_heads=heads,
             num_kv_heads=_kv_heads(text, heads),
             head_dim=head_dim,
@@ -73,6 +73,12 @@ class ModelShape:
             dtype=dtype.removeprefix("torch.") if isinstance(dtype, str) else None,
             parameter_bytes=parameter_bytes,
         )
+
+
+def _listed_layers(text: Mapping[str, Any]) -> int | None:
+    """Some hybrid models list the kind of each layer instead of giving their number (Nemotron 3 Ultra)."""
+    listed = text.get("layers_block_type")
+    return len(listed) or None if isinstance(listed, list) else None
 
 
 def _positions(text: Mapping[str, Any]) -> int | None:

@@ -25,13 +25,16 @@ class LayerCache:
     state: int = 0
     """Bytes per sequence of a recurrent state, in place of keys or beside them."""
     state_elements: int = 0
+    value_dim: int | None = None
+    """Where values are not as long as keys."""
 
     def per_token(self, tensor_parallel: int) -> int:
         """Elements per token on one rank: a rank has at least one head, so few heads are replicated."""
         if self.kind == "latent":
             return self.head_dim
         if self.kind == "attention":
-            return 2 * self.head_dim * max(1, -(-self.kv_heads // tensor_parallel))
+            both = self.head_dim + (self.head_dim if self.value_dim is None else self.value_dim)
+            return both * max(1, -(-self.kv_heads // tensor_parallel))
         return 0
 
     def per_sequence(self, tensor_parallel: int) -> int:
@@ -53,7 +56,7 @@ def layer_caches(config: Mapping[str, Any]) -> tuple[LayerCache, ...]:
     wide = text.get("mamba_ssm_dtype", text.get("mamba_ssm_cache_dtype")) == "float32"
     state = 2 * elements.convolution + (4 if wide else 2) * elements.own
     caches = []
-    for kind, window in zip(kinds, windows, strict=True):
+    for index, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
         if kind == "none":
             caches.append(LayerCache("none"))
         elif kind == "state":
@@ -61,9 +64,36 @@ def layer_caches(config: Mapping[str, Any]) -> tuple[LayerCache, ...]:
         elif latent:
             caches.append(LayerCache("latent", 1, latent + (_positive(text, "qk_rope_head_dim") or 0), window))
         else:
+            heads, keys, values = _heads(text, shape, index, window)
             kept = (state, sum(elements)) if kind == "both" else (0, 0)
-            caches.append(LayerCache("attention", shape.num_kv_heads or 0, shape.head_dim or 0, window, *kept))
+            caches.append(LayerCache("attention", heads, keys, window, *kept, values))
     return tuple(caches)
+
+
+def _heads(text: Mapping[str, Any], shape: ModelShape, index: int, window: int | None) -> tuple[int, int, int | None]:
+    """Heads of keys, and the sizes of a key and of a value. The layers of a few models differ in these."""
+    block = _block(text, index)
+    if block is not None and shape.num_heads:
+        return shape.num_heads // (_positive(block, "n_heads_in_group") or 1), shape.head_dim or 0, None
+    # MiMo-V2 has other heads in layers with a window, Gemma 4 in those without.
+    names = (
+        ("swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
+        if window
+        else ("num_global_key_value_heads", "global_head_dim", "")
+    )
+    heads, keys, values = (_positive(text, name) for name in names)
+    keys = keys or shape.head_dim or 0
+    values = values or _positive(text, "v_head_dim")
+    return heads or shape.num_kv_heads or 0, keys, None if values == keys else values
+
+
+def _block(text: Mapping[str, Any], index: int) -> Mapping[str, Any] | None:
+    """The attention of one layer of a model that architecture search made (DeciLM, Llama-Nemotron)."""
+    blocks = text.get("block_configs")
+    if not isinstance(blocks, list) or index >= len(blocks) or not isinstance(blocks[index], dict):
+        return None
+    block = blocks[index].get("attention")
+    return block if isinstance(block, dict) else None
 
 
 _RECURRENT = {"mamba", "linear_attention", "recurrent", "M", "mamba2"}
@@ -84,6 +114,12 @@ def _kinds(text: Mapping[str, Any], layers: int) -> list[str]:
         named = [blocks[index % len(blocks)] for index in range(layers)]
     if isinstance(named, list) and len(named) == layers:
         return [_kind(name) for name in named]
+    if isinstance(text.get("block_configs"), list):
+        blocks = [_block(text, index) or {} for index in range(layers)]
+        return ["none" if block.get("no_op") or block.get("replace_with_linear") else "attention" for block in blocks]
+    linear = text.get("linear_attn_config")
+    if isinstance(linear, dict) and isinstance(linear.get("kda_layers"), list):  # Kimi Linear counts from 1
+        return ["state" if index + 1 in linear["kda_layers"] else "attention" for index in range(layers)]
     if indices := text.get("attn_layer_indices"):  # Bamba
         return ["attention" if index in indices else "state" for index in range(layers)]
     if period := _positive(text, "attn_layer_period"):  # Jamba
@@ -106,6 +142,9 @@ def _windows(text: Mapping[str, Any], layers: int) -> list[int | None]:
     types = text.get("layer_types")
     if isinstance(types, list) and len(types) == layers:
         return [_window_of(name, window, chunk) for name in types]
+    marks = text.get("hybrid_layer_pattern")  # MiMo-V2: 1 for a layer with a window
+    if isinstance(marks, list) and len(marks) == layers:
+        return [window if mark == 1 else None for mark in marks]
     if window is None:
         return [None] * layers
     pattern = _positive(text, "sliding_window_pattern") or _PATTERNS.get(str(text.get("model_type")))
@@ -136,6 +175,11 @@ def _state(text: Mapping[str, Any]) -> _State:
         values = heads * (_positive(text, "linear_value_head_dim") or 128)
         kernel = _positive(text, "linear_conv_kernel_dim") or 4
         return _State((2 * keys + values) * (kernel - 1), values * size)
+    linear = text.get("linear_attn_config")
+    if isinstance(linear, dict):  # Kimi Linear
+        heads, size = _positive(linear, "num_heads") or 0, _positive(linear, "head_dim") or 0
+        kernel = _positive(linear, "short_conv_kernel_size") or 4
+        return _State(3 * heads * size * (kernel - 1), heads * size * size)
     hidden = _first(text, ("hidden_size", "d_model", "n_embd")) or 0
     size = _first(text, ("ssm_state_size", "mamba_d_state", "state_size")) or 0
     kernel = _first(text, ("conv_kernel", "mamba_d_conv", "conv1d_width")) or 4

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from djl_trtllm.model.shape import ModelShape, text_part
-from djl_trtllm.sizing.layer_caches import layer_caches
+from djl_trtllm.sizing.layer_caches import LayerCache, layer_caches
 from djl_trtllm.sizing.tensors import OF_TORCH, Tensor
 
 _TWO_MATRICES = {
@@ -81,14 +81,14 @@ def _named(config: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, 
     text = text_part(config)
     hidden, vocab = shape.hidden or 0, shape.vocab_size or 0
     yield "model.embed_tokens.weight", (vocab, hidden)
-    single = isinstance(text.get("hybrid_override_pattern"), str)  # Nemotron-H: a layer is one of the parts
+    single = text.get("model_type") == "nemotron_h"  # a layer is one of the parts
     for index, cache in enumerate(layer_caches(config)):
         layer = f"model.layers.{index}"
         yield f"{layer}.input_layernorm.weight", (hidden,)
         if cache.kind == "latent":
             yield from _latent_attention(layer, text, shape)
         elif cache.kind == "attention":
-            yield from _attention(layer, text, shape)
+            yield from _attention(layer, text, shape, cache)
         elif cache.kind == "state":
             yield from _mixer(layer, text, hidden)
         if not single or cache.kind == "none":
@@ -99,13 +99,16 @@ def _named(config: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, 
         yield "lm_head.weight", (vocab, hidden)
 
 
-def _attention(layer: str, text: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, width = shape.hidden or 0, (shape.num_heads or 0) * (shape.head_dim or 0)
-    keys = (shape.num_kv_heads or 0) * (shape.head_dim or 0)
+def _attention(
+    layer: str, text: Mapping[str, Any], shape: ModelShape, cache: LayerCache
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, width = shape.hidden or 0, (shape.num_heads or 0) * cache.head_dim
+    value_dim = cache.head_dim if cache.value_dim is None else cache.value_dim
+    keys = cache.kv_heads * cache.head_dim
     yield f"{layer}.self_attn.q_proj.weight", (width, hidden)
     yield f"{layer}.self_attn.k_proj.weight", (keys, hidden)
-    yield f"{layer}.self_attn.v_proj.weight", (keys, hidden)
-    yield f"{layer}.self_attn.o_proj.weight", (hidden, width)
+    yield f"{layer}.self_attn.v_proj.weight", (cache.kv_heads * value_dim, hidden)
+    yield f"{layer}.self_attn.o_proj.weight", (hidden, (shape.num_heads or 0) * value_dim)
     if text.get("attention_bias") or text.get("model_type") in ("qwen2", "qwen2_moe", "gpt2"):
         yield f"{layer}.self_attn.q_proj.bias", (width,)
         yield f"{layer}.self_attn.k_proj.bias", (keys,)
@@ -145,23 +148,54 @@ def _feed_forward(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden = shape.hidden or 0
     width = shape.intermediate or 4 * hidden
-    names = (
-        ("up_proj", "down_proj") if text.get("model_type") in _TWO_MATRICES else ("gate_proj", "up_proj", "down_proj")
-    )
+    two = text.get("model_type") in _TWO_MATRICES
+    names = ("up_proj", "down_proj") if two else ("gate_proj", "up_proj", "down_proj")
     experts = num_experts(text)
-    dense = index < (text.get("first_k_dense_replace") or 0) or index in (text.get("mlp_only_layers") or ())
-    if not experts or dense:
-        yield from _mlp(f"{layer}.mlp", names, hidden, width)
+    if not experts or _is_dense(text, index):
+        searched = _searched_width(text, index, hidden)
+        yield from _mlp(f"{layer}.mlp", names, hidden, text.get("intermediate_size_mlp") or width, searched)
         return
     own = text.get("moe_intermediate_size") or width
+    # The experts of some models work on a shorter vector, with a matrix into and out of it.
+    latent = text.get("moe_latent_size") or text.get("routed_expert_hidden_size")
     yield f"{layer}.mlp.gate.weight", (experts, hidden)
-    for name, sizes in _mlp(f"{layer}.mlp.experts", names, hidden, own):
+    if latent:
+        yield f"{layer}.mlp.into_latent.weight", (latent, hidden)
+        yield f"{layer}.mlp.out_of_latent.weight", (hidden, latent)
+    for name, sizes in _mlp(f"{layer}.mlp.experts", names, latent or hidden, own):
         yield name, (experts, *sizes)
-    shared = text.get("shared_expert_intermediate_size") or own * (text.get("n_shared_experts") or 0)
+    shared = text.get("shared_expert_intermediate_size") or text.get("moe_shared_expert_intermediate_size")
+    count = text.get("n_shared_experts") or text.get("num_shared_experts") or 0
+    shared = shared or own * (1 if text.get("model_type") == "llama4_text" else count)
     if shared:
         yield from _mlp(f"{layer}.mlp.shared_experts", names, hidden, shared)
 
 
-def _mlp(name: str, matrices: tuple[str, ...], hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _is_dense(text: Mapping[str, Any], index: int) -> bool:
+    """Whether a layer of a model with experts has none."""
+    every = text.get("moe_layer_freq")
+    if isinstance(every, list) and index < len(every):
+        return not every[index]
+    step = text.get("interleave_moe_layer_step") or 1
+    dense = index < (text.get("first_k_dense_replace") or 0) or index in (text.get("mlp_only_layers") or ())
+    return dense or (index + 1) % step != 0
+
+
+def _searched_width(text: Mapping[str, Any], index: int, hidden: int) -> int | None:
+    """The inner size of a layer that architecture search chose (DeciLM): 0 for a layer without; None elsewhere."""
+    blocks = text.get("block_configs")
+    if not isinstance(blocks, list) or index >= len(blocks) or not isinstance(blocks[index].get("ffn"), dict):
+        return None
+    part = blocks[index]["ffn"]
+    if part.get("no_op") or part.get("replace_with_linear"):
+        return 0
+    # As in its modeling_decilm.py: two thirds of the multiple, rounded up to 256.
+    return -(-int(2 * (part.get("ffn_mult") or 1) * hidden / 3) // 256) * 256
+
+
+def _mlp(
+    name: str, matrices: tuple[str, ...], hidden: int, width: int, searched: int | None = None
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width = width if searched is None else searched
     for matrix in matrices:
         yield f"{name}.{matrix}.weight", (hidden, width) if matrix == "down_proj" else (width, hidden)

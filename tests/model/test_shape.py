@@ -274,3 +274,11 @@ def test_no_config_makes_it_fail(config: dict[str, Any]) -> None:
 )
 def test_linear_and_dynamic_scaling_stretch_the_context(scaling: dict[str, object], positions: int) -> None:
     assert ModelShape.from_config({"max_position_embeddings": 2048, **scaling}).max_position_embeddings == positions
+
+
+def test_a_list_of_layers_is_their_number_where_nothing_else_gives_it() -> None:
+    kinds = ["mamba", "moe", "attention"]
+    assert ModelShape.from_config({"layers_block_type": kinds}).num_layers == 3
+    assert ModelShape.from_config({"layers_block_type": kinds, "num_hidden_layers": 4}).num_layers == 4
+    assert ModelShape.from_config({"layers_block_type": []}).num_layers is None
+    assert ModelShape.from_config({"layers_block_type": "mamba"}).num_layers is None

@@ -104,3 +104,65 @@ def test_qwen3_next_keeps_a_matrix_per_head() -> None:
 
 def test_a_config_without_layers_has_none() -> None:
     assert layer_caches({"hidden_size": 8}) == ()
+
+
+def test_layers_of_an_architecture_search_differ() -> None:
+    def block(**attention: object) -> dict[str, object]:
+        return {"attention": attention, "ffn": {"ffn_mult": 1.0}}
+
+    blocks = [block(n_heads_in_group=8), block(n_heads_in_group=4), block(no_op=True), block(replace_with_linear=True)]
+    layers = layer_caches(llama(num_hidden_layers=4, num_key_value_heads=None, block_configs=blocks))
+    assert [(layer.kind, layer.kv_heads) for layer in layers] == [
+        ("attention", 4),
+        ("attention", 8),
+        ("none", 0),
+        ("none", 0),
+    ]
+
+
+def test_mimo_v2_has_other_heads_in_layers_with_a_window_and_shorter_values() -> None:
+    config = llama(
+        num_hidden_layers=2,
+        num_key_value_heads=4,
+        head_dim=192,
+        v_head_dim=128,
+        sliding_window=128,
+        hybrid_layer_pattern=[0, 1],
+        swa_num_key_value_heads=8,
+        swa_head_dim=192,
+        swa_v_head_dim=128,
+    )
+    full, windowed = layer_caches(config)
+    assert (full.window, full.per_token(1)) == (None, 4 * (192 + 128))
+    assert (windowed.window, windowed.per_token(1)) == (128, 8 * (192 + 128))
+
+
+def test_gemma_4_has_longer_keys_in_layers_without_a_window() -> None:
+    config = llama(
+        layer_types=["sliding_attention", "full_attention"] * 16,
+        sliding_window=1024,
+        head_dim=256,
+        global_head_dim=512,
+        num_global_key_value_heads=4,
+    )
+    windowed, full = layer_caches(config)[:2]
+    assert (windowed.per_token(1), full.per_token(1)) == (2 * 8 * 256, 2 * 4 * 512)
+
+
+def test_kimi_linear_counts_its_layers_from_one() -> None:
+    linear = {
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+        "num_heads": 32,
+        "head_dim": 128,
+        "short_conv_kernel_size": 4,
+    }
+    layers = layer_caches(deepseek(num_hidden_layers=4, linear_attn_config=linear))
+    assert [layer.kind for layer in layers] == ["state"] * 3 + ["latent"]
+    assert layers[0].state_elements == 3 * 32 * 128 * 3 + 32 * 128 * 128
+
+
+def test_a_list_of_kinds_gives_the_number_of_layers() -> None:
+    config = nemotron_h(layers_block_type=["mamba", "moe", "attention"])
+    del config["num_hidden_layers"], config["hybrid_override_pattern"]
+    assert [layer.kind for layer in layer_caches(config)] == ["state", "none", "attention"]

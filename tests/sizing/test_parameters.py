@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 from djl_trtllm.sizing.parameters import expected_tensors
-from tests.sizing.configs import deepseek, llama
+from tests.sizing.configs import deepseek, gpt_oss, llama, nemotron_h
 
 
 def test_the_parameters_of_llama_3_8b_are_counted_exactly() -> None:
@@ -20,3 +22,59 @@ def test_a_tied_head_is_no_tensor_of_its_own() -> None:
 
 def test_a_config_without_sizes_has_no_tensors() -> None:
     assert expected_tensors({"model_type": "llama"}) == ()
+
+
+def billions(config: dict[str, Any]) -> float:
+    return round(sum(tensor.elements for tensor in expected_tensors(config)) / 1e9, 1)
+
+
+def test_known_models_have_the_parameters_that_they_are_named_after() -> None:
+    assert billions(nemotron_h()) == 8.1
+    assert billions(gpt_oss()) == 20.9
+    # Nemotron 3 Super 120B: experts on a latent vector, and one that is shared.
+    pattern = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+    latent = nemotron_h(
+        num_hidden_layers=88,
+        hybrid_override_pattern=pattern,
+        n_routed_experts=512,
+        num_experts_per_tok=22,
+        moe_intermediate_size=2688,
+        moe_latent_size=1024,
+        moe_shared_expert_intermediate_size=5376,
+        n_shared_experts=1,
+        num_key_value_heads=2,
+    )
+    assert billions(latent) == 120.7
+    # Llama 4 Maverick's text part: experts in every other layer.
+    maverick = llama(
+        model_type="llama4_text",
+        num_hidden_layers=48,
+        hidden_size=5120,
+        intermediate_size=8192,
+        intermediate_size_mlp=16384,
+        num_attention_heads=40,
+        head_dim=128,
+        num_local_experts=128,
+        interleave_moe_layer_step=2,
+        vocab_size=202048,
+    )
+    assert billions(maverick) == 400.7
+
+
+def test_a_list_says_which_layers_have_experts() -> None:
+    few = llama(num_local_experts=4, num_hidden_layers=2, moe_layer_freq=[0, 1])
+    names = [tensor.name for tensor in expected_tensors(few)]
+    assert "model.layers.0.mlp.up_proj.weight" in names
+    assert "model.layers.1.mlp.experts.up_proj.weight" in names
+
+
+def test_the_inner_size_of_a_layer_can_be_searched() -> None:
+    blocks = [
+        {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 2.625}},
+        {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
+    ]
+    tensors = expected_tensors(
+        llama(num_hidden_layers=2, hidden_size=8192, num_attention_heads=64, block_configs=blocks)
+    )
+    widths = {tensor.name: tensor.shape[0] for tensor in tensors if "up_proj" in tensor.name}
+    assert widths == {"model.layers.0.mlp.up_proj.weight": 14336, "model.layers.1.mlp.up_proj.weight": 0}
