@@ -42,6 +42,24 @@ def registered() -> Iterator[None]:
 # -- all dialects ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/generate_stream", b'{"inputs": "the wolf"}'),
+        ("/v2/models/ensemble/generate_stream", b'{"text_input": "the wolf", "max_tokens": 2}'),
+        ("/predict", b'{"prompt": "the wolf"}'),
+    ],
+)
+@in_virtual_time
+async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer, path: str, content: bytes) -> None:
+    async with application(tokenizer) as served:
+        stream = served.client.begin("POST", path, content)
+        await until(lambda: bool(hosts.last.submitted))
+        stream.leave()
+        await stream.end()
+        assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
+
+
 def test_every_path_belongs_to_one_dialect() -> None:
     posted = [path for dialect in DIALECTS for path in (*dialect.paths, *dialect.actions)]
     pages = [path for dialect in DIALECTS for path in dialect.pages]

@@ -161,7 +161,7 @@ class Server:
         return self.metric("waiting") == self.metric("running") == 0
 
     def hosts(self) -> list[psutil.Process]:
-        """Executor host processes of this server."""
+        """The engine processes of this server."""
         return self._children(recursive=False)
 
     def host(self) -> psutil.Process:
@@ -170,7 +170,7 @@ class Server:
         return host
 
     def descendants(self) -> list[psutil.Process]:
-        """Executor hosts, and what they started."""
+        """The engine processes, and what they started."""
         return self._children(recursive=True)
 
     def _children(self, *, recursive: bool) -> list[psutil.Process]:

@@ -7,7 +7,7 @@ from djl_trtllm.version import __version__
 from tests.api.tables import check_descriptions
 from tests.server.application import application
 from tests.support.in_process import Hosts
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.virtual_time import in_virtual_time
 
 BODY = b'{"inputs": "the wolf", "parameters": {"max_new_tokens": 2}}'
 
@@ -80,16 +80,6 @@ async def test_whole_answers_are_timed_in_headers_and_streams_say_what_is_known(
         headers = (await served.client.post("/generate_stream", BODY)).headers
         assert (headers["x-compute-characters"], headers["x-accel-buffering"]) == ("8", "no")
         assert "x-compute-time" not in headers
-
-
-@in_virtual_time
-async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        stream = served.client.begin("POST", "/generate_stream", BODY)
-        await until(lambda: bool(hosts.last.submitted))
-        stream.leave()
-        await stream.end()
-        assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
 
 
 def test_its_paths_are_described() -> None:

@@ -6,7 +6,7 @@ from djl_trtllm.service import ServedModel
 from tests.api.tables import check_descriptions
 from tests.server.application import application
 from tests.support.in_process import Hosts
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.virtual_time import in_virtual_time
 
 BODY = b'{"text_input": "the wolf", "max_tokens": 2}'
 PARTS = ("preprocessing", "postprocessing", "tensorrt_llm")
@@ -109,16 +109,6 @@ async def test_headers_that_the_encoder_knows_last_are_sent(hosts: Hosts, tokeni
         answer = await served.client.post("/v2/models/ensemble/infer", body)
         length = int(answer.headers["inference-header-content-length"])
         assert 0 < length < len(answer.body) == int(answer.headers["content-length"])
-
-
-@in_virtual_time
-async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        stream = served.client.begin("POST", "/v2/models/ensemble/generate_stream", BODY)
-        await until(lambda: bool(hosts.last.submitted))
-        stream.leave()
-        await stream.end()
-        assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
 
 
 def test_its_paths_are_described() -> None:

@@ -8,7 +8,7 @@ from djl_trtllm.service import ServedModel
 from tests.api.tables import check_descriptions
 from tests.server.application import application
 from tests.support.in_process import Hosts
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.virtual_time import in_virtual_time
 
 BODY = b'{"prompt": "the wolf", "max_tokens": 2, "stream": false}'
 
@@ -30,16 +30,6 @@ async def test_readiness_is_that_of_the_model(hosts: Hosts, tokenizer: Tokenizer
         assert (await served.client.get("/v1/models/fable/loaded")).status == 503
         answer = await served.client.get("/v1/models/hen/loaded")
         assert (answer.status, list(answer.json)) == (404, ["error"])
-
-
-@in_virtual_time
-async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        stream = served.client.begin("POST", "/predict", b'{"prompt": "the wolf"}')
-        await until(lambda: bool(hosts.last.submitted))
-        stream.leave()
-        await stream.end()
-        assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
 
 
 def test_its_paths_are_described() -> None:

@@ -10,21 +10,14 @@ from djl_trtllm.backends.openvino import compile as openvino
 from djl_trtllm.backends.openvino.compiler import OpenVinoSpec
 from djl_trtllm.backends.openvino.engine_files import NoAttentionError
 from djl_trtllm.backends.openvino.loading_report import IncompleteCheckpointError
+from tests.backends.openvino.specs import spec_of
 from tests.engines.helpers import write_checkpoint
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> OpenVinoSpec:
-    checkpoint = str(write_checkpoint(tmp_path / "checkpoint"))
     (tmp_path / "out").mkdir()
-    return OpenVinoSpec(
-        checkpoint=checkpoint,
-        tokenizer_dir=checkpoint,
-        out=str(tmp_path / "out"),
-        dtype="fp16",
-        quantize="none",
-        trust_remote_code=False,
-    )
+    return spec_of(write_checkpoint(tmp_path / "checkpoint"), tmp_path / "out")
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])

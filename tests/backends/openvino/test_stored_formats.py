@@ -9,8 +9,9 @@ import pytest
 
 from djl_trtllm.backends.openvino import stored_formats
 from djl_trtllm.backends.openvino.compile import main
-from djl_trtllm.backends.openvino.compiler import COMPILER, OpenVinoSpec
+from djl_trtllm.backends.openvino.compiler import COMPILER
 from djl_trtllm.backends.openvino.stored_formats import StoredFormatError, require_loader
+from tests.backends.openvino.specs import spec_of
 from tests.engines.helpers import write_checkpoint
 
 
@@ -54,16 +55,7 @@ def test_the_compiler_says_so_in_one_line_with_what_to_do(
 ) -> None:
     monkeypatch.setattr(stored_formats, "find_spec", lambda name: None)
     monkeypatch.setattr("djl_trtllm.backends.openvino.compile.die_with_parent", lambda: None)
-    checkpoint = str(quantised(tmp_path, "gptq"))
-    spec = OpenVinoSpec(
-        checkpoint=checkpoint,
-        tokenizer_dir=checkpoint,
-        out=str(tmp_path / "out"),
-        dtype="fp16",
-        quantize="none",
-        trust_remote_code=False,
-    )
-    spec.save(tmp_path / "spec.json")
+    spec_of(quantised(tmp_path, "gptq"), tmp_path / "out").save(tmp_path / "spec.json")
     assert main(["openvino", str(tmp_path / "spec.json")]) == 1
     (line,) = capsys.readouterr().out.splitlines()
     found = COMPILER.cause_of([line])

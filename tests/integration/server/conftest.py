@@ -30,15 +30,20 @@ def make_model(
     return tensorrt_llm_model(directory, script, **options)
 
 
-@pytest.fixture(scope="package")
-def server(executor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with 2 places, a queue of 3, 200 tokens per second and request; 77 tokens fail at the fourth."""
-    model, environ = make_model(
+def make_paced_model(executor: str, directory: Path) -> tuple[Path, dict[str, str]]:
+    """A model with 2 places, a queue of 3, 200 tokens per second and request; 77 tokens fail at the fourth."""
+    return make_model(
         executor,
-        tmp_path_factory.mktemp("paced") / "model",
+        directory,
         {"steps_per_second": 200, "faults": [{"action": "error", "at_token": 3, "max_new_tokens": 77}]},
         **{"option.max_rolling_batch_size": 2, "job_queue_size": 3, "max_request_size": 200_000},
     )
+
+
+@pytest.fixture(scope="package")
+def server(executor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the paced model."""
+    model, environ = make_paced_model(executor, tmp_path_factory.mktemp("paced") / "model")
     with serving(model, **environ) as started:
         yield started
 

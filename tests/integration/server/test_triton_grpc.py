@@ -17,7 +17,7 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
 from djl_trtllm.model import Tokenizer
-from tests.integration.server.conftest import make_model
+from tests.integration.server.conftest import make_model, make_paced_model
 from tests.support.models import PROMPT
 from tests.support.server import Server, free_port, serving
 from tests.support.waiting import wait_until
@@ -37,12 +37,7 @@ class GrpcServer:
 @pytest.fixture(scope="module")
 def grpc_server(executor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
     """As `server`, with the gRPC port."""
-    model, environ = make_model(
-        executor,
-        tmp_path_factory.mktemp("grpc") / "model",
-        {"steps_per_second": 200, "faults": [{"action": "error", "at_token": 3, "max_new_tokens": 77}]},
-        **{"option.max_rolling_batch_size": 2, "job_queue_size": 3, "max_request_size": 200_000},
-    )
+    model, environ = make_paced_model(executor, tmp_path_factory.mktemp("grpc") / "model")
     port = free_port()
     with serving(model, **environ, SERVING_TRITON_GRPC_PORT=str(port)) as started:
         with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
