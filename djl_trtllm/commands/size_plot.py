@@ -77,7 +77,7 @@ def _draw_memory(axes: Any, report: Report) -> None:
             (0.5, position),
             va="center",
             fontsize=9.5,
-            arrowprops={"arrowstyle": "-", "color": "#888888", "linewidth": 0.8},
+            arrowprops={"arrowstyle": "-", "color": "#888888", "linewidth": 0.8, "relpos": (0, 0.5)},
         )
     axes.plot((-0.4, 0.4), (total / _GIB, total / _GIB), color="black", linewidth=1.2, linestyle="--")
     axes.annotate(
