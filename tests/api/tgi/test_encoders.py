@@ -66,6 +66,9 @@ def test_every_finish_reason_has_a_word() -> None:
 def test_only_a_whole_answer_wants_the_prompts_tokens_if_they_are_shown() -> None:
     whole = [GenerateEncoder(Shown(prefill=prefill), Timing(8)) for prefill in (False, True)]
     assert [encoder.wants_prompt_tokens for encoder in whole] == [False, True]
+    assert not GenerateStreamEncoder(Shown()).wants_prompt_tokens
+    answer(whole[0], EOS)
+    assert dict(whole[0].headers())["x-prompt-tokens"] == str(PROMPT.length)
     assert (whole[0].content_type, GenerateStreamEncoder(Shown()).content_type) == (
         "application/json",
         "text/event-stream",

@@ -22,7 +22,7 @@ def read(path: str = "/generate", **body: Any) -> Call:
 def test_inputs_alone_are_100_greedy_tokens() -> None:
     call = read(inputs="a wolf")
     assert call.requests == (GenerationRequest(prompt="a wolf", default_new_tokens=100),)
-    assert not call.encoder.stream
+    assert not call.encoder.stream and not call.encoder.wants_prompt_tokens
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,8 @@ def test_an_output_without_tokens_is_timed_too() -> None:
 
 def test_a_stream_has_what_is_known_when_it_begins() -> None:
     assert dict(stream_headers(7)) == {"x-compute-characters": "7", "x-accel-buffering": "no"}
+
+
+def test_what_did_not_happen_took_no_time() -> None:
+    headers = dict(Timing(1, Clock()).headers(ended(1)))
+    assert (headers["x-validation-time"], headers["x-prompt-tokens"]) == ("0", "0")
