@@ -4,7 +4,7 @@ ARG PYTHON=3.12.12-slim-bookworm
 
 FROM python:${PYTHON} AS wheel
 WORKDIR /build
-COPY pyproject.toml setup.py README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE tensorrt_llm_toolkit.py ./
 COPY djl_trtllm djl_trtllm
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -4,7 +4,7 @@ ARG TENSORRT_LLM=1.2.1
 
 FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM} AS wheel
 WORKDIR /build
-COPY pyproject.toml setup.py README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE tensorrt_llm_toolkit.py ./
 COPY djl_trtllm djl_trtllm
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

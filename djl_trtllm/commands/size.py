@@ -25,6 +25,7 @@ ModelArgument = Annotated[
     ),
 ]
 _MACHINE, _MODEL, _OUTPUT, _OTHER = "Machine", "Model", "Output", "Other ways to a number"
+_MEASURE = "Measure on this machine"
 
 
 def size(
@@ -97,11 +98,36 @@ def size(
         bool,
         typer.Option("--check-tables", help="Compare the estimate with the measured tables.", rich_help_panel=_OTHER),
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Find max_num_tokens by building, loading and serving the model here; goes on after an interrupt.",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="Bound of an engine on the CPU, as 8GB.", rich_help_panel=_MEASURE),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests at a time. Default: 128.", rich_help_panel=_MEASURE)
+    ] = None,
+    request_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of each prompt. Default: 3700.", rich_help_panel=_MEASURE)
+    ] = None,
+    precision: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, metavar="SHARE", help="0: to the token. Default: 0.01.", rich_help_panel=_MEASURE),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget what an earlier run has measured.", rich_help_panel=_MEASURE)
+    ] = False,
 ) -> None:
     """Estimate what fits into GPU memory: max_num_tokens, KV cache, sequences (docs/sizing.md).
 
     Without a machine: the GPUs of this one. Exit status: 0, or 1 if the model does not exist or, with --strict, if it
-    does not fit, or fewer than --sequences do.
+    does not fit, or fewer than --sequences do. With --measure: 1 if it does not fit, 130 after Ctrl-C.
     """
     with errors_for_the_reader():
         if formula:
@@ -127,6 +153,17 @@ def size(
             "max_output_len": osl,
         }
         settings = {name: str(value) for name, value in flags.items() if value is not None}
+        if measure:
+            if gpu or gpu_memory or instance or compare or plot or like or len(degrees) > 1:
+                raise SizingError(
+                    "--measure measures this machine: leave out --gpu, --gpu-memory, --instance, --compare, --plot, "
+                    "--like and further degrees"
+                )
+            from djl_trtllm.commands.size_measure import Asked, measure_command
+
+            asked = Asked(memory, requests, request_tokens, precision, fresh, as_json)
+            measure_command(_named(model), settings, asked)
+            return
         request = read_request(_named(model), settings, lmi)
         named = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=not compare)
         if compare or len(named) > 1 or len(degrees) > 1:

@@ -130,6 +130,11 @@ class EngineCache:
                 total -= entry.size
         return removed
 
+    def remove(self, key: str) -> bool:
+        """Remove the entry of this key; False if there is none, or a process uses or builds it."""
+        entry = next((entry for entry in self.entries() if entry.key == key), None)
+        return entry is not None and self._remove(entry)
+
     def _remove(self, entry: CacheEntry) -> bool:
         build_lock = FileLock(self.root / f"{entry.key}.lock")
         try:

@@ -10,6 +10,7 @@ import psutil
 from packaging.version import InvalidVersion, Version
 
 from djl_trtllm.engines.gpu import Gpu, visible_gpus
+from djl_trtllm.engines.memory_bound import engine_memory
 
 _CGROUP = Path("/sys/fs/cgroup")
 _ENGINE_BACKEND_REMOVED = Version("1.3.0rc21")
@@ -63,6 +64,8 @@ def release_of(version: str | None) -> Version | None:
 def available_memory(cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
     """Bytes of host memory that this process may still allocate: the system's, or less if a control group limits it.
 
+    A bound of the engine process (`memory_bound`) is the most that it gets.
+
     Reads control groups of version 1 and 2 with all their ancestors, because a container's limit can be set on any of
     them. Page cache that can be dropped is available memory.
     """
@@ -72,7 +75,8 @@ def available_memory(cgroup: Path = _CGROUP, membership: Path = Path("/proc/self
         usage = _read_bytes(directory / usage_file)
         if limit is not None and usage is not None:
             available = min(available, limit - max(0, usage - _statistic(directory, inactive_key)))
-    return max(0, available)
+    bound = engine_memory()
+    return max(0, available if bound is None else min(available, bound))
 
 
 def _memory_groups(root: Path, membership: Path) -> list[tuple[Path, str, str, str]]:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Protocol
 
 import uvloop
 
+from djl_trtllm.engines.memory_bound import apply_bound
 from djl_trtllm.executor.channel import Channel, Disconnected
 from djl_trtllm.executor.protocol import (
     Cancel,
@@ -227,6 +228,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_with_parent()
+    apply_bound()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         start = next(channel.receive(block=True))

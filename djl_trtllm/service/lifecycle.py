@@ -292,7 +292,9 @@ class ModelService:
         """There will be no engine process any more: everything that waits for one gets its end."""
         if self.batch is not None:
             cause = str(error).partition("\n")[0]
-            self.batch.fail(GenerationError(f"the engine failed and could not be replaced ({cause})"))
+            failure = GenerationError(f"the engine failed and could not be replaced ({cause})")
+            failure.__cause__ = error  # with all lines of the message
+            self.batch.fail(failure)
         if self.state is not State.DRAINING:
             self.fail(error)
 

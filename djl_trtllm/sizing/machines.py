@@ -72,17 +72,22 @@ def of_instance(text: str) -> Machine:
 
 def of_memory(text: str) -> Machine:
     """A GPU of which only the memory is known: bytes, or with a unit (`24GB`, `22.5GiB`). Raises SizingError."""
-    match = _BYTES.fullmatch(text.strip())
-    unit = None if match is None else _UNITS.get(match["unit"].lower())
-    if match is None or unit is None:
+    memory = bytes_of(text)
+    if memory is None:
         raise SizingError(
             f"{text or 'no memory'}: expected the memory of a GPU in bytes, or with a unit, as 80GB or 22.5GiB"
         )
-    memory = int(float(match["number"]) * unit)
     if memory < _LEAST:
         raise SizingError(f"{text}: {memory} bytes are no memory of a GPU; write a unit, as {text.strip()}GB")
     name = f"a GPU of {memory / _GIB:.1f} GiB"
     return Machine(name, name, memory)
+
+
+def bytes_of(text: str) -> int | None:
+    """Bytes, as a number or with a unit (`24GB`, `22.5GiB`); None if it is neither."""
+    match = _BYTES.fullmatch(text.strip())
+    unit = None if match is None else _UNITS.get(match["unit"].lower())
+    return None if match is None or unit is None else int(float(match["number"]) * unit)
 
 
 def aws_machines() -> list[Machine]:

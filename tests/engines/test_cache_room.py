@@ -150,3 +150,12 @@ def test_an_engine_larger_than_the_bound_is_kept_while_it_is_used(tmp_path: Path
     cache = EngineCache(tmp_path, max_bytes=0)
     assert cache.get_or_build("openvino-large", build, print).is_dir()
     assert cache.lookup("openvino-large") is not None
+
+
+def test_one_entry_is_removed_by_its_key_unless_a_process_uses_it(cache: EngineCache) -> None:
+    assert cache.remove(KEYS[1]) is True
+    assert sorted(entry.key for entry in cache.entries()) == [KEYS[0], *KEYS[2:]]
+    assert cache.remove(KEYS[1]) is False
+    with locked(cache.root / f"{KEYS[2]}.use"):
+        assert cache.remove(KEYS[2]) is False
+    assert cache.remove(KEYS[2]) is True

@@ -136,3 +136,21 @@ def test_no_rank_outlives_a_killed_caller(tmp_path: Path, tiny_stories: Path) ->
     pids = json.loads(printed.rstrip().rsplit("\n", 1)[-1])
     assert pids
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), what="the ranks' end")
+
+
+def test_a_gpu_whose_memory_is_modelled_runs_out_of_it_where_the_real_one_does(
+    observe: Observer, tiny_stories: Path
+) -> None:
+    """§5.1, §5.2; NVIDIA/TensorRT-LLM#2335 for requests; resource_manager.py for a KV cache that holds nothing."""
+    gib = 1 << 30
+
+    script = {"memory": {"weights": 16 * gib, "kv_cache": 131072, "loaded": 200_000}}
+
+    def seen(max_num_tokens: int) -> str:
+        made = call("construct", which="torch", model=tiny_stories, max_num_tokens=max_num_tokens)
+        return str(observe(made, script=script, memory=24 * gib))
+
+    assert seen(40_000) == "constructed"
+    assert "Executor creation failed due to insufficient GPU memory." in seen(43_000)
+    # All of it without a block of the KV cache.
+    assert "Impossible to fit in any sequence in kvCache" in seen(42_949)

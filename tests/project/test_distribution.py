@@ -24,6 +24,7 @@ from tests.support.uv import uv
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "djl_trtllm"
+TOOLKIT = "tensorrt_llm_toolkit.py"
 LINK = re.compile(r"\]\(([^)]+)\)")
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,7 @@ def test_the_wheel_has_the_package_its_data_and_the_licence(wheel: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     info = f"djl_trtllm-{djl_trtllm.__version__}.dist-info/"
-    assert {name for name in names if not name.startswith(info)} == package_files()
+    assert {name for name in names if not name.startswith(info)} == package_files() | {TOOLKIT}
     assert {"djl_trtllm/py.typed", "djl_trtllm/backends/tensorrt_llm/names.json", info + "licenses/LICENSE"} <= names
 
 
@@ -92,6 +93,7 @@ def test_the_source_distribution_has_what_builds_the_wheel_and_the_documents(sdi
         "pyproject.toml",
         "setup.cfg",
         "setup.py",
+        TOOLKIT,
     }
     documents = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
     assert {name for name in names if not name.startswith("djl_trtllm.egg-info/")} == package_files() | root | documents

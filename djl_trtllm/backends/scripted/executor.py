@@ -49,6 +49,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     `prefill_seconds`: of the first iteration of a request. `end_after`: tokens after which the first of the request's
     stop ids is emitted. `start_seconds` and `start_error`: loading. `kv_blocks` 0: it admits all requests.
     `features` are accepted beside `FEATURES`, and have no effect either.
+    `memory_tokens` is the largest `max_num_tokens` that it has memory for: a larger one fails in `memory_phase`.
     """
 
     max_sequences: int = 256
@@ -61,6 +62,9 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     start_seconds: float = 0
     start_error: str | None = None
     features: list[str] = []
+    memory_tokens: int | None = None
+    memory_phase: Literal["load", "requests"] = "load"
+    max_num_tokens: int | None = None
     faults: list[Fault] = []
 
 
@@ -80,6 +84,8 @@ class ScriptedExecutor:
         time.sleep(script.start_seconds)
         if script.start_error is not None:
             raise RuntimeError(script.start_error)
+        if script.memory_phase == "load":
+            self._require_memory()
         self._sequences: dict[int, _Sequence] = {}
         self._next_step = 0.0
         self.limits = Limits(
@@ -106,6 +112,7 @@ class ScriptedExecutor:
 
     def step(self) -> list[Delta]:
         self._wait_for_turn()
+        self._require_memory()
         deltas = []
         for request_id, sequence in list(self._sequences.items()):
             delta = self._advance(request_id, sequence)
@@ -117,6 +124,11 @@ class ScriptedExecutor:
     def stats(self) -> Stats:
         running = len(self._sequences)
         return Stats(running=running, kv_usage=min(1.0, running / self._script.max_sequences))
+
+    def _require_memory(self) -> None:
+        bound, asked = self._script.memory_tokens, self._script.max_num_tokens
+        if bound is not None and asked is not None and asked > bound:
+            raise MemoryError(f"std::bad_alloc (scripted: max_num_tokens={asked} is more than {bound})")
 
     def _wait_for_turn(self) -> None:
         if self._script.prefill_seconds and any(not sequence.emitted for sequence in self._sequences.values()):

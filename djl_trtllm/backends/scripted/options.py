@@ -9,7 +9,7 @@ _LIMITS = ("max_input_len", "max_output_len", "max_seq_len", "max_rolling_batch_
 EFFECTS: Effects = bounded(
     {
         **dict.fromkeys(_LIMITS, Derived("limit at admission")),
-        "max_num_tokens": Derived("raises lengths and batch, and nothing else"),
+        "max_num_tokens": Derived("raises lengths and batch; a script may have a bound for it"),
         "script": Derived("what the executor plays, as JSON"),
     }
 )

@@ -16,14 +16,16 @@ from djl_trtllm.model import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedPlan(EnginePlan):
-    """`script` is what `option.script` holds."""
+    """`script` is what `option.script` holds; `max_num_tokens` is of use only to a script that bounds it."""
 
     script: dict[str, Any]
+    max_num_tokens: int | None = None
 
     executor = "djl_trtllm.backends.scripted.executor:ScriptedExecutor"
 
     def executor_options(self) -> dict[str, Any]:
-        return self.script
+        bounded = "memory_tokens" in self.script and self.max_num_tokens is not None
+        return self.script | {"max_num_tokens": self.max_num_tokens} if bounded else self.script
 
 
 def plan_scripted(config: Config, layout: Layout, backend: Backend, reason: str) -> ScriptedPlan:
@@ -38,6 +40,7 @@ def plan_scripted(config: Config, layout: Layout, backend: Backend, reason: str)
         max_input_len=config.options.max_input_len,
         notes=tuple(notes),
         script=_script(config),
+        max_num_tokens=config.options.max_num_tokens,
     )
 
 

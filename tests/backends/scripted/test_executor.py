@@ -220,3 +220,15 @@ def test_a_start_error_comes_out_of_loading() -> None:
 
 def test_a_script_may_accept_more() -> None:
     assert ScriptedExecutor(features=["json"]).features == FEATURES | {"json"}
+
+
+@pytest.mark.parametrize("phase", ["load", "requests"])
+def test_a_script_may_have_memory_for_some_tokens_only(phase: str) -> None:
+    bounded = {"memory_tokens": 100, "memory_phase": phase}
+    ScriptedExecutor(**bounded)
+    ScriptedExecutor(**bounded, max_num_tokens=100).step()
+    with pytest.raises(MemoryError, match=r"std::bad_alloc \(scripted: max_num_tokens=101 is more than 100\)"):
+        ScriptedExecutor(**bounded, max_num_tokens=101).step()
+    if phase == "requests":
+        ScriptedExecutor(**bounded, max_num_tokens=101)
+    ScriptedExecutor(max_num_tokens=101).step()

@@ -21,3 +21,13 @@ def test_the_script_is_what_the_executor_is_started_with(checkpoint: Path) -> No
 def test_a_script_is_a_json_object(checkpoint: Path, script: str) -> None:
     with pytest.raises(ConfigError, match=r"option\.script=.* \(environment variable OPTION_SCRIPT\): expected a JSON"):
         plan_engine(configured(backend="scripted", script=script), inspect(checkpoint), CPU_ONLY)
+
+
+def test_a_script_that_bounds_max_num_tokens_is_given_it(checkpoint: Path) -> None:
+    config = configured(backend="scripted", script='{"memory_tokens": 3}', max_num_tokens="5000")
+    plan = plan_engine(config, inspect(checkpoint), CPU_ONLY)
+    assert plan.executor_options() == {"memory_tokens": 3, "max_num_tokens": 5000}
+    config = configured(backend="scripted", script="{}", max_num_tokens="5000")
+    assert plan_engine(config, inspect(checkpoint), CPU_ONLY).executor_options() == {}
+    config = configured(backend="scripted", script='{"memory_tokens": 3}')
+    assert plan_engine(config, inspect(checkpoint), CPU_ONLY).executor_options() == {"memory_tokens": 3}

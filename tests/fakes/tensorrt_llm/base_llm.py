@@ -15,6 +15,7 @@ from .build import positions, pretrained_config
 from .call_log import record
 from .executor import GenerationExecutorProxy, GenerationExecutorWorker
 from .logger import logger
+from .memory import memory_model
 from .mpi import MpiPoolSession
 from .results import RequestOutput
 from .sampling import SamplingParams, SamplingParamsFields
@@ -253,19 +254,20 @@ class BaseLLM:
         max_seq_len = args.max_seq_len
         if build_config is not None:
             max_seq_len = max_seq_len or build_config.max_seq_len
+        max_num_tokens = args.max_num_tokens or (build_config.max_num_tokens if build_config else 8192)
         guided_text = script()["guided_text"]
         return WorkerSettings(
             backend=self._backend or "tensorrt",
             engine_dir=None if pytorch else str(self._engine_dir),
             max_batch_size=args.max_batch_size or (build_config.max_batch_size if build_config else 2048),
-            max_num_tokens=args.max_num_tokens or (build_config.max_num_tokens if build_config else 8192),
+            max_num_tokens=max_num_tokens,
             max_seq_len=max_seq_len or positions(config),
             max_beam_width=args.max_beam_width or (build_config.max_beam_width if build_config else 1),
             torch_sampler=pytorch and self._samples_in_torch(),
             chunked_prefill=args.enable_chunked_prefill,
             policy=policy.name,
             tokens_per_block=self._tokens_per_block(build_config),
-            kv_blocks=self._kv_blocks(config, build_config),
+            kv_blocks=self._kv_blocks(config, build_config, max_num_tokens),
             block_reuse=args.kv_cache_config.enable_block_reuse,
             stream_interval=getattr(args, "stream_interval", 1),
             iteration_stats=args.enable_iter_perf_stats if pytorch else True,
@@ -295,7 +297,7 @@ class BaseLLM:
         of_cache: int = getattr(self.args.kv_cache_config, "tokens_per_block", 32)
         return of_engine or of_cache
 
-    def _kv_blocks(self, config: dict[str, Any], build_config: Any) -> int:
+    def _kv_blocks(self, config: dict[str, Any], build_config: Any, max_num_tokens: int) -> int:
         """The smaller of `max_tokens` and what the memory's fraction holds (facts §5.1, §5.2)."""
         cache = self.args.kv_cache_config
         described = pretrained_config(config, "float16", {}, None) if "architecture" not in config else config
@@ -303,8 +305,12 @@ class BaseLLM:
         per_token *= max(1, described["num_key_value_heads"] // self.args.tensor_parallel_size)
         weights = sum(path.stat().st_size for path in Path(self.args.model).glob("*.safetensors"))
         free = max(0, device_memory() - weights // self.args.worker_count - (2 << 30))
+        if (memory := memory_model()) is not None:
+            free = max(0, memory.free(max_num_tokens))
+            per_token = memory.kv_cache or per_token
         fraction = 0.9 if cache.free_gpu_memory_fraction is None else cache.free_gpu_memory_fraction
         tokens = int(free * fraction) // per_token
         if cache.max_tokens is not None:
             tokens = min(tokens, cache.max_tokens)
-        return max(1, tokens // self._tokens_per_block(build_config))
+        blocks = tokens // self._tokens_per_block(build_config)
+        return blocks if memory else max(1, blocks)

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import engine_files
 from .logger import cpp_log, logger, print_colored
+from .memory import memory_model, torch_out_of_memory
 from .settings import VERSION, device_memory, script
 from .tokenizer import load_hf_tokenizer
 
@@ -65,8 +66,6 @@ SUPPORTED = frozenset(
 
 CALIBRATED = frozenset({"W4A16_AWQ", "FP8", "W8A8_SQ_PER_CHANNEL", "W4A8_AWQ"})
 """What ModelOpt quantises with calibration data (facts §3.5)."""
-
-_GIB = 1 << 30
 
 
 class OutOfMemoryError(RuntimeError):
@@ -145,7 +144,9 @@ def _quantize(rank: int, plan: dict[str, Any]) -> None:
 
 def _build(rank: int, plan: dict[str, Any]) -> None:
     logger.info(f"Build TensorRT engine Unnamed Network {rank}")
-    match script()["build_error"]:
+    memory = memory_model()
+    fits = memory is None or memory.builds(plan["build_config"]["max_num_tokens"])
+    match script()["build_error"] if fits else "build_oom":
         case "build_oom":
             print("[TRT] [E] Error Code: 9: Skipping tactic 0x0 due to exception Cuda Runtime (out of memory)")
             print(
@@ -167,15 +168,7 @@ def _build(rank: int, plan: dict[str, Any]) -> None:
 
 
 def _out_of_memory() -> OutOfMemoryError:
-    total = device_memory() / _GIB
-    return OutOfMemoryError(
-        f"CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of {total:.2f} GiB of which 1.06 "
-        f"GiB is free. Including non-PyTorch memory, this process has {total - 1.06:.2f} GiB memory in use. Of the "
-        f"allocated memory {total - 2.06:.2f} GiB is allocated by PyTorch, and 130.43 MiB is reserved by PyTorch but "
-        "unallocated. If reserved but unallocated memory is large try setting "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
-        "Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
-    )
+    return OutOfMemoryError(torch_out_of_memory())
 
 
 def _save(rank: int, plan: dict[str, Any]) -> None:

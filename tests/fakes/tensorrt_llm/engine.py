@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import RequestError
 from .logger import logger
+from .memory import ENGINE_OUT_OF_MEMORY, memory_model, torch_out_of_memory
 from .requests import GenerationRequest
 from .responses import ErrorResponse, FinishReason, LlmResult, LogProbsResult, Response, ResponseWrapper, Result
 from .results import Logprob
@@ -21,6 +22,7 @@ from .sequence import Sequence, strike
 from .settings import ASSERTS_BEAM_WIDTH, HAS_REQUEST_SEEDS, SINCE_1_3
 from .worker_settings import WorkerSettings
 
+_FORWARD_ERROR = "Encountered an error in forwardAsync function: "
 _CUDA_ERROR = (
     "Encountered an error in forwardAsync function: [TensorRT-LLM][ERROR] CUDA runtime error in "
     "cudaEventSynchronize(get()): an illegal memory access was encountered "
@@ -185,13 +187,19 @@ class Engine:
         self._pace(scheduled)
         self._iteration += 1
         contexts = [sequence for sequence in scheduled if sequence.in_context]
+        if not self._fits(scheduled):
+            # PyExecutor fails the requests of the iteration and goes on; so does the C++ executor.
+            error = torch_out_of_memory() if self.settings.pytorch else f"{_FORWARD_ERROR}{ENGINE_OUT_OF_MEMORY}"
+            responses += self._fail_active(error)
+            scheduler.forget_finished()
+            return responses
         completed = 0
         for sequence in scheduled:
             if not sequence.finish and (response := self._advance(sequence)) is not None:
                 responses.append(response)
                 completed += bool(sequence.finish)
         if self._broken:
-            responses += self._fail_active()
+            responses += self._fail_active(_CUDA_ERROR)
         scheduler.forget_finished()
         if self.settings.iteration_stats:
             self._note_iteration(started, scheduled, contexts, fetched, completed)
@@ -249,11 +257,19 @@ class Engine:
         interval = self.settings.stream_interval
         return sequence.request.streaming and (sequence.iterations == 1 or not sequence.iterations % interval)
 
-    def _fail_active(self) -> list[Any]:
+    def _fits(self, scheduled: list[Sequence]) -> bool:
+        memory, settings = memory_model(), self.settings
+        if memory is None:
+            return True
+        tokens = sum(len(sequence.prompt) if sequence.in_context else 1 for sequence in scheduled)
+        kv_bytes = settings.kv_blocks * settings.tokens_per_block * (memory.kv_cache or 0)
+        return memory.runs(min(tokens, settings.max_num_tokens), settings.max_num_tokens, kv_bytes)
+
+    def _fail_active(self, message: str) -> list[Any]:
         """The C++ executor catches an iteration's error: every active request fails, and so does all that follows."""
         failed = [sequence for sequence in self._scheduler.active if not sequence.finish]
         self._scheduler.end(failed, FinishReason.CANCELLED)
-        return [self._error(request, _CUDA_ERROR) for request in {sequence.request.id for sequence in failed}]
+        return [self._error(request, message) for request in {sequence.request.id for sequence in failed}]
 
     # -- responses -----------------------------------------------------------------------------------------------------
 

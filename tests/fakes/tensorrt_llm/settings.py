@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "cancel_latency": 0,
     "guided_text": "{}",
     "sampled": False,
+    "memory": None,
     "faults": [],
 }
 """What a script may hold.
@@ -48,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
   "die", or the message of a RuntimeError. `load_error`: "oom", "deserialize", "die", "hang", or a message.
 - `cancel_latency`: iterations from an abort to its effect. `guided_text`: the output of guided requests.
 - `sampled`: chance decides where sampled requests begin: the seed, or the one generator of samplers that ignore it.
+- `memory`: what takes how much of the GPU (`memory.MemoryModel`); building, loading and iterations then run out of it.
 - `faults`: `{"action": ..., "at_token": 0, "max_new_tokens": ...}`, before token `at_token` of a request whose
   SamplingParams.max_tokens is `max_new_tokens` (of any, where that is not given). Actions: "error" (of the request,
   with `message`), "cuda" (the engine fails all requests from now on), "raise" (the worker raises CppExecutorError),

@@ -15,6 +15,7 @@ from .engine_files import deserialize_error, load_rank
 from .errors import RequestError
 from .ipc import IpcQueue
 from .logger import cpp_log, logger
+from .memory import ENGINE_OUT_OF_MEMORY, NO_KV_CACHE, memory_model
 from .requests import CancellingRequest
 from .worker_settings import WorkerSettings
 
@@ -28,21 +29,19 @@ _OUT_OF_MEMORY = (
     "Sampler: 2.46 / 1.53\n\n"
     "Please refer to the TensorRT LLM documentation for information on how to control the memory usage."
 )
-_OUT_OF_MEMORY_ENGINE = (
-    "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, mCudaStream->get()): out of memory "
-    "(/src/tensorrt_llm/cpp/tensorrt_llm/runtime/tllmBuffers.h:127)"
-)
 
 
 def load_engine(settings: WorkerSettings, rank: int) -> Engine:
     """Raises what the real one does where the script says so."""
     script = settings.script
     time.sleep(script["load_seconds"])
-    match script["load_error"]:
+    memory = memory_model()
+    fits = memory is None or memory.free(settings.max_num_tokens) >= 0
+    match script["load_error"] if fits else "oom":
         case None:
             pass
         case "oom":
-            raise RuntimeError(_OUT_OF_MEMORY if settings.pytorch else _OUT_OF_MEMORY_ENGINE)
+            raise RuntimeError(_OUT_OF_MEMORY if settings.pytorch else ENGINE_OUT_OF_MEMORY)
         case "deserialize":
             raise deserialize_error()
         case "die":
@@ -53,6 +52,8 @@ def load_engine(settings: WorkerSettings, rank: int) -> Engine:
             raise RuntimeError(message)
     if settings.engine_dir is not None:
         load_rank(Path(settings.engine_dir), rank, settings.max_beam_width)
+    if settings.kv_blocks <= 0:
+        raise RuntimeError(NO_KV_CACHE)
     tokens = settings.kv_blocks * settings.tokens_per_block
     cpp_log("INFO", f"[MemUsageChange] Allocated 1.00 GiB for max tokens in paged KV cache ({tokens}).")
     return Engine(settings)

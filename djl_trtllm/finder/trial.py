@@ -1,0 +1,186 @@
+"""One trial: `python -m djl_trtllm.finder.trial FD` builds, loads and serves a model, and reports to FD.
+
+The specification is the first line of standard input, and the process ends when that is closed. FD gets a JSON line for
+each `Report`; without a last one that says how it ended, the process was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from djl_trtllm.config import Origin
+from djl_trtllm.engines.memory_bound import bounded
+from djl_trtllm.engines.parent_watchdog import die_with_parent
+from djl_trtllm.errors import BuildError, DjlTrtllmError
+from djl_trtllm.executor.client import process_logger
+from djl_trtllm.finder.load import NEW_TOKENS, Load, prompt_limit, requests_of
+from djl_trtllm.finder.outcome import Phase
+from djl_trtllm.offline.options import open_offline_model
+from djl_trtllm.offline.runner import Runner
+from djl_trtllm.service import Model
+
+_STALL_SECONDS = 1800.0
+"""A step on a CPU may take minutes: it has as many tokens as `max_num_tokens`."""
+
+_WATCH_SECONDS = 1.0
+
+
+class TrialSpec(msgspec.Struct, frozen=True):
+    """What is tried: `max_num_tokens` is one of `options`. `memory` is the bound on the engine process, in bytes."""
+
+    model: str
+    options: dict[str, Any]
+    load: Load
+    memory: int | None = None
+
+
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A phase that begins, or the end: `done`, or the `error` with the class of a failed build in `cause`."""
+
+    phase: Phase
+    done: bool = False
+    error: str | None = None
+    cause: str | None = None
+    load: Load | None = None
+    engine: str | None = None
+    """The directory that TensorRT-LLM loads."""
+
+
+def run(spec: TrialSpec, report: Callable[[Report], None]) -> None:
+    """Run the trial; every failure that is expected is reported."""
+    phase: Phase = "build"
+    try:
+        report(Report(phase))
+        model = open_offline_model(spec.model, spec.options)
+        with bounded(spec.memory):
+            if spec.memory is not None:
+                # Planned once more, now that the bound is the memory there is. The compiler had all of it.
+                model = open_offline_model(spec.model, spec.options)
+            phase = "load"
+            report(Report(phase, engine=model.start.options.get("model")))
+            with EngineLog() as log:
+                runner = Runner(_patient(model))
+        with closing(runner):
+            load = spec.load.within(prompt_limit(model), model.limits.max_seq_len)
+            phase = "requests"
+            report(Report(phase, load=load))
+            with _ended_if_stalled(runner, report):
+                _serve(runner, load, model, log)
+        report(Report(phase, done=True, load=load))
+    except (DjlTrtllmError, MemoryError, OSError) as error:
+        cause = error.cause if isinstance(error, BuildError) else None
+        report(Report(phase, error=_text_of(error), cause=cause))
+
+
+def _text_of(error: BaseException) -> str:
+    """The message, and that of an engine's death that caused it."""
+    if not isinstance(error, DjlTrtllmError):
+        return f"{type(error).__name__}: {error}"
+    return str(error) if error.__cause__ is None else f"{error}\n{_text_of(error.__cause__)}"
+
+
+class EngineLog(logging.Handler):
+    """Reads in the engine's log how many tokens its KV cache holds, in the words of C++ and of PyTorch (facts §5.2)."""
+
+    _KV_CACHE = re.compile(r"max tokens in paged KV cache \((\d+)\)|Estimated max tokens in KV cache *: *(\d+)")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv_tokens: int | None = None
+
+    def __enter__(self) -> EngineLog:
+        process_logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process_logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (found := self._KV_CACHE.search(record.getMessage())) is not None:
+            self.kv_tokens = int(found[1] or found[2])
+
+
+def _patient(model: Model) -> Model:
+    """An engine process that memory ended is not replaced, and one step may take long."""
+    patience = max(model.options.executor_hang_timeout, _STALL_SECONDS)
+    trial = Origin.derived("a trial")
+    return replace(model, config=model.config.replace(trial, retry_threshold=0, executor_hang_timeout=patience))
+
+
+@contextmanager
+def _ended_if_stalled(runner: Runner, report: Callable[[Report], None]) -> Iterator[None]:
+    """A request that an engine never schedules has no end: report it, and end the process."""
+    over = threading.Event()
+
+    def watch() -> None:
+        tokens, since = -1, time.monotonic()
+        while not over.wait(_WATCH_SECONDS):
+            if runner.generated_tokens != tokens:
+                tokens, since = runner.generated_tokens, time.monotonic()
+            elif time.monotonic() - since > _STALL_SECONDS:
+                report(Report("requests", error=f"no token was generated for {_STALL_SECONDS:.0f} seconds"))
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    thread = threading.Thread(target=watch, name="trial watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _serve(runner: Runner, load: Load, model: Model, log: EngineLog) -> None:
+    tokens = load.tokens + NEW_TOKENS
+    if log.kv_tokens is not None and log.kv_tokens < tokens:
+        # TensorRT-LLM starts, and never schedules the request.
+        raise DjlTrtllmError(
+            f"out of memory: {log.kv_tokens} tokens are left for the KV cache, and one request has {tokens}"
+        )
+    vocabulary = model.limits.vocab_size or model.tokenizer.vocab_size
+    for result in runner.run(requests_of(load, vocabulary)):
+        if result.failure is not None:
+            raise result.failure
+        if not result.sequences:
+            raise DjlTrtllmError(f"request {result.number} has no output of at most {NEW_TOKENS} tokens")
+
+
+def specification() -> TrialSpec:
+    """The first line of standard input, read byte by byte: what follows is the parent's end."""
+    line = b""
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return msgspec.json.decode(line, type=TrialSpec)
+
+
+def main(arguments: list[str]) -> int:
+    # The engine and the compiler end with this process, and leave nothing behind if it can end them.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    spec = specification()
+    die_with_parent()
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with os.fdopen(int(arguments[1]), "wb") as pipe:
+
+        def report(message: Report) -> None:
+            pipe.write(msgspec.json.encode(message) + b"\n")
+            pipe.flush()
+
+        run(spec, report)
+    return 0
+
+
+# MPI starts this module again for every further GPU.
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

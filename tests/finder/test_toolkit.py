@@ -1,0 +1,132 @@
+"""The finder document's own program."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.finder import measure
+from djl_trtllm.finder.toolkit import max_token_finder
+from tests.finder.helpers import Played, model_with
+from tests.support.hub_server import Hub, hub_server
+
+ROOT = Path(__file__).parents[2]
+FINDER = """from tensorrt_llm_toolkit.utils.utils import max_token_finder
+
+tensor_parallel_degree = 4
+model_id = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
+
+properties = {
+    "model_id": model_id,
+    "tensor_parallel_degree": tensor_parallel_degree,
+}
+
+
+model, tp, max_tokens = max_token_finder(properties)
+print(f"Summary:\\nmodel: {model}\\n tp: {tp}\\n max_tokens: {max_tokens}")
+"""
+"""The program of the finder document, as it is there."""
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> Played:
+    played = Played(24_000)
+    monkeypatch.setattr(measure, "run_trial", played)
+    return played
+
+
+def test_the_maximum_is_not_halved(tmp_path: Path, trials: Played) -> None:
+    model = str(model_with(tmp_path / "model"))
+    assert max_token_finder({"model_id": model, "tensor_parallel_degree": "1"}) == (model, "1", 24_000)
+    assert max_token_finder({"model_id": model, "dtype": "bfloat16"}) == (model, 1, 24_000)
+    assert trials.specs[-1].options["dtype"] == "bfloat16"
+
+
+def test_what_does_not_fit_is_an_error(tmp_path: Path, trials: Played) -> None:
+    trials.bound = 1
+    with pytest.raises(DjlTrtllmError, match="out of memory with every max_num_tokens down to 64: std::bad_alloc"):
+        max_token_finder({"model_id": str(model_with(tmp_path / "model"))})
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        ({}, "properties has no model_id"),
+        ({"model_id": None}, "properties has no model_id"),
+        ({"option.model_id": "DIR", "max_num_tokens": 5}, "max_num_tokens is what is measured"),
+        ({"model_id": "DIR", "quantise": "fp8"}, "quantise is not an option; did you mean quantize?"),
+    ],
+)
+def test_keys_are_options_or_are_refused(tmp_path: Path, properties: dict[str, object], message: str) -> None:
+    model = str(model_with(tmp_path / "model"))
+    given = {key: model if value == "DIR" else value for key, value in properties.items()}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        max_token_finder(given)
+
+
+def run_finder(folder: Path, program: str = FINDER, **environ: str) -> subprocess.CompletedProcess[str]:
+    (folder / "finder.py").write_text(program)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    return subprocess.run(
+        [sys.executable, "finder.py"], cwd=folder, env=variables, capture_output=True, text=True, timeout=600
+    )
+
+
+@pytest.mark.slow
+def test_the_documents_program_runs_as_it_is(tiny_stories: Path, tmp_path: Path) -> None:
+    paths = (path for path in tiny_stories.rglob("*") if path.is_file() and path.name != "serving.properties")
+    files = {path.relative_to(tiny_stories).as_posix(): path.read_bytes() for path in paths}
+    with hub_server(Hub({"TinyLlama/TinyLlama-1.1B-Chat-v1.0": files})) as endpoint:
+        done = run_finder(
+            tmp_path,
+            HF_ENDPOINT=endpoint,
+            HF_HOME=str(tmp_path / "hf"),
+            HF_HUB_OFFLINE="0",
+            HF_HUB_DISABLE_XET="1",
+            DJL_CACHE_DIR=str(tmp_path / "cache"),
+            # As a model with few positions: 128 requests of 3,700 tokens take minutes on a CPU.
+            OPTION_MAX_SEQ_LEN="64",
+        )
+    assert done.returncode == 0, done.stderr
+    summary = re.fullmatch(
+        r"Summary:\nmodel: TinyLlama/TinyLlama-1\.1B-Chat-v1\.0\n tp: 4\n max_tokens: (\d+)\n", done.stdout
+    )
+    assert summary is not None, done.stdout
+    assert int(summary[1]) == 128 * 56
+    assert "option.tensor_parallel_degree=4 (command line) has no effect with openvino" in done.stderr
+    assert "trial 1 of at most" in done.stderr
+
+
+def test_what_else_the_real_toolkit_has_is_refused(tmp_path: Path) -> None:
+    done = run_finder(tmp_path, "from tensorrt_llm_toolkit import create_model_repo\n")
+    assert "ImportError: tensorrt_llm_toolkit.create_model_repo is not part of djl-trtllm" in done.stderr
+    done = run_finder(
+        tmp_path, "import tensorrt_llm_toolkit as t; print(hasattr(t, 'other'), t.utils.utils.__name__)\n"
+    )
+    assert done.stdout == "False djl_trtllm.finder.toolkit\n"
+
+
+def test_the_real_toolkit_wins_wherever_it_is(tmp_path: Path) -> None:
+    package = tmp_path / "elsewhere" / "tensorrt_llm_toolkit" / "utils"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("def create_model_repo(): pass\n")
+    (package / "__init__.py").write_text("")
+    (package / "utils.py").write_text('def max_token_finder(properties): return "real", 0, 1\n')
+    program = FINDER + "\nfrom tensorrt_llm_toolkit import create_model_repo\nimport tensorrt_llm_toolkit.utils\n"
+    before, after = f"{package.parents[1]}{os.pathsep}{ROOT}", f"{ROOT}{os.pathsep}{package.parents[1]}"
+    for path in (before, after):
+        done = run_finder(tmp_path, program, PYTHONPATH=path)
+        assert done.stdout == "Summary:\nmodel: real\n tp: 0\n max_tokens: 1\n", done.stderr
+
+
+def test_what_is_left_of_an_uninstalled_toolkit_is_not_the_real_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "tensorrt_llm_toolkit" / "__pycache__").mkdir(parents=True)
+    program = "from tensorrt_llm_toolkit.utils.utils import max_token_finder; print(max_token_finder.__module__)\n"
+    for path in (f"{ROOT}{os.pathsep}{tmp_path / 'elsewhere'}", f"{tmp_path / 'elsewhere'}{os.pathsep}{ROOT}"):
+        assert run_finder(tmp_path, program, PYTHONPATH=path).stdout == "djl_trtllm.finder.toolkit\n"
