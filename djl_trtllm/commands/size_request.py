@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from djl_trtllm.config import Config, load
+from djl_trtllm.config import Config, load, names_configuration
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.engines.gpu_state import GpuState, read_states
 from djl_trtllm.errors import LayoutError, SizingError
@@ -105,16 +105,24 @@ def read_request(model: str, settings: Mapping[str, str], lmi: str) -> SizeReque
     if is_remote(model):
         config, checkpoint = load(None, environ, arguments=arguments), model
     else:
-        from djl_trtllm.service.model import open_source
-
-        source = open_source(Path(model), environ, arguments)
-        config = source.config
+        directory, config = _opened(Path(model), environ, arguments)
         own = config.options.model_id
-        checkpoint = str(source.directory) if own is None else _named(source.directory, own)
+        checkpoint = str(directory) if own is None else _named(directory, own)
     _refuse_engine(checkpoint)
     hub_cache = None if config.options.download_dir is None else config.options.download_dir / "hub"
     sizes = CheckpointSizes.read(checkpoint, revision=config.options.revision, hub_cache=hub_cache)
     return SizeRequest(sizes, config, settings, lmi)
+
+
+def _opened(path: Path, environ: Mapping[str, str], arguments: Sequence[str]) -> tuple[Path, Config]:
+    """The model's directory and its configuration."""
+    if names_configuration(path) or path.is_dir():
+        return path.parent if names_configuration(path) else path, load(path, environ, arguments=arguments)
+    # An archive, or nothing. Importing the service takes a quarter of a second.
+    from djl_trtllm.service.model import open_source
+
+    source = open_source(path, environ, arguments)
+    return source.directory, source.config
 
 
 def _named(directory: Path, model_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from djl_trtllm.commands.size_request import machines_of, read_request, remarks_
 from djl_trtllm.engines import gpu
 from djl_trtllm.engines.gpu import Gpu
 from djl_trtllm.engines.gpu_state import GpuState
-from djl_trtllm.errors import SizingError
+from djl_trtllm.errors import ModelError, SizingError
 from djl_trtllm.sizing.machines import of_gpu, of_instance
 from tests.commands.sized import described, request
 from tests.engines.helpers import write_tensorrt_engine
@@ -48,6 +49,18 @@ def test_sequences_end_at_the_models_context(tmp_path: Path) -> None:
     assert (short.input_len, short.output_len, short.shortened) == (200, 100, None)
     unknown = request(described(tmp_path, max_position_embeddings=None), max_input_len=30000)
     assert (unknown.input_len, unknown.shortened) == (30000, None)
+
+
+def test_a_configuration_file_or_an_archive_names_the_model_too(tmp_path: Path) -> None:
+    path = described(tmp_path / "model")
+    (path / "serving.properties").write_text("option.max_input_len=700\n")
+    assert request(path / "serving.properties").input_len == 700
+    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as archive:
+        archive.add(path, ".")
+    packed = request(tmp_path / "model.tar.gz", engine_cache_dir=tmp_path / "cache")
+    assert (packed.input_len, packed.sizes.shape.num_layers) == (700, 32)
+    with pytest.raises(ModelError, match="no model at"):
+        request(tmp_path / "missing")
 
 
 def test_an_engine_keeps_what_it_was_compiled_for(tmp_path: Path) -> None:
