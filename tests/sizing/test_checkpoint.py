@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import GIB, Conditions, estimate
 from djl_trtllm.sizing.parameters import expected_tensors
-from tests.sizing.configs import llama
+from tests.sizing.configs import deepseek, llama, nemotron_h
 from tests.support.hub_server import Hub, hub_server
 from tests.support.s3_fixtures import s3, store
 from tests.support.s3_server import Store
@@ -156,3 +158,48 @@ def test_a_checkpoint_in_s3_is_read_by_its_headers(store: Store, tmp_path: Path)
     assert (remote.parts, remote.exact, remote.source) == (local.parts, True, "s3://models/team/small")
     got = sum(request.end - request.start for request in store.requests if request.method == "GET" and request.key)
     assert got < local.bytes / 4
+
+
+KEYS = st.sampled_from(
+    sorted(
+        {
+            "attn_layer_indices",
+            "block_configs",
+            "block_types",
+            "first_k_dense_replace",
+            "head_dim",
+            "hidden_size",
+            "hybrid_layer_pattern",
+            "hybrid_override_pattern",
+            "interleave_moe_layer_step",
+            "kv_lora_rank",
+            "layer_types",
+            "linear_attn_config",
+            "mlp_only_layers",
+            "model_type",
+            "moe_intermediate_size",
+            "moe_layer_freq",
+            "n_routed_experts",
+            "num_experts_per_tok",
+            "num_key_value_heads",
+            "q_lora_rank",
+            "quantization_config",
+            "rope_scaling",
+            "sliding_window",
+            "tie_word_embeddings",
+            "torch_dtype",
+            "v_head_dim",
+        }
+    )
+)
+ATOMS = st.none() | st.booleans() | st.integers(-2, 64) | st.floats(0, 9) | st.text(max_size=3)
+VALUES = ATOMS | st.lists(ATOMS | st.just({}) | st.just({"attention": 3, "ffn": []}), max_size=4) | st.just({"a": 1})
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([llama, deepseek, nemotron_h]), st.dictionaries(KEYS, VALUES, max_size=4))
+def test_values_of_other_types_than_expected_do_not_end_it(make: Any, changes: dict[str, Any]) -> None:
+    config = make() | changes | {"num_hidden_layers": 4}
+    found = estimate(CheckpointSizes.from_config(config), Conditions(80 * GIB))
+    assert found.max_num_tokens >= 0
+    assert isinstance(found.warnings, tuple)
