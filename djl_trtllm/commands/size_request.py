@@ -11,7 +11,7 @@ from djl_trtllm.config import Config, load, names_configuration
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.engines.gpu_state import GpuState, read_states
 from djl_trtllm.errors import LayoutError, SizingError
-from djl_trtllm.model import inspect
+from djl_trtllm.model import ModelKind, inspect
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.configured import conditions_of
@@ -140,6 +140,11 @@ def _refuse_engine(checkpoint: str) -> None:
         raise SizingError(
             f"{checkpoint} is a {layout.kind.value}: it keeps what it was compiled for (djl-trtllm config shows it); "
             "name the checkpoint it was made from"
+        )
+    if layout.kind is not ModelKind.HF_CHECKPOINT:
+        raise SizingError(
+            f"{checkpoint} is a {layout.kind.value}, which is not read; name the Hugging Face checkpoint it was made "
+            "from"
         )
 
 

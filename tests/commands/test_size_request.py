@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from djl_trtllm.commands import size_request
 from djl_trtllm.commands.size_request import machines_of, read_request, remarks_on
@@ -67,6 +70,13 @@ def test_an_engine_keeps_what_it_was_compiled_for(tmp_path: Path) -> None:
     write_tensorrt_engine(tmp_path / "engine", max_batch_size=8)
     with pytest.raises(SizingError, match="compiled TensorRT-LLM engine: it keeps what it was compiled for"):
         request(tmp_path / "engine")
+
+
+def test_a_checkpoint_of_tensorrt_llm_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "LlamaForCausalLM", "dtype": "float16"}))
+    save_file({"x": numpy.zeros(1)}, tmp_path / "rank0.safetensors")
+    with pytest.raises(SizingError, match="TensorRT-LLM checkpoint, which is not read; name the Hugging"):
+        request(tmp_path)
 
 
 def test_max_is_as_many_gpus_as_there_are(tmp_path: Path) -> None:
