@@ -72,8 +72,9 @@ class Server:
         environ: Mapping[str, str] | None = None,
         scratch: Path | None = None,
         program: tuple[str, ...] = CLI,
+        port: int | None = None,
     ) -> None:
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.http = self._client()
         self._folder = tempfile.TemporaryDirectory(prefix="server-")

@@ -1,0 +1,73 @@
+"""`python -m tests.faults [KIND ...] [--engine ENGINE ...] [--streams 64] [--times 10]`: the table of faults."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.faults import kinds
+from tests.faults.kind import Case, Kind, Row
+
+_WIDTHS = (36, 13, -12, -8, -12, -15, -12)
+"""Of the columns; negative ones are to the right."""
+HEADER = ("fault", "engine", "failed", "refused", "recovered s", "worst /ping ms", "peak RSS MB")
+
+
+def all_kinds() -> dict[str, Kind]:
+    """Every kind by its name: the modules of `kinds/`."""
+    modules = (
+        importlib.import_module(f"{kinds.__name__}.{found.name}") for found in pkgutil.iter_modules(kinds.__path__)
+    )
+    return {module.KIND.name: module.KIND for module in modules}
+
+
+def rows_of(kind: Kind, engine: str, streams: int, times: int) -> Iterator[Row]:
+    """Run a kind on an engine."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        yield from kind.run(Case(engine, streams, times, Path(folder)))
+
+
+def line(cells: Sequence[str]) -> str:
+    """A line of the table; what has no column follows."""
+    fitted = [
+        cell.ljust(width) if width > 0 else cell.rjust(-width) for cell, width in zip(cells, _WIDTHS, strict=False)
+    ]
+    return " ".join([*fitted, *cells[len(_WIDTHS) :]]).rstrip()
+
+
+def shown(row: Row) -> str:
+    """A row as a line of the table."""
+    failed = f"{row.failed} of {row.requests}" if row.requests else f"{row.failed}"
+    figures = (f"{row.recovered:.2f}", f"{row.ping * 1e3:.0f}", f"{row.memory / 1e6:.0f}")
+    return line((row.fault, row.engine, failed, f"{row.refused}", *figures, f" {row.note}"))
+
+
+def main() -> int:
+    """Print the table; 1 if more requests failed than may."""
+    found = all_kinds()
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description="What faults cost.")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(found)}; all if none is named")
+    parser.add_argument("--engine", action="append", choices=("openvino", "scripted", "tensorrt_llm"))
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--times", type=int, default=10, help="faults in a row, where the kind repeats them")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.kinds) - set(found):
+        parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(found)}")
+    print(line(HEADER))
+    worst = 0
+    for name in arguments.kinds or found:
+        for engine in arguments.engine or ("scripted", "openvino"):
+            if engine in found[name].engines:
+                for row in rows_of(found[name], engine, arguments.streams, arguments.times):
+                    print(shown(row), flush=True)
+                    worst |= row.failed > row.allowed
+    return int(worst)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

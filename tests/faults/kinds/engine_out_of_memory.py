@@ -1,0 +1,45 @@
+"""The engine process cannot get memory any more (RLIMIT_AS), and long prompts want some."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from tests.faults.kind import Case, Kind, Row
+from tests.faults.load import Load, row_of
+from tests.faults.strikes import engine_replaced
+from tests.support.prompts import story
+from tests.support.server import Server
+
+_SPARE = 4 * 2**20
+_TRIES = 20
+
+
+def run(case: Case) -> Iterator[Row]:
+    with case.server() as server:
+
+        def cause(load: Load) -> None:
+            with engine_replaced(server):
+                host = server.host()
+                limit = host.memory_info().vms + _SPARE
+                resource.prlimit(host.pid, resource.RLIMIT_AS, (limit, limit))
+                _want_memory(server, host)
+            load.wait_for_parts(4 * case.streams)
+
+        yield row_of("engine out of memory", case.engine, server, case.streams, cause)
+
+
+def _want_memory(server: Server, host: psutil.Process) -> None:
+    """Send long prompts until the process has ended; where none ends it, end it as the kernel would."""
+    for number in range(_TRIES):
+        server.post(story(30, number), max_new_tokens=1)
+        if not host.is_running() or host.status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    host.kill()
+
+
+KIND = Kind("engine_out_of_memory", run, engines=("openvino", "scripted"))

@@ -1,0 +1,187 @@
+"""Greedy streams against a server, and what its clients, /ping and memory go through meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.faults.kind import Row
+from tests.support.client import Answer, exchange, lmi
+from tests.support.models import PROMPT
+from tests.support.prompts import SHORT, story
+from tests.support.server import Server
+
+TOKENS = 100
+_REFUSED_SECONDS = 0.1
+_LOOK_SECONDS = 0.02
+_MEMORY_EVERY = 10
+
+
+class Load:
+    """`streams` clients that send one request after the other until `fault` returns; with `once` each sends one.
+
+    A request has failed if its answer is not complete, or not the one of a quiet server. A client that finds nobody
+    listening, or is refused with Retry-After, tries again, as clients do.
+    """
+
+    def __init__(self, server: Server, streams: int, *, tokens: int = TOKENS, once: bool = False) -> None:
+        self.server = server
+        """What is watched; a kind that starts another one says so here."""
+        self.streams = streams
+        self.requests = 0
+        self.refused = 0
+        self.failed: list[str] = []
+        self.parts = 0
+        """Pieces of answers that have come."""
+        self._once = once
+        self._ended = False
+        self._last_part = time.monotonic()
+        self.longest_silence = 0.0
+        self._asked = [
+            lmi(prompt, stream=True, max_new_tokens=tokens, ignore_eos=True, details=True)
+            for prompt in (*SHORT, *(f"{story(1, number)} {PROMPT}" for number in range(streams)))[:streams]
+        ]
+        self._expected = [_told(answer) for answer in server.together(self._asked)]
+
+    def run(self, fault: Callable[[Load], None]) -> None:
+        """Send, and run `fault` in a thread as soon as every client has something."""
+        asyncio.run(self._run(fault))
+
+    async def _run(self, fault: Callable[[Load], None]) -> None:
+        clients = [asyncio.ensure_future(self._client(number)) for number in range(len(self._asked))]
+        try:
+            await asyncio.to_thread(self._cause, fault)
+        finally:
+            self._ended = True
+        await asyncio.gather(*clients)
+
+    def _cause(self, fault: Callable[[Load], None]) -> None:
+        self.wait_for_parts(2 * len(self._asked))
+        self.longest_silence = 0.0
+        fault(self)
+
+    def wait_for_parts(self, count: int) -> None:
+        """Wait until this number of further pieces has come, a minute at most."""
+        deadline, wanted = time.monotonic() + 60, self.parts + count
+        while self.parts < wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    async def _client(self, number: int) -> None:
+        while not self._ended:
+            answer: Answer | None = None
+            try:
+                answer = await exchange(self.server.port, self._asked[number], on_part=self._part)
+            except ConnectionRefusedError:
+                await asyncio.sleep(_REFUSED_SECONDS)
+                continue
+            except (OSError, ValueError) as error:  # cut off in the middle
+                self.failed.append(repr(error))
+            if answer is not None and answer.status == 503 and "retry-after" in answer.headers:
+                self.refused += 1
+                await asyncio.sleep(_REFUSED_SECONDS)
+                continue
+            self.requests += 1
+            if answer is not None:
+                self._judge(answer, number)
+            if self._once:
+                return
+
+    def _judge(self, answer: Answer, number: int) -> None:
+        if answer.status != 200 or not answer.complete:
+            self.failed.append(f"{answer.status}: {answer.body[-200:]!r}")
+        elif _told(answer) != self._expected[number]:
+            self.failed.append(f"another output: {answer.body[-200:]!r}")
+
+    def _part(self) -> None:
+        now = time.monotonic()
+        self.longest_silence = max(self.longest_silence, now - self._last_part)
+        self._last_part = now
+        self.parts += 1
+
+
+def _told(answer: Answer) -> Any:
+    """Tokens and texts. (Log-probabilities differ in the last digits by the batch they ran in.)"""
+    if answer.status != 200 or not answer.complete:
+        return None
+    lines = answer.lines
+    return [(line["token"]["id"], line["token"]["text"]) for line in lines], lines[-1].get("generated_text")
+
+
+class Watch:
+    """Asks for /ping, and looks at the memory of the server and all below it, during the block."""
+
+    def __init__(self, load: Load) -> None:
+        self.slowest = 0.0
+        self.peak = _resident(load.server.process)
+        self._load = load
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        looks = 0
+        with httpx.Client(base_url=self._load.server.url, timeout=60, trust_env=False) as client:
+            while not self._end.is_set():
+                began = time.monotonic()
+                with contextlib.suppress(httpx.TransportError):
+                    client.get("/ping")
+                    self.slowest = max(self.slowest, time.monotonic() - began)
+                if looks % _MEMORY_EVERY == 0:
+                    self.peak = max(self.peak, _resident(self._load.server.process))
+                looks += 1
+                self._end.wait(_LOOK_SECONDS)
+
+
+def _resident(process: psutil.Popen) -> int:
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += int(one.memory_info().rss)
+    return total
+
+
+def row_of(
+    fault: str, engine: str, server: Server, streams: int, cause: Callable[[Load], None], *, once: bool = False
+) -> Row:
+    """The row of a fault that `cause` brings about under streams."""
+    load = Load(server, streams, once=once)
+    with Watch(load) as watch:
+        load.run(cause)
+    note = "" if not load.failed else load.failed[0][:300]
+    return Row(
+        fault,
+        engine,
+        load.requests,
+        len(load.failed),
+        load.longest_silence,
+        watch.slowest,
+        watch.peak,
+        refused=load.refused,
+        note=note,
+    )
+
+
+def repeated(times: int, strike: Callable[[], None]) -> Callable[[Load], None]:
+    """Strike again each time that every stream has gone on."""
+
+    def cause(load: Load) -> None:
+        for _ in range(times):
+            strike()
+            load.wait_for_parts(4 * load.streams)
+
+    return cause

@@ -1,0 +1,18 @@
+"""The short form of each kind of fault: no more requests fail than may."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.__main__ import all_kinds, rows_of, shown
+
+KINDS = all_kinds()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "engine"), [(name, engine) for name, kind in KINDS.items() for engine in kind.short])
+def test_a_fault_costs_what_it_may(name: str, engine: str) -> None:
+    for row in rows_of(KINDS[name], engine, streams=8, times=2):
+        print(shown(row))
+        assert row.failed <= row.allowed, row
+        assert row.ping < 2, row
