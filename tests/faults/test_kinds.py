@@ -15,4 +15,3 @@ def test_a_fault_costs_what_it_may(name: str, engine: str) -> None:
     for row in rows_of(KINDS[name], engine, streams=8, times=2):
         print(shown(row))
         assert row.failed <= row.allowed, row
-        assert row.ping < 2, row

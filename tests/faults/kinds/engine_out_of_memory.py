@@ -20,26 +20,31 @@ _TRIES = 20
 
 def run(case: Case) -> Iterator[Row]:
     with case.server() as server:
+        ends: list[str] = []
 
         def cause(load: Load) -> None:
             with engine_replaced(server):
                 host = server.host()
                 limit = host.memory_info().vms + _SPARE
                 resource.prlimit(host.pid, resource.RLIMIT_AS, (limit, limit))
-                _want_memory(server, host)
+                ends.append(_end_by_memory(server, host))
             load.wait_for_parts(4 * case.streams)
 
-        yield row_of("engine out of memory", case.engine, server, case.streams, cause)
+        row = row_of("engine out of memory", case.engine, server, case.streams, cause)
+        row.note = row.note or ends[0]
+        yield row
 
 
-def _want_memory(server: Server, host: psutil.Process) -> None:
-    """Send long prompts until the process has ended; where none ends it, end it as the kernel would."""
+def _end_by_memory(server: Server, host: psutil.Process) -> str:
+    """Send long prompts until the process has ended; where none ends it, kill it as the kernel would. Which it was."""
     for number in range(_TRIES):
         server.post(story(30, number), max_new_tokens=1)
         if not host.is_running() or host.status() == psutil.STATUS_ZOMBIE:
-            return
+            said = next((line for line in server.log if f"(pid {host.pid}) is gone" in line), "")
+            return f"its own end: {said.partition('is gone: ')[2][:150]}"
         time.sleep(0.05)
     host.kill()
+    return "no prompt ended it, so it was killed"
 
 
 KIND = Kind("engine_out_of_memory", run, engines=("openvino", "scripted"))
