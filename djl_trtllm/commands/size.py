@@ -153,11 +153,14 @@ def size(
             "max_output_len": osl,
         }
         settings = {name: str(value) for name, value in flags.items() if value is not None}
+        if not measure and (memory, requests, request_tokens, precision, fresh) != (None, None, None, None, False):
+            raise SizingError("--memory, --requests, --request-tokens, --precision and --fresh are flags of --measure")
         if measure:
-            if gpu or gpu_memory or instance or compare or plot or like or len(degrees) > 1:
+            others = (gpu, gpu_memory, instance, compare, plot, like, sequences, strict, len(degrees) > 1)
+            if any(others):
                 raise SizingError(
                     "--measure measures this machine: leave out --gpu, --gpu-memory, --instance, --compare, --plot, "
-                    "--like and further degrees"
+                    "--like, --sequences, --strict and further degrees"
                 )
             from djl_trtllm.commands.size_measure import Asked, measure_command
 

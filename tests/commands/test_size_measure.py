@@ -86,7 +86,9 @@ def test_an_interrupt_says_how_to_go_on(model: str, trials: Played) -> None:
     assert len(trials.tried) > before + 3
 
 
-@pytest.mark.parametrize("flags", [["--gpu", "h200"], ["--compare"], ["--tp", "1,2"], ["--like", "trtllm-bench"]])
+@pytest.mark.parametrize(
+    "flags", [["--gpu", "h200"], ["--compare"], ["--tp", "1,2"], ["--like", "trtllm-bench"], ["--strict"]]
+)
 def test_only_this_machine_is_measured(model: str, trials: Played, flags: list[str]) -> None:
     result = runner.invoke(app, ["size", model, "--measure", *flags])
     assert result.exit_code == 1
@@ -99,3 +101,10 @@ def test_a_bound_is_a_number_of_bytes(model: str, trials: Played, memory: str) -
     result = runner.invoke(app, ["size", model, "--measure", "--memory", memory])
     assert result.exit_code == 1
     assert f"--memory {memory}: expected the memory of an engine on the CPU in bytes, or as 8GB" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [["--fresh"], ["--memory", "8GB"], ["--precision", "0"], ["--requests", "1"]])
+def test_flags_of_a_measurement_want_one(model: str, flags: list[str]) -> None:
+    result = runner.invoke(app, ["size", model, *flags])
+    assert result.exit_code == 1
+    assert "--fresh are flags of --measure" in result.stderr

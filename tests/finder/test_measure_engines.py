@@ -38,7 +38,7 @@ def test_the_scripted_executors_bound_is_found_exactly(tmp_path: Path, phase: st
     subject = open_subject(str(model), {}, Load(8, 60))
     found = Finder(subject, Settings()).measure()
     assert found.max_num_tokens == bound
-    assert len(found.attempts) <= most_trials(subject.highest - LOWEST + 1) == 20
+    assert len(found.attempts) <= most_trials(subject.highest - LOWEST + 1) == 15
     assert {attempt.phase for attempt in found.attempts if not attempt.fits} == {phase}
 
 
