@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import struct
 from math import inf
@@ -30,6 +31,8 @@ _SLOWEST_BODY = 16384
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 1 << 20
 """A refused client gets time to read why, but its request is not read to the end."""
+_H2C = re.compile(rb"\r\nupgrade: *h2c(?=\r\n)", re.IGNORECASE)
+"""An offer of HTTP/2 that Java's client makes in every request. httptools takes what follows for HTTP/2 already."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -109,6 +112,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _feed(self, piece: bytes) -> None:
         self._piece_size = len(piece)
         self._beside += len(piece)
+        if self._head_read == self._read:
+            piece = _H2C.sub(b"", piece)
         self.parser.feed_data(piece)
         self._check_size()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,16 +17,17 @@ import pytest
 
 from tests.support.client import raw_post, read_all, read_until
 from tests.support.models import PROMPT, scripted_model
-from tests.support.server import Server, serving
+from tests.support.pinging import Pinging
+from tests.support.server import Server, running, serving
 from tests.support.waiting import wait_until
 
 LIMITS = {
     "max_header_size": 4096,
     "max_header_count": 20,
     "max_url_size": 512,
-    "header_read_timeout": 1,
-    "body_read_timeout": 1,
-    "keep_alive_timeout": 2,
+    "header_read_timeout": 3,
+    "body_read_timeout": 3,
+    "keep_alive_timeout": 4,
     "max_connections": 60,
     "max_body_memory": 2_000_000,
     "max_request_size": 1_000_000,
@@ -66,9 +68,9 @@ def refused(connection: socket.socket) -> tuple[int, dict[str, Any], bytes]:
         (CHUNKED + b"5;x=" + b"b" * 10_000, 431, "max_header_size=4096"),
         (CHUNKED + b"1\r\n{\r\n" * 20_000, 431, "max_header_size=4096"),
         (b"what is this?\r\n\r\n", 400, "HTTP"),
-        (HEAD, 408, "header_read_timeout=1"),
-        (raw_post(BODY)[:-5], 408, "body_read_timeout=1"),
-        (CHUNKED + b"5\r\nab", 408, "body_read_timeout=1"),
+        (HEAD, 408, "header_read_timeout=3"),
+        (raw_post(BODY)[:-5], 408, "body_read_timeout=3"),
+        (CHUNKED + b"5\r\nab", 408, "body_read_timeout=3"),
     ],
     ids=lambda value: str(value)[:20].replace("\\", "") if isinstance(value, bytes) else None,
 )
@@ -160,7 +162,7 @@ def test_beyond_the_limit_health_is_answered_and_the_rest_is_refused(limited: Se
     busy = [limited.connect() for _ in range(60)]
     try:
         for connection in busy:
-            connection.sendall(raw_post(b"x" * 100_000)[:-1])  # they are being read for some seconds
+            connection.sendall(raw_post(b"x" * 100_000)[:-1])  # they are being read for nine seconds
         wait_until(lambda: len(psutil.Process(limited.process.pid).net_connections()) >= 60)
         with limited.connect() as connection:
             connection.sendall(raw_post(BODY))
@@ -216,3 +218,60 @@ def test_answers_that_nobody_reads_are_dropped(tmp_path: Path) -> None:
 def test_the_limit_of_descriptors_is_raised(limited: Server) -> None:
     soft, hard = limited.process.rlimit(psutil.RLIMIT_NOFILE)
     assert soft >= min(hard, 60 + 512)
+
+
+_FEW_DESCRIPTORS = (
+    "-c",
+    "from resource import *; from djl_trtllm.cli import main; setrlimit(RLIMIT_NOFILE, (1024, 1024)); main()",
+)
+
+
+@pytest.mark.slow
+def test_with_few_descriptors_idle_clients_keep_neither_health_checks_nor_a_new_engine_process_out(
+    tmp_path: Path,
+) -> None:
+    model = scripted_model(tmp_path / "model", {})
+    with running(Server(model, program=_FEW_DESCRIPTORS)) as server:
+        assert server.says("max_connections=16384 is lowered to 448")
+        idle = [server.connect() for _ in range(1064)]
+        try:
+            for _ in range(5):
+                assert httpx.get(server.url + "/ping", trust_env=False).status_code == 200
+            restarts = server.metric("executor_restarts_total")
+            server.host().kill()
+            wait_until(lambda: server.metric("executor_restarts_total") > restarts, what="a new engine process")
+            server.wait_for_ping()
+            assert httpx.post(server.url + "/invocations", content=BODY, trust_env=False).status_code == 200
+        finally:
+            for connection in idle:
+                connection.close()
+
+
+@pytest.mark.slow
+def test_many_large_bodies_at_once_do_not_fill_the_memory(tmp_path: Path) -> None:
+    model = scripted_model(tmp_path / "model", {})
+    large = raw_post(b"[" + b" " * 20_000_000 + b"]")
+    with serving(model) as server:
+        before, most = server.process.memory_info().rss, 0
+        senders = [threading.Thread(target=send_all, args=(server, large)) for _ in range(40)]
+        for sender in senders:
+            sender.start()
+        while any(sender.is_alive() for sender in senders):
+            most = max(most, server.process.memory_info().rss)
+            time.sleep(0.01)
+        assert most - before < 300e6
+        assert server.metric("http_responses_total", status="503") > 0
+
+
+def send_all(server: Server, request: bytes) -> None:
+    with contextlib.suppress(OSError), server.connect() as connection:
+        connection.sendall(request)
+        connection.recv(65536)
+
+
+def test_an_address_of_megabytes_stops_nobody(limited: Server) -> None:
+    with Pinging(limited) as pinging, contextlib.suppress(OSError), limited.connect() as connection:
+        connection.sendall(b"GET /" + b"a" * 200_000_000)
+    limited.wait_for_ping()
+    assert set(pinging.statuses) <= {200}
+    assert limited.metric("http_responses_total", status="414") > 0

@@ -1,0 +1,310 @@
+"""Limits of one connection, on a transport and a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from djl_trtllm.config import Options
+from djl_trtllm.server.app import Server
+from djl_trtllm.server.http_protocol import HttpProtocol
+from tests.support.virtual_time import in_virtual_time, until
+
+GET = b"GET /ping HTTP/1.1\r\nHost: test\r\n"
+POST = b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 6\r\n\r\n"
+CHUNKED = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+LIMITS = {"max_header_size": 1024, "max_header_count": 10, "max_url_size": 128}
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.written = b""
+        self.done: set[str] = set()
+        self.unsent = 0
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.done.add("eof")
+
+    def is_closing(self) -> bool:
+        return bool(self.done & {"close", "abort"})
+
+    def close(self) -> None:
+        self.done.add("close")
+
+    def abort(self) -> None:
+        self.done.add("abort")
+
+    def pause_reading(self) -> None:
+        self.done.add("pause")
+
+    def resume_reading(self) -> None:
+        self.done.discard("pause")
+
+
+class Peer:
+    """A connection to an application that answers with the body of a request, when `hold` is not set."""
+
+    def __init__(self, **options: Any) -> None:
+        self.server = Server(Options(**{**LIMITS, **options}), [], None)
+        config = self.server.config
+        config.load()
+        config.loaded_app = self._answer
+        self.connections = self.server._connections
+        self.wire = Wire()
+        self.hold: asyncio.Event | None = None
+        self.seen: list[tuple[str, bytes | None]] = []
+        self.protocol = HttpProtocol(self.connections, config, self.server.server_state, {}, asyncio.get_running_loop())
+        self.protocol.connection_made(self.wire)
+        self._watch = asyncio.ensure_future(self.connections.watch())
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", scope["path"] == "/echo"
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.seen.append((scope["path"], None))
+                return
+            body += message["body"]
+            more = message["more_body"]
+        self.seen.append((scope["path"], body))
+        if self.hold is not None:
+            await self.hold.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    def sends(self, *data: bytes) -> None:
+        for each in data:
+            self.protocol.data_received(each)
+
+    @property
+    def statuses(self) -> list[int]:
+        return [int(part[:3]) for part in self.wire.written.split(b"HTTP/1.1 ")[1:]]
+
+    @property
+    def refusal(self) -> str:
+        return str(json.loads(self.wire.written.rpartition(b"\r\n\r\n")[2])["message"])
+
+    async def leave(self) -> None:
+        self.protocol.connection_lost(None)
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+        assert not self.connections.busy and not self.connections.idle
+        assert self.connections.memory.used == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /" + b"a" * 127 + b" HTTP/1.1\r\n\r\n", 200),
+        (b"GET /" + b"a" * 128 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET /" + b"a" * 128, 414),
+        (GET + b"X: " + b"a" * (1024 - len(GET) - 7) + b"\r\n\r\n", 200),
+        (GET + b"X: " + b"a" * (1025 - len(GET) - 7) + b"\r\n\r\n", 431),
+        (GET + b"X: " + b"a" * 1024, 431),
+        (GET + b"a: b\r\n" * 9 + b"\r\n", 200),
+        (GET + b"a: b\r\n" * 10 + b"\r\n", 431),
+        (CHUNKED + b"0\r\n" + b"a: b\r\n" * 8 + b"\r\n", 200),
+        (CHUNKED + b"0\r\n" + b"a: b\r\n" * 10 + b"\r\n", 431),
+        (CHUNKED + b"1;" + b"a" * 2100, 431),
+        (CHUNKED + b"1\r\na\r\n" * 2000, 431),
+        (CHUNKED + b"40\r\n" + b"a" * 64 + b"\r\n" + b"0\r\n\r\n", 200),
+        (CHUNKED + (b"40\r\n" + b"a" * 64 + b"\r\n") * 500 + b"0\r\n\r\n", 200),
+        (b"\r\n" * 20 + GET + b"\r\n", 200),
+        (b"\r\n" * 2000, 431),
+        (b"nonsense\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 100, 1 << 20])
+@in_virtual_time
+async def test_bytes_are_bounded_however_they_come(data: bytes, status: int, size: int) -> None:
+    peer = Peer()
+    peer.sends(*(data[start : start + size] for start in range(0, len(data), size)))
+    await until(lambda: bool(peer.statuses))
+    assert peer.statuses == [status]
+    assert ("eof" in peer.wire.done) == (status != 200)
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_requests_of_one_connection_are_answered_one_after_the_other() -> None:
+    peer = Peer()
+    peer.hold = asyncio.Event()
+    requests = [GET + b"\r\n", POST + b"a wolf", CHUNKED + b"3\r\nfox\r\n0\r\n\r\n", GET + b"\r\n"]
+    peer.sends(b"".join(requests))
+    peer.sends(GET)
+    await asyncio.sleep(1)
+    assert len(peer.seen) == 1
+    assert peer.connections.memory.used == len(b"".join([*requests[1:], GET]))
+    peer.hold.set()
+    await until(lambda: len(peer.statuses) == 4)
+    peer.sends(b"\r\n")
+    await until(lambda: len(peer.statuses) == 5)
+    assert peer.seen == [("/ping", b""), ("/echo", b"a wolf"), ("/echo", b"fox"), ("/ping", b""), ("/ping", b"")]
+    assert peer.connections.memory.used == 0
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_no_more_is_read_ahead_than_needed_or_than_there_is_memory_for() -> None:
+    peer = Peer(max_body_memory=400_000)
+    peer.hold = asyncio.Event()
+    peer.sends(GET + b"\r\n")
+    await asyncio.sleep(0)
+    peer.sends(b"x" * 65536)
+    assert "pause" not in peer.wire.done
+    peer.sends(b"x")
+    assert "pause" in peer.wire.done
+    peer.sends(b"x" * 140_000)
+    assert "abort" in peer.wire.done
+    peer.hold.set()
+    await asyncio.sleep(0)
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_reading_goes_on_when_what_was_read_ahead_is_answered() -> None:
+    peer = Peer()
+    peer.hold = asyncio.Event()
+    peer.sends((GET + b"\r\n") * 3000)
+    assert "pause" in peer.wire.done
+    peer.hold.set()
+    await until(lambda: len(peer.statuses) == 3000)
+    assert "pause" not in peer.wire.done
+    await peer.leave()
+
+
+@pytest.mark.parametrize(
+    ("data", "seconds", "message"),
+    [
+        (GET, 30, "the headers did not come within header_read_timeout=30 seconds"),
+        (POST + b"a", 60, "the request body did not come within body_read_timeout=60 seconds"),
+        (CHUNKED + b"1\r\na", 60, "the request body did not come within body_read_timeout=60 seconds"),
+    ],
+)
+@in_virtual_time
+async def test_slow_requests_are_refused_when_their_time_is_over(data: bytes, seconds: float, message: str) -> None:
+    peer = Peer()
+    peer.sends(data)
+    await asyncio.sleep(seconds - 1)
+    assert not peer.statuses
+    await asyncio.sleep(2)
+    assert peer.statuses == [408]
+    assert peer.refusal == message
+    assert peer.seen == ([] if data == GET else [("/echo", None)])
+    peer.sends(b"x" * (1 << 20))
+    assert "abort" not in peer.wire.done
+    peer.sends(b"x")
+    assert "abort" in peer.wire.done
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_a_large_body_has_more_time() -> None:
+    peer = Peer()
+    size = 16384 * 100
+    peer.sends(POST.replace(b"6", b"%d" % (size + 1)), b"x" * size)
+    await asyncio.sleep(155)
+    assert not peer.statuses
+    await asyncio.sleep(10)
+    assert peer.statuses == [408]
+    await peer.leave()
+
+
+@pytest.mark.parametrize("data", [b"", GET + b"\r\n", POST + b"a wolf"])
+@in_virtual_time
+async def test_an_idle_connection_is_closed_after_its_time(data: bytes) -> None:
+    peer = Peer()
+    peer.sends(data)
+    await asyncio.sleep(70)
+    assert "close" not in peer.wire.done
+    assert list(peer.connections.idle) == [peer.protocol]
+    await asyncio.sleep(10)
+    assert "close" in peer.wire.done
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_an_answer_may_take_long_but_has_to_be_read() -> None:
+    peer = Peer()
+    peer.hold = asyncio.Event()
+    peer.sends(GET + b"\r\n")
+    await asyncio.sleep(1000)
+    assert "abort" not in peer.wire.done
+    peer.protocol.pause_writing()
+    await asyncio.sleep(20)
+    peer.protocol.resume_writing()
+    await asyncio.sleep(100)
+    assert "abort" not in peer.wire.done
+    peer.wire.unsent = 1
+    peer.protocol.pause_writing()
+    await asyncio.sleep(32)
+    assert "abort" in peer.wire.done
+    peer.hold.set()
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_what_a_client_does_not_read_of_the_last_answer_is_dropped() -> None:
+    peer = Peer()
+    peer.sends(GET + b"Connection: close\r\n\r\n")
+    await until(lambda: "close" in peer.wire.done)
+    peer.wire.unsent = 1
+    await asyncio.sleep(29)
+    assert "abort" not in peer.wire.done
+    await asyncio.sleep(2)
+    assert "abort" in peer.wire.done
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_a_body_that_is_not_wanted_is_read_up_to_the_largest() -> None:
+    peer = Peer(max_request_size=1000)
+    peer.sends(POST.replace(b"/echo", b"/else").replace(b"6", b"5000"))
+    await until(lambda: peer.statuses == [200])
+    peer.sends(b"x" * 1000)
+    assert "eof" not in peer.wire.done
+    peer.sends(b"x")
+    assert "eof" in peer.wire.done
+    assert peer.statuses == [200]
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_what_is_refused_while_another_is_answered_ends_both() -> None:
+    peer = Peer()
+    peer.hold = asyncio.Event()
+    # It is parsed at once, because the end of a chunked body is not known before.
+    peer.sends(CHUNKED + b"0\r\n\r\nnonsense\r\n\r\n")
+    await asyncio.sleep(0)
+    assert "abort" in peer.wire.done
+    assert peer.statuses == []
+    peer.hold.set()
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_an_upgrade_that_is_not_a_websocket_is_ignored() -> None:
+    peer = Peer()
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n\r\n"
+    for _ in range(2):
+        peer.sends(POST.removesuffix(b"\r\n") + upgrade + b"a wolf" + GET + upgrade)
+    await until(lambda: len(peer.statuses) == 4)
+    assert peer.seen == [("/echo", b"a wolf"), ("/ping", b"")] * 2
+    await peer.leave()
