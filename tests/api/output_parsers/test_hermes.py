@@ -25,6 +25,7 @@ def test_how_a_text_is_cut_changes_nothing(pieces: list[str]) -> None:
         (f"{CALL}\n{CALL}", Answer("", (ROME, ROME))),
         (f"{CALL}\nDone.", Answer("Done.", (ROME,))),
         (CALL.removesuffix("</tool_call>"), Answer("", (ROME,))),
+        (CALL.removesuffix("</tool_call>") + "Done.", Answer("Done.", (ROME,))),
         (CALL.removesuffix("}\n</tool_call>"), Answer("", (ROME,))),
         (CALL.replace('"}}', '"'), Answer("", (("weather", '{"city": "Rome"\n'),))),
         ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', Answer("", (("f", '{"a": 1}'),))),
