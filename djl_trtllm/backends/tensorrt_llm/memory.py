@@ -30,7 +30,7 @@ def fitted_to_memory(config: Config, layout: Layout, hardware: Hardware, backend
 
     An engine that is there already keeps its own. Raises ConfigError instead of warning with option.strict_memory.
     """
-    if layout.kind is not ModelKind.HF_CHECKPOINT or layout.bundled_engine is not None or not hardware.gpus:
+    if layout.kind.is_engine or layout.bundled_engine is not None or not hardware.gpus:
         return config
     found = _recommendation(config, layout, hardware, backend)
     if found is None:
@@ -51,6 +51,8 @@ def _recommendation(
     config: Config, layout: Layout, hardware: Hardware, backend: Backend
 ) -> Recommendation | str | None:
     """A text where nothing is known, and why; None where the plan reports a problem of its own."""
+    if layout.kind is not ModelKind.HF_CHECKPOINT:
+        return f"the weights of a {layout.kind.value} are not read"
     if any(gpu.memory is None for gpu in hardware.gpus):
         return "the memory of the GPUs is unknown"
     problems: list[str] = []

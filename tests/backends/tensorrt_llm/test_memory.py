@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.engines.gpu import Gpu
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.model import Layout
+from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.layout import inspect_config
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine, write_checkpoint
 from tests.sizing.configs import llama
@@ -177,6 +178,15 @@ def test_gpus_of_unknown_memory_leave_everything_as_it_is_and_the_log_says_so(tm
     assert found.options.max_num_tokens is None
     assert "the memory of the GPUs is unknown" in found.notes[-1] and "8192" in found.notes[-1]
     assert fitted(layout(tmp_path), Gpu("NVIDIA A10G", (8, 6), None), max_num_tokens=100).notes == ()
+
+
+def test_a_checkpoint_of_tensorrt_llm_leaves_everything_as_it_is_and_the_log_says_so(tmp_path: Path) -> None:
+    found = fitted(replace(layout(tmp_path), kind=ModelKind.TENSORRT_CHECKPOINT))
+    assert found.options.max_num_tokens is None
+    assert "the weights of a TensorRT-LLM checkpoint are not read" in found.notes[-1]
+    config = configured()
+    engine = replace(layout(tmp_path), kind=ModelKind.TENSORRT_ENGINE)
+    assert fitted_to_memory(config, engine, gpu_machine(gpu=A10G)) is config
 
 
 def test_a_config_without_sizes_leaves_everything_as_it_is(tmp_path: Path) -> None:
