@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from djl_trtllm.config import Backend
 from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.finder.load import Load
-from djl_trtllm.finder.outcome import doing
+from djl_trtllm.finder.outcome import Outcome, doing, is_crash
 from djl_trtllm.finder.state import Attempt, State, StateFile
 from djl_trtllm.finder.subject import LOWEST, Subject, open_subject
 from djl_trtllm.finder.trial import Report, TrialSpec
@@ -194,6 +196,10 @@ class Finder:
 
         try:
             result = self.run(spec, file.log_path, listen)
+            if memory is not None and is_crash(result.outcome):
+                # A lack of memory if it does not happen without the bound.
+                crashed, again = result, self.run(msgspec.structs.replace(spec, memory=None), file.log_path, listen)
+                result = _blamed_on_the_bound(crashed) if again.outcome.kind == "fits" else crashed
         finally:
             # Engines of other trials, and of what is served, have another max_num_tokens.
             for key in engines - before:
@@ -205,6 +211,12 @@ class Finder:
                 f"search stops; the trials before it are kept. Log of the trial: {file.log_path}"
             )
         return Attempt(tokens, outcome.kind == "fits", outcome.phase, outcome.reason, result.seconds)
+
+
+def _blamed_on_the_bound(crashed: TrialResult) -> TrialResult:
+    outcome = crashed.outcome
+    reason = f"{outcome.reason.splitlines()[0]}, which does not happen without the memory bound"
+    return replace(crashed, outcome=Outcome("memory", outcome.phase, reason))
 
 
 def measure(

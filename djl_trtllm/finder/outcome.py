@@ -30,6 +30,7 @@ _MEMORY = (
 )
 # A thread whose stack does not fit is refused with EAGAIN, as is one above the user's limit of processes.
 _NO_THREAD = re.compile(r"Resource temporarily unavailable|can't start new thread")
+_CRASHED = re.compile(r"\bSIG(?:SEGV|ABRT|BUS)\b|status -(?:6|7|11)\b")
 _KILLED = re.compile(r"\bSIGKILL\b|signal 9\b")
 
 
@@ -86,6 +87,11 @@ def _reason(failure: Failure, kind: str) -> str:
     if _KILLED.search(failure.message):
         return f"{failure.message}\nThe kernel's OOM killer did not end it: it was killed by somebody else"
     return failure.message
+
+
+def is_crash(outcome: Outcome) -> bool:
+    """Whether a process crashed: libraries do where they do not check an allocation, and for other reasons."""
+    return outcome.kind == "failed" and _CRASHED.search(outcome.reason) is not None
 
 
 def doing(phase: Phase) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.finder.load import Load
-from djl_trtllm.finder.measure import Finder, Measured, Settings
+from djl_trtllm.finder.measure import Finder, Measured, RunTrial, Settings
+from djl_trtllm.finder.outcome import Outcome
 from djl_trtllm.finder.subject import LOWEST, open_subject
+from djl_trtllm.finder.trial import Report, TrialSpec
+from djl_trtllm.finder.trials import TrialResult
 from djl_trtllm.sizing.search import most_trials
 from tests.finder.helpers import Played, model_with
 
@@ -140,3 +145,30 @@ def test_the_result_as_json(model: Path) -> None:
     }
     assert {trial["reason"] for trial in trials} == {None, "std::bad_alloc"}
     assert set(trials[0]) == {"max_num_tokens", "fits", "phase", "reason", "seconds"}
+
+
+@pytest.mark.parametrize("reason", ["the engine process (pid 7) is gone: it was killed by SIGSEGV", "status -6 while"])
+def test_a_crash_below_a_bound_is_a_lack_of_memory_if_the_bound_is_its_cause(model: Path, reason: str) -> None:
+    played = Played(HIGHEST)
+
+    def crash(spec: TrialSpec, log_path: Path, on_report: Callable[[Report | None], None]) -> TrialResult:
+        result = played(spec, log_path, on_report)
+        fits = spec.memory is None or int(spec.options["option.max_num_tokens"]) <= 5000
+        return result if fits else replace(result, outcome=Outcome("failed", "load", reason))
+
+    subject = open_subject(str(model), {}, Load())
+    found = Finder(subject, Settings(memory=1 << 30, precision=0.5), run=crash).measure()
+    assert found.max_num_tokens is not None and 2500 < found.max_num_tokens <= 5000
+    assert f"{reason}, which does not happen without the memory bound" in {attempt.reason for attempt in found.attempts}
+    # Without a bound, and where it crashes without one too, it is another failure.
+    with pytest.raises(DjlTrtllmError, match=reason.split()[0]):
+        Finder(subject, Settings(precision=0.5), run=_crashing(played, reason)).measure()
+    with pytest.raises(DjlTrtllmError, match=reason.split()[0]):
+        Finder(subject, Settings(memory=2 << 30, precision=0.5), run=_crashing(played, reason)).measure()
+
+
+def _crashing(played: Played, reason: str) -> RunTrial:
+    def run(spec: TrialSpec, log_path: Path, on_report: Callable[[Report | None], None]) -> TrialResult:
+        return replace(played(spec, log_path, on_report), outcome=Outcome("failed", "load", reason))
+
+    return run

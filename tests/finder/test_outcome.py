@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from djl_trtllm.engines.compiler import DISK, GPU_MEMORY, HOST_MEMORY
-from djl_trtllm.finder.outcome import Failure, Phase, classify, doing
+from djl_trtllm.finder.outcome import Failure, Outcome, Phase, classify, doing, is_crash
 
 KILLED = "the engine process (pid 7) is gone: it was killed by SIGKILL (the kernel does that when memory runs out)"
 BUILD_KILLED = "the compiler ended with signal SIGKILL (out of memory?) in phase build"
@@ -98,3 +98,10 @@ def test_a_build_that_was_killed_is_a_lack_of_memory_only_if_the_kernel_says_so(
 def test_below_a_bound_a_thread_without_a_stack_is_a_lack_of_memory(message: str) -> None:
     assert classify(Failure("load", message, bounded=True)).kind == "memory"
     assert classify(Failure("load", message)).kind == "failed"
+
+
+def test_a_crash_is_a_signal_of_a_program_that_went_wrong() -> None:
+    assert is_crash(Outcome("failed", "load", "it was killed by SIGSEGV"))
+    assert is_crash(Outcome("failed", "load", "the trial's process ended with status -6 while loading the engine"))
+    assert not is_crash(Outcome("failed", "load", "it was killed by SIGKILL"))
+    assert not is_crash(Outcome("memory", "load", "SIGSEGV"))
