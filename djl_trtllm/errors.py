@@ -199,6 +199,14 @@ class UnknownModelError(RequestError):
         super().__init__(message)
 
 
+class AuthenticationError(RequestError):
+    """The request has no API key, or none of this server's."""
+
+
+class ForbiddenError(RequestError):
+    """The request's API key does not have the role that the request needs."""
+
+
 class MethodNotAllowedError(RequestError):
     """The path takes the HTTP methods in `allow` ("GET, POST") only."""
 

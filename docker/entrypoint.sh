@@ -124,9 +124,19 @@ compile() {
 
 healthcheck() {
     exec python3 -c '
-import os, urllib.request
+import os, socket, ssl, urllib.request
+
 port = os.environ.get("SAGEMAKER_BIND_TO_PORT") or os.environ.get("SERVING_INFERENCE_PORT") or "8080"
-urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{port}/ping", timeout=5)
+tls = bool(os.environ.get("SERVING_CERTIFICATE_FILE"))
+if tls and os.environ.get("SERVING_CLIENT_CA_FILE"):
+    # This has no certificate of a client.
+    socket.create_connection(("127.0.0.1", int(port)), timeout=5).close()
+else:
+    # The certificate is for the name that clients use, not for this address.
+    context = ssl._create_unverified_context()
+    handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    url = "%s://127.0.0.1:%s/ping" % ("https" if tls else "http", port)
+    urllib.request.build_opener(*handlers).open(url, timeout=5)
 '
 }
 

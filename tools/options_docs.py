@@ -276,7 +276,8 @@ def _example(declared: DeclaredOption) -> Iterator[str]:
         text, 116, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
     )
     if option.scope is Scope.OPERATOR:
-        yield f"# Not possible in this file: {variables_of(declared.key)[0]}=true in the environment.\n"
+        example = "true" if declared.default is False else declared.example
+        yield f"# Not possible in this file: {variables_of(declared.key)[0]}={example} in the environment.\n"
     else:
         yield f"#{declared.key}={declared.example}\n"
 

@@ -219,6 +219,8 @@ class Dialect(ABC):
     paths: tuple[str, ...]
     pages: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()
+    health: frozenset[str] = frozenset()
+    """Those of `pages` that need no API key: they say whether the server or a model is ready."""
     names_model: bool = False
     """Whether `model_name` finds the model's name in the request, for `paths` and `actions` without it."""
     sagemaker: bool = False

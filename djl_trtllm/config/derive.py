@@ -74,26 +74,35 @@ def run_as_many_sequences_as_the_engine_holds(draft: Draft) -> None:
         draft.derive("max_rolling_batch_size", sequences, setting.formatted)
 
 
-def split_inference_address(draft: Draft) -> None:
-    """`inference_address` sets host and port, unless they are set."""
-    address = draft.values.get("inference_address")
+def split_addresses(draft: Draft) -> None:
+    """`inference_address` and `management_address` set host and port, unless they are set."""
+    _split_address(draft, "inference_address", "host", "port")
+    _split_address(draft, "management_address", "management_host", "management_port")
+
+
+def _split_address(draft: Draft, name: str, host_option: str, port_option: str) -> None:
+    address = draft.values.get(name)
     if address is None:
         return
-    setting = draft.chosen["inference_address"]
+    setting = draft.chosen[name]
+    scheme = "http" if draft.values.get("certificate_file") is None else "https"
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError:
         parts, host, port = urlsplit(""), None, None
-    if parts.scheme != "http" or not host or parts.username or parts.path not in ("", "/") or parts.query:
-        hint = "; this server does not speak TLS, put a proxy in front of it" if parts.scheme == "https" else ""
-        draft.problems.append(f"{setting.formatted}: expected http://HOST:PORT{hint}")
+    if parts.scheme != scheme or not host or parts.username or parts.path not in ("", "/") or parts.query:
+        problem = f"{setting.formatted}: expected {scheme}://HOST:PORT"
+        if host and {scheme, parts.scheme} == {"http", "https"}:
+            tls = "certificate_file and private_key_file"
+            problem += f"; for TLS set {tls}" if scheme == "http" else f", because {tls} are set"
+        draft.problems.append(problem)
         return
     rule = setting.formatted
-    if not draft.is_set("host"):
-        draft.derive("host", host, rule)
-    if not draft.is_set("port"):
-        draft.derive("port", 80 if port is None else port, rule)
+    if not draft.is_set(host_option):
+        draft.derive(host_option, host, rule)
+    if not draft.is_set(port_option):
+        draft.derive(port_option, (80 if scheme == "http" else 443) if port is None else port, rule)
 
 
 def place_engine_cache(draft: Draft) -> None:
@@ -111,7 +120,7 @@ def place_engine_cache(draft: Draft) -> None:
 DERIVATIONS: tuple[Callable[[Draft], None], ...] = (
     raise_limits_for_max_num_tokens,
     run_as_many_sequences_as_the_engine_holds,
-    split_inference_address,
+    split_addresses,
     place_engine_cache,
 )
 """All derivations, in the order in which they run."""

@@ -22,15 +22,18 @@ from starlette.types import ASGIApp
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.server.access import read_access
 from djl_trtllm.server.bidirectional import BidirectionalStreams
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.http_protocol import HttpProtocol
+from djl_trtllm.server.listeners import further_listeners, listen
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
 from djl_trtllm.server.session_requests import SessionRequests
-from djl_trtllm.server.triton_ports import further_ports, listen, listen_grpc, ready_table
+from djl_trtllm.server.tls import tls_arguments
+from djl_trtllm.server.triton_ports import listen_grpc, ready_table
 from djl_trtllm.service import Model, Registry, ServedModel, settle_garbage_collector
 from djl_trtllm.service.sessions import open_sessions
 
@@ -61,6 +64,7 @@ class Server(uvicorn.Server):
     def __init__(self, options: Options, startup: Sequence[Startup], store: Path | None) -> None:
         self.exit_status = 0
         self._options = options
+        self._access = read_access(options)
         self._startup = startup
         self._registry = Registry()
         for model in startup:
@@ -91,6 +95,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
                 timeout_keep_alive=ceil(options.keep_alive_timeout),
                 server_header=False,
+                **tls_arguments(options),
             )
         )
 
@@ -106,13 +111,13 @@ class Server(uvicorn.Server):
             )
 
         try:
-            self.servers += await listen(self._options, protocol, config.backlog)
-            self._grpc = await listen_grpc(self._registry, self._options, self._counts)
+            self.servers += await listen(self._options, protocol, config.backlog, config.ssl)
+            self._grpc = await listen_grpc(self._registry, self._options, self._counts, self._access)
         except ConfigError as error:
             logger.error("%s", error)
             self._exit(1)
-        for port, name in further_ports(self._options).items():
-            logger.info("listening on %s:%d as well (%s)", self._options.host, port, name)
+        for host, port, name in further_listeners(self._options):
+            logger.info("listening on %s:%d as well (%s)", host, port, name)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM or SIGINT: refuse new requests, wait for the others, stop uvicorn. A second SIGINT stops at once."""
@@ -147,7 +152,9 @@ class Server(uvicorn.Server):
     def _application(self) -> ASGIApp:
         metrics = MetricsPage(self._registry, self._counts, self._stall)
         sessions = SessionRequests(open_sessions(self._options))
-        routes = Routes(self._registry, self._models, self._options, metrics, self._counts, sessions, self._bodies)
+        routes = Routes(
+            self._registry, self._models, self._options, metrics, self._counts, sessions, self._bodies, self._access
+        )
         return BidirectionalStreams(routes.router(self._lifespan), self._options.max_request_size, self._bodies)
 
     @contextlib.asynccontextmanager

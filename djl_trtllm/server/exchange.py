@@ -15,7 +15,7 @@ from djl_trtllm.api.endpoint_errors import endpoint_error
 from djl_trtllm.api.headers import TARGET_MODEL, properties, request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
-from djl_trtllm.errors import OverloadedError
+from djl_trtllm.errors import AuthenticationError, OverloadedError
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
 
@@ -25,7 +25,7 @@ ABORT = "djl_trtllm.abort"
 """ASGI extension of our server: its `call` drops the connection. A normal close would wait for the client to read."""
 
 _MOST_DIGITS = 20
-_NO_CACHE = (b"cache-control", b"no-cache")
+_ALWAYS = ((b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff"))
 
 
 class BodyTooLarge(Exception):
@@ -131,7 +131,7 @@ class Exchange:
         fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         self.sent_head = True
         self.counts.response(status)
-        await self.send({"type": "http.response.start", "status": status, "headers": [*fields, _NO_CACHE]})
+        await self.send({"type": "http.response.start", "status": status, "headers": [*fields, *_ALWAYS]})
 
     async def reply(self, reply: Reply) -> None:
         await self.begin(reply.status, reply.content_type, len(reply.body), reply.headers)
@@ -142,6 +142,8 @@ class Exchange:
         reply = self.dialect.encode_error(error, self.options)
         if self.endpoint is not None and self.dialect.sagemaker:
             reply = endpoint_error(error, reply)
+        if isinstance(error, AuthenticationError):
+            more += (("WWW-Authenticate", "Bearer"),)
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 
     def abort(self) -> None:

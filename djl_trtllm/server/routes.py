@@ -29,6 +29,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTooLargeError,
 )
+from djl_trtllm.server.access import Access, Role, WrongPort
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
 from djl_trtllm.server.body_memory import BodyMemory
@@ -67,29 +68,33 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class Endpoint:
     """A handler as an ASGI application (a class, so that Starlette passes scope, receive and send as they are).
 
-    `method` None takes every method; `allow` are those of the path, if there are several. Errors are in the format of
-    `dialect`.
+    `method` None takes every method; `allow` are those of the path, if there are several. `role` is what the request's
+    API key must have, None without one. Errors are in the format of `dialect`.
     """
 
     handler: Handler
     method: str | None
-    options: Options
-    counts: ServerCounts
-    bodies: BodyMemory
+    routes: Routes
+    role: Role | None
     dialect: Dialect = DEFAULT
     allow: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self.options, self.counts, self.dialect, self.bodies)
+        routes = self.routes
+        exchange = Exchange(scope, receive, send, routes.options, routes.counts, self.dialect, routes.bodies)
         try:
+            server = scope.get("server")
+            routes.access.check(self.role, exchange.properties, None if server is None else server[1])
             if self.method is not None and not self.takes(scope["method"]):
                 allow = self.allow or self.method
                 raise MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
             await self.handler(exchange)
         except ClientGone:
             pass
+        except WrongPort as error:
+            await exchange.reply(front_end_error(404, f"there is nothing at {scope['path']}: {error}"))
         except BodyTooLarge:
-            message = f"the request body is larger than max_request_size={self.options.max_request_size} bytes"
+            message = f"the request body is larger than max_request_size={routes.options.max_request_size} bytes"
             await exchange.fail(RequestTooLargeError(message))
         except RequestError as error:
             await exchange.fail(error)
@@ -129,6 +134,7 @@ class Routes:
     counts: ServerCounts
     sessions: SessionRequests = field(default_factory=lambda: SessionRequests(None))
     bodies: BodyMemory = field(default_factory=BodyMemory)
+    access: Access = field(default_factory=Access)
 
     def __post_init__(self) -> None:
         self._description = Description(DIALECTS, self.options)
@@ -142,38 +148,39 @@ class Routes:
             Route(path, endpoints[0] if len(endpoints) == 1 else SharedPath(endpoints))
             for path, endpoints in sorted(by_path.items(), key=lambda item: -_fixed_characters(item[0]))
         ]
-        not_found = Endpoint(self.not_found, None, self.options, self.counts, self.bodies)
+        not_found = Endpoint(self.not_found, None, self, None)
         return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
 
     def _own(self) -> Iterator[tuple[str, Endpoint]]:
         adapters = AdapterRoutes(self.registry)
-        handlers: list[tuple[str, str | None, Handler]] = [
-            ("/", "GET", self.root),
-            ("/version", "GET", self.version),
-            ("/openapi.json", "GET", self.openapi),
-            ("/docs", "GET", self.docs),
-            ("/ping", "GET", self.ping),
-            ("/ping", "POST", self.ping),
-            ("/metrics", "GET", self.metrics),
-            (MODELS, None, self.models.collection),
-            (MODELS + "/{model}", None, self.models.member),
-            *((path, None, adapters.collection) for path in ADAPTER_PATHS),
-            *((path + "/{adapter}", None, adapters.member) for path in ADAPTER_PATHS),
+        manage = Role.MANAGE
+        handlers: list[tuple[str, str | None, Handler, Role | None]] = [
+            ("/", "GET", self.root, Role.INFER),
+            ("/version", "GET", self.version, None),
+            ("/openapi.json", "GET", self.openapi, None),
+            ("/docs", "GET", self.docs, None),
+            ("/ping", "GET", self.ping, None),
+            ("/ping", "POST", self.ping, None),
+            ("/metrics", "GET", self.metrics, Role.METRICS),
+            (MODELS, None, self.models.collection, manage),
+            (MODELS + "/{model}", None, self.models.member, manage),
+            *((path, None, adapters.collection, manage) for path in ADAPTER_PATHS),
+            *((path + "/{adapter}", None, adapters.member, manage) for path in ADAPTER_PATHS),
         ]
-        for path, method, handler in handlers:
-            yield path, Endpoint(handler, method, self.options, self.counts, self.bodies)
+        for path, method, handler, role in handlers:
+            yield path, Endpoint(handler, method, self, role)
 
     def _of_dialects(self) -> Iterator[tuple[str, Endpoint]]:
         for dialect in DIALECTS:
-            for path in dialect.paths:
-                handler = partial(self.generate, dialect, path)
-                yield path, Endpoint(handler, "POST", self.options, self.counts, self.bodies, dialect)
-            for path in dialect.pages:
-                handler = partial(self.page, dialect, path)
-                yield path, Endpoint(handler, "GET", self.options, self.counts, self.bodies, dialect)
-            for path in dialect.actions:
-                handler = partial(self.act, dialect, path)
-                yield path, Endpoint(handler, "POST", self.options, self.counts, self.bodies, dialect)
+            for method, paths, handler in (
+                ("POST", dialect.paths, self.generate),
+                ("GET", dialect.pages, self.page),
+                ("POST", dialect.actions, self.act),
+            ):
+                for path in paths:
+                    role = None if path in dialect.health else Role.INFER
+                    bound = partial(handler, dialect, path)
+                    yield path, Endpoint(bound, method, self, role, dialect)
 
     async def ping(self, exchange: Exchange) -> None:
         """200 only if every model that the server was started with is ready.

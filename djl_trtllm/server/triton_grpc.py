@@ -24,6 +24,7 @@ from djl_trtllm.errors import (
     UnknownModelError,
 )
 from djl_trtllm.server import find_model
+from djl_trtllm.server.access import EVERYBODY, Access, Role
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, start
 from djl_trtllm.service import Registry, ServedModel, State
@@ -37,6 +38,8 @@ UnaryHandler: TypeAlias = Callable[[bytes, Any], Awaitable[bytes]]
 _CODES = {
     "INVALID_ARG": grpc.StatusCode.INVALID_ARGUMENT,
     "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "INTERNAL": grpc.StatusCode.INTERNAL,
 }
@@ -44,6 +47,8 @@ _STATUSES = {code: status for status in grpc.StatusCode for code in (status, sta
 """gRPC's statuses, also by number."""
 _FLUSH_SECONDS = 2
 """How long clients may take to read the last messages after every request has ended."""
+_HEALTH = ("ServerLive", "ServerReady", "ModelReady")
+"""The methods that need no API key."""
 _ERRORS_END_STREAMS = ("triton_grpc_error", "true")
 """The metadata of clients that want the first error of a stream as its status."""
 
@@ -51,9 +56,12 @@ _ERRORS_END_STREAMS = ("triton_grpc_error", "true")
 class TritonGrpcServer:
     """Serves `inference.GRPCInferenceService`. `options` are the server's."""
 
-    def __init__(self, registry: Registry, options: Options, port: int, counts: ServerCounts) -> None:
+    def __init__(
+        self, registry: Registry, options: Options, port: int, counts: ServerCounts, access: Access = EVERYBODY
+    ) -> None:
         self._registry = registry
         self._options = options
+        self._access = access
         self._port = port
         self._counts = counts
         self._streams: set[TritonStream] = set()
@@ -75,7 +83,7 @@ class TritonGrpcServer:
         )
         address = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
         try:
-            self.bound_port = self._server.add_insecure_port(f"{address}:{self._port}")
+            self.bound_port = self._add_port(f"{address}:{self._port}")
         except RuntimeError as error:
             raise ConfigError(
                 [
@@ -84,6 +92,18 @@ class TritonGrpcServer:
                 ]
             ) from None
         await self._server.start()
+
+    def _add_port(self, address: str) -> int:
+        options = self._options
+        if options.certificate_file is None or options.private_key_file is None:
+            return int(self._server.add_insecure_port(address))
+        authorities = options.client_ca_file
+        credentials = grpc.ssl_server_credentials(
+            [(options.private_key_file.read_bytes(), options.certificate_file.read_bytes())],
+            root_certificates=None if authorities is None else authorities.read_bytes(),
+            require_client_auth=authorities is not None,
+        )
+        return int(self._server.add_secure_port(address, credentials))
 
     async def close(self) -> None:
         """Stop listening; responses that are complete may still be read for a moment. Call it when nothing runs."""
@@ -100,10 +120,22 @@ class TritonGrpcServer:
                 handlers[method.name] = grpc.stream_stream_rpc_method_handler(self._counting(self.stream))
                 continue
             handler = self.infer if method.name == "ModelInfer" else self._page(method)
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(self._counting(_answering(handler)))
+            role = None if method.name in _HEALTH else Role.INFER
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(self._counting(self._answering(handler, role)))
         for name, explanation in refusals.METHODS.items():
             handlers[name] = grpc.unary_unary_rpc_method_handler(self._counting(_refusing(explanation)))
         return handlers
+
+    def _answering(self, handler: UnaryHandler, role: Role | None) -> UnaryHandler:
+        async def answer(request: bytes, context: Any) -> bytes:
+            try:
+                self._access.check(role, _headers(context))
+                return await handler(request, context)
+            except Exception as error:
+                await _abort(context, error)
+                raise AssertionError("abort always raises") from None
+
+        return answer
 
     def _counting(self, handler: Handler[Response]) -> Handler[Response]:
         async def call(request: Any, context: Any) -> Response:
@@ -158,6 +190,7 @@ class TritonGrpcServer:
         stream = TritonStream(context.write, self._model_for, self._options.stream_write_timeout, fails=fails)
         self._streams.add(stream)
         try:
+            self._access.check(Role.INFER, _headers(context))
             await stream.run(requests)
         except SlowClient:
             logger.warning(
@@ -179,15 +212,9 @@ class TritonGrpcServer:
         return model
 
 
-def _answering(handler: UnaryHandler) -> UnaryHandler:
-    async def answer(request: bytes, context: Any) -> bytes:
-        try:
-            return await handler(request, context)
-        except Exception as error:
-            await _abort(context, error)
-            raise AssertionError("abort always raises") from None
-
-    return answer
+def _headers(context: Any) -> dict[str, str]:
+    """The metadata of a call that are text."""
+    return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 def _refusing(explanation: str) -> UnaryHandler:

@@ -1,20 +1,16 @@
-"""What a server of a Triton repository has besides: Triton's ports with the same routes, and its table of models.
-
-The port of its gRPC API is open where grpcio is installed.
-"""
+"""What a server of a Triton repository has besides: the port of its gRPC API, and its table of models."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from djl_trtllm.config import Options
 from djl_trtllm.config.compat.triton import repository_files
-from djl_trtllm.errors import ConfigError
+from djl_trtllm.server.access import EVERYBODY, Access
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.service import Registry
 
@@ -23,39 +19,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OPTIONS = ("triton_http_port", "triton_metrics_port")
 _VERSION = "1"
 
 
-def further_ports(options: Options) -> dict[int, str]:
-    """The ports beside the server's own, each with the option that it is from."""
-    ports = {getattr(options, name): name for name in reversed(_OPTIONS)}
-    return {port: name for port, name in sorted(ports.items()) if port not in (0, options.port)}
-
-
-async def listen(
-    options: Options, protocol: Callable[[], asyncio.Protocol], backlog: int
-) -> list[asyncio.base_events.Server]:
-    """Listen on the further ports. Raises ConfigError if one is in use; then none is open."""
-    servers: list[asyncio.base_events.Server] = []
-    loop = asyncio.get_running_loop()
-    for port, name in further_ports(options).items():
-        try:
-            servers.append(await loop.create_server(protocol, options.host, port, backlog=backlog))
-        except OSError as error:
-            for server in servers:
-                server.close()
-            variable = f"SERVING_{name.upper()}"
-            raise ConfigError(
-                [
-                    f"{name}={port}: cannot listen on {options.host}:{port}: {error.strerror or error}; end the "
-                    f"program that uses the port, or set {variable} to another one or to 0 for none"
-                ]
-            ) from None
-    return servers
-
-
-async def listen_grpc(registry: Registry, options: Options, counts: ServerCounts) -> TritonGrpcServer | None:
+async def listen_grpc(
+    registry: Registry, options: Options, counts: ServerCounts, access: Access = EVERYBODY
+) -> TritonGrpcServer | None:
     """Listen on the port of Triton's gRPC API, if there is one and grpcio. Raises ConfigError if it is in use."""
     if not options.triton_grpc_port:
         return None
@@ -68,7 +37,7 @@ async def listen_grpc(registry: Registry, options: Options, counts: ServerCounts
         return None
     from djl_trtllm.server.triton_grpc import TritonGrpcServer
 
-    server = TritonGrpcServer(registry, options, options.triton_grpc_port, counts)
+    server = TritonGrpcServer(registry, options, options.triton_grpc_port, counts, access)
     await server.start()
     logger.info("listening on %s:%d for gRPC (triton_grpc_port)", options.host, server.bound_port)
     return server

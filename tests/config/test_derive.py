@@ -131,7 +131,21 @@ def test_an_address_of_another_form_is_refused() -> None:
         told = f"inference_address={address.replace('user', MASK)} (serving.properties:1): expected http://HOST:PORT"
         assert problems_of(f"inference_address={address}") == (told,)
     (problem,) = problems_of("inference_address=https://host:1")
-    assert problem.endswith("http://HOST:PORT; this server does not speak TLS, put a proxy in front of it")
+    assert problem.endswith("http://HOST:PORT; for TLS set certificate_file and private_key_file")
+
+
+def test_with_a_certificate_an_address_is_one_of_https() -> None:
+    environ = {"SERVING_CERTIFICATE_FILE": "/c.pem", "SERVING_PRIVATE_KEY_FILE": "/k.pem"}
+    config = from_text("inference_address=https://host", environ)
+    assert (config.options.host, config.options.port) == ("host", 443)
+    (problem,) = problems_of("inference_address=http://host:1", environ)
+    assert problem.endswith("expected https://HOST:PORT, because certificate_file and private_key_file are set")
+
+
+def test_the_management_address_is_split_too() -> None:
+    config = from_text("management_address=http://0.0.0.0:8081")
+    assert (config.options.management_host, config.options.management_port) == ("0.0.0.0", 8081)
+    assert config.options.port == 8080
 
 
 def test_an_inference_address_is_split_and_gives_way_to_a_port() -> None:

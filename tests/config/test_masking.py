@@ -47,4 +47,4 @@ def test_secrets_are_known_by_the_end_of_a_name() -> None:
 
 def test_the_secret_options_are_known() -> None:
     secret = {declared.name for declared in OPTIONS.values() if any(map(is_secret_key, declared.spellings))}
-    assert secret == {"hf_access_token", "keystore_pass"}
+    assert secret == {"hf_access_token", "keystore_pass", "api_key"}

@@ -83,10 +83,15 @@ def test_options_are_frozen_and_refuse_unknown_names() -> None:
         Options(no_such_option=1)
 
 
-def test_only_the_operator_decides_about_foreign_code_at_load() -> None:
+def test_only_the_operator_decides_about_foreign_code_adapters_keys_and_certificates() -> None:
     assert [name for name, declared in OPTIONS.items() if declared.option.scope is Scope.OPERATOR] == [
         "install_requirements",
         "adapter_roots",
+        "api_key",
+        "api_keys_file",
+        "certificate_file",
+        "private_key_file",
+        "client_ca_file",
     ]
 
 

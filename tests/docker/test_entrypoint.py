@@ -6,15 +6,19 @@ import contextlib
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.support.certificates import Certificates
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model, without_sagemakers_model
 from tests.support.server import START_SECONDS, free_port
@@ -82,6 +86,15 @@ def started(command: list[str], environ: Mapping[str, str], log: Path) -> Iterat
         process.wait()
 
 
+class Pinged(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/ping" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
 def check_served(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """/ping becomes 200, a request is answered, SIGTERM reaches the server itself."""
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300, trust_env=False) as client:
@@ -140,6 +153,28 @@ def test_healthcheck_without_a_server() -> None:
         timeout=300,
     )
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize("clients", [False, True])
+def test_healthcheck_of_a_server_with_tls(clients: bool, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Pinged)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environ = {
+        "PATH": PATH,
+        "SERVING_INFERENCE_PORT": str(server.server_port),
+        "SERVING_CERTIFICATE_FILE": str(certificates.certificate),
+        **({"SERVING_CLIENT_CA_FILE": str(certificates.authority)} if clients else {}),
+    }
+    try:
+        done = subprocess.run([ENTRYPOINT, "healthcheck"], env=environ, capture_output=True, timeout=300, text=True)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
 
 
 # -- other commands ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from starlette.routing import Router
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.server.access import EVERYBODY, Access
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
@@ -27,7 +28,11 @@ class Application:
     """Routes over a registry, and their client."""
 
     def __init__(
-        self, store: Path | None = None, max_request_size: int = 1000, sessions: Sessions | None = None
+        self,
+        store: Path | None = None,
+        max_request_size: int = 1000,
+        sessions: Sessions | None = None,
+        access: Access = EVERYBODY,
     ) -> None:
         self.registry = Registry()
         self.counts = ServerCounts()
@@ -35,7 +40,8 @@ class Application:
         self.lives: list[str] = []
         options = Options(max_request_size=max_request_size, stream_write_timeout=30.0, wlm_error_http_code=529)
         metrics = MetricsPage(self.registry, self.counts, Histogram())
-        routes = Routes(self.registry, self.models, options, metrics, self.counts, SessionRequests(sessions))
+        of_sessions = SessionRequests(sessions)
+        routes = Routes(self.registry, self.models, options, metrics, self.counts, of_sessions, access=access)
         self.app = routes.router(self._life)
         self.client = Client(self.app)
 
@@ -64,10 +70,10 @@ class Application:
 async def application(tokenizer: Tokenizer | None = None, **options: Any) -> AsyncIterator[Application]:
     """An application, with a model `story` if there is a tokenizer; closed at the end.
 
-    `store`, `max_request_size` and `sessions` are the server's, the other options the model's.
+    `store`, `max_request_size`, `sessions` and `access` are the server's, the other options the model's.
     """
-    own = (options.pop("store", None), options.pop("max_request_size", 1000), options.pop("sessions", None))
-    application = Application(*own)
+    names = ("store", "max_request_size", "sessions", "access")
+    application = Application(**{name: options.pop(name) for name in names if name in options})
     if tokenizer is not None:
         await application.load(tokenizer, **options)
     yield application

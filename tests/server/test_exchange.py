@@ -187,6 +187,7 @@ async def test_a_reply_is_whole() -> None:
         "allow": "GET",
         "content-length": "6",
         "cache-control": "no-cache",
+        "x-content-type-options": "nosniff",
     }
     assert pair.counts.responses == {201: 1}
 

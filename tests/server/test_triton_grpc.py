@@ -53,8 +53,10 @@ async def served(
     server = TritonGrpcServer(registry, Options(host="127.0.0.1", **options), 0, counts or ServerCounts())
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.bound_port}") as channel:
-        yield server, Client(channel)
-        await server.close()
+        try:
+            yield server, Client(channel)
+        finally:
+            await server.close()
 
 
 def with_model(
@@ -65,7 +67,7 @@ def with_model(
     async def run() -> None:
         hosts.alone = True
         async with application(tokenizer) as app, served(app.registry, app.counts) as (server, client):
-            await test(app, server, client)
+            await asyncio.wait_for(test(app, server, client), 120)
 
     asyncio.run(run())
 
@@ -118,12 +120,13 @@ def test_calls_are_counted_by_their_status(hosts: Hosts, tokenizer: Tokenizer) -
         await stream.write(message(2))
         await stream.done_writing()
         assert [data async for data in stream]
-        assert app.counts.grpc_calls == {"OK": 3, "NOT_FOUND": 2}
+        # A client may have its answer before the call is counted.
+        await until(lambda: app.counts.grpc_calls == {"OK": 3, "NOT_FOUND": 2})
         failing = client.stream(("triton_grpc_error", "true"))
         await failing.write(message(name="preprocessing"))
         with pytest.raises(grpc.aio.AioRpcError):
             await failing.read()
-        assert app.counts.grpc_calls["INVALID_ARGUMENT"] == 1
+        await until(lambda: app.counts.grpc_calls["INVALID_ARGUMENT"] == 1)
         left = client.stream()
         await left.write(message(1))
         await left.read()
@@ -141,7 +144,7 @@ def test_what_is_not_here_is_refused_with_what_to_do(method: str) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await client.ask_raw(method)
             assert status(error) == (grpc.StatusCode.UNIMPLEMENTED, refusals.METHODS[method])
-        assert counts.grpc_calls == {"UNIMPLEMENTED": 1}
+            await until(lambda: counts.grpc_calls == {"UNIMPLEMENTED": 1})
 
     asyncio.run(run())
 

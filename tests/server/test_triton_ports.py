@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 
 import pytest
 
 from djl_trtllm.config import Options
-from djl_trtllm.errors import ConfigError
 from djl_trtllm.server.metrics import ServerCounts
-from djl_trtllm.server.triton_ports import further_ports, listen, listen_grpc, ready_table
+from djl_trtllm.server.triton_ports import listen_grpc, ready_table
 from djl_trtllm.service import Registry
 from tests.support.server import free_port
 
@@ -29,56 +27,6 @@ def write(directory: Path, *models: str) -> None:
     for model in models:
         (directory / model).mkdir(parents=True)
         (directory / model / "config.pbtxt").write_text("")
-
-
-@pytest.mark.parametrize(
-    ("options", "ports"),
-    [
-        (Options(), {}),
-        (Options(triton_http_port=8000, triton_metrics_port=8002), {8000: "http", 8002: "metrics"}),
-        (Options(triton_http_port=8000, triton_metrics_port=8002, port=8000), {8002: "metrics"}),
-        (Options(triton_http_port=8000, triton_metrics_port=8000), {8000: "http"}),
-        (Options(triton_metrics_port=8002), {8002: "metrics"}),
-    ],
-)
-def test_a_port_is_listened_on_once(options: Options, ports: dict[int, str]) -> None:
-    assert further_ports(options) == {port: f"triton_{name}_port" for port, name in ports.items()}
-
-
-def test_both_ports_answer() -> None:
-    asyncio.run(both_ports_answer())
-
-
-async def both_ports_answer() -> None:
-    reached = asyncio.Event()
-
-    class Answering(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            reached.set()
-
-    options = Options(host="127.0.0.1", triton_http_port=free_port(), triton_metrics_port=free_port())
-    servers = await listen(options, Answering, 10)
-    for port in (options.triton_http_port, options.triton_metrics_port):
-        reached.clear()
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.wait_for(reached.wait(), 30)
-        writer.close()
-    for server in servers:
-        server.close()
-
-
-def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_none_open() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port, free = taken.getsockname()[1], free_port()
-        options = Options(host="127.0.0.1", triton_http_port=free, triton_metrics_port=port)
-        with pytest.raises(ConfigError, match=rf"triton_metrics_port={port}: .*SERVING_TRITON_METRICS_PORT"):
-            asyncio.run(listen(options.model_copy(update={"triton_http_port": 0}), asyncio.Protocol, 10))
-        with pytest.raises(ConfigError):
-            asyncio.run(listen(options, asyncio.Protocol, 10))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", free))
 
 
 def test_the_port_of_grpc_answers() -> None:

@@ -13,6 +13,8 @@ from djl_trtllm.api.base import Reply, error_headers, nearest_row, status_from
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
+    AuthenticationError,
+    ForbiddenError,
     GenerationError,
     InvalidRequestError,
     MethodNotAllowedError,
@@ -40,6 +42,8 @@ class ErrorRow(NamedTuple):
 ERRORS: dict[type[RequestError], ErrorRow] = {
     InvalidRequestError: ErrorRow(_FAILED, None, "validation"),
     SessionError: ErrorRow(400, None, "validation"),
+    AuthenticationError: ErrorRow(401, "UnauthorizedException", "validation"),
+    ForbiddenError: ErrorRow(403, "ForbiddenException", "validation"),
     UnknownModelError: ErrorRow(404, "ResourceNotFoundException", "validation"),
     MethodNotAllowedError: ErrorRow(405, "MethodNotAllowedException", "validation"),
     RequestTooLargeError: ErrorRow(413, "RequestEntityTooLargeException", "validation"),

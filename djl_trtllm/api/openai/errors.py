@@ -11,6 +11,8 @@ from typing import NamedTuple
 from djl_trtllm.api.base import Reply, error_headers, nearest_row, status_from
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
+    AuthenticationError,
+    ForbiddenError,
     GenerationError,
     InvalidRequestError,
     MethodNotAllowedError,
@@ -45,6 +47,8 @@ ERRORS: dict[type[RequestError], ErrorRow] = {
     UnknownAdapterError: ErrorRow(404, _INVALID, "model_not_found"),
     UnsupportedParameterError: ErrorRow(400, _INVALID, "unsupported_parameter"),
     UnknownModelError: ErrorRow(404, _INVALID, "model_not_found"),
+    AuthenticationError: ErrorRow(401, _INVALID, "invalid_api_key"),
+    ForbiddenError: ErrorRow(403, _INVALID, "insufficient_permissions"),
     MethodNotAllowedError: ErrorRow(405, _INVALID, "method_not_allowed"),
     RequestTooLargeError: ErrorRow(413, _INVALID, "request_too_large"),
     OverloadedError: ErrorRow("throttle_error_http_code", "overloaded_error", "overloaded"),

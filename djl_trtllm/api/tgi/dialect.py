@@ -36,6 +36,7 @@ class Tgi(Dialect):
 
     paths = ("/generate", "/generate_stream", "/")
     pages = ("/info", "/health")
+    health = frozenset({"/health"})
     tables = dict.fromkeys(paths, (FIELDS,))
     descriptions = MappingProxyType(
         {

@@ -8,6 +8,8 @@ from __future__ import annotations
 from djl_trtllm.api.base import Reply, error_headers, nearest_row
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
+    AuthenticationError,
+    ForbiddenError,
     GenerationError,
     InvalidRequestError,
     MethodNotAllowedError,
@@ -22,6 +24,8 @@ from djl_trtllm.errors import (
 ERRORS: dict[type[RequestError], tuple[int, str]] = {
     InvalidRequestError: (422, "validation"),
     UnknownModelError: (404, "validation"),
+    AuthenticationError: (401, "authentication"),
+    ForbiddenError: (403, "authentication"),
     MethodNotAllowedError: (405, "validation"),
     RequestTooLargeError: (413, "validation"),
     OverloadedError: (429, "overloaded"),

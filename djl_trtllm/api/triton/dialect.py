@@ -79,6 +79,7 @@ class Triton(Dialect):
         *(model + page for page in ("", "/ready", "/config", "/stats") for model in (_MODEL, _VERSION)),
         *refusals.PAGES,
     )
+    health = frozenset(page for page in pages if page.endswith(("/live", "/ready")))
     actions = ("/v2/repository/index", *refusals.ACTIONS)
     aliases = description.NAMES
     tables = MappingProxyType(

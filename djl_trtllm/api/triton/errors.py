@@ -10,6 +10,8 @@ from typing import NamedTuple
 from djl_trtllm.api.base import Reply, error_headers, nearest_row
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
+    AuthenticationError,
+    ForbiddenError,
     GenerationError,
     InvalidRequestError,
     MethodNotAllowedError,
@@ -38,6 +40,8 @@ ERRORS: dict[type[RequestError], Status] = {
     InvalidRequestError: _INVALID,
     UnknownAdapterError: Status("NOT_FOUND", 404),
     UnknownModelError: Status("NOT_FOUND", 404),
+    AuthenticationError: Status("UNAUTHENTICATED", 401),
+    ForbiddenError: Status("PERMISSION_DENIED", 403),
     MethodNotAllowedError: Status("INVALID_ARG", 405),
     RequestTooLargeError: _INVALID,
     OverloadedError: _UNAVAILABLE,

@@ -24,6 +24,7 @@ class Truss(Dialect):
 
     paths = ("/v1/models/{model}:predict", "/predict")
     pages = ("/v1/models/{model}/loaded",)
+    health = frozenset(pages)
     aliases = frozenset({"model"})
     tables = dict.fromkeys(paths, (FIELDS,))
     descriptions = MappingProxyType(

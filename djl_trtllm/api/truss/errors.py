@@ -9,6 +9,8 @@ from __future__ import annotations
 from djl_trtllm.api.base import Reply, error_headers, nearest_row
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
+    AuthenticationError,
+    ForbiddenError,
     GenerationError,
     InvalidRequestError,
     MethodNotAllowedError,
@@ -27,6 +29,8 @@ _CODE = "X-BASETEN-ERROR-CODE"
 ERRORS: dict[type[RequestError], tuple[int, str]] = {
     InvalidRequestError: (400, _CLIENT),
     UnknownModelError: (404, _SERVER),
+    AuthenticationError: (401, _CLIENT),
+    ForbiddenError: (403, _CLIENT),
     MethodNotAllowedError: (405, _CLIENT),
     RequestTooLargeError: (413, _CLIENT),
     OverloadedError: (429, _SERVER),

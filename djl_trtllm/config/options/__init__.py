@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from djl_trtllm.config.options.access import AccessOptions
 from djl_trtllm.config.options.architecture import ArchitectureOptions
 from djl_trtllm.config.options.build import BuildOptions
 from djl_trtllm.config.options.connections import ConnectionOptions
@@ -36,6 +37,7 @@ class Options(
     DjlServerOptions,
     TritonOptions,
     ConnectionOptions,
+    AccessOptions,
     ServerOptions,
     ServingOptions,
     LoraOptions,
@@ -86,6 +88,7 @@ GROUPS: tuple[Group, ...] = (
     Group("serving", "Serving one model", ServingOptions),
     Group("server", "The server process", ServerOptions),
     Group("connections", "Connections", ConnectionOptions),
+    Group("access", "API keys, TLS and the management API", AccessOptions),
     Group("triton", "Triton's API and model repositories", TritonOptions),
     Group("djl_handler", "Options of DJL Serving's handlers"),
     Group("djl_worker", "DJL Serving's workers"),

@@ -49,7 +49,7 @@ def test_false_is_false(text: str) -> None:
         ("option.predict_timeout=1e999", "a number (seconds), greater than 0"),
         ("option.backend=tensorflow", "one of auto, tensorrt, pytorch"),
         ("option.tensor_parallel_degree=all", "at least 1 or max"),
-        ("inference_address=https://0.0.0.0:8080", "does not speak TLS"),
+        ("inference_address=https://0.0.0.0:8080", "for TLS set certificate_file"),
         ("inference_address=0.0.0.0:8080", "http://HOST:PORT"),
         ("inference_address=http://host:99999", "http://HOST:PORT"),
         ("inference_port=65536", "at most 65535"),

@@ -1,0 +1,133 @@
+"""A server with API keys, TLS, clients' certificates and a management port, and its clients."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from djl_trtllm.api.triton import protocol
+from tests.support.certificates import Certificates
+from tests.support.models import scripted_model
+from tests.support.server import Server, free_port, running
+
+KEYS = "".join(
+    f"- {{name: {name}, key: {name}-secret, roles: [{role}]}}\n"
+    for name, role in (("app", "infer"), ("admin", "manage"), ("prometheus", "metrics"))
+)
+ALL = "everything-secret"
+
+
+class SecureServer(Server):
+    """Its own client has a certificate and a key that may do everything."""
+
+    def __init__(self, model: Path, certificates: Certificates, **environ: str) -> None:
+        self.certificates = certificates
+        super().__init__(model, environ)
+
+    def tls(self, *, client: bool = True) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.certificates.authority)
+        if client:
+            context.load_cert_chain(self.certificates.client, self.certificates.client_key)
+        return context
+
+    def client(self, key: str = "", port: int = 0) -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        url = f"https://127.0.0.1:{port or self.port}"
+        return httpx.Client(base_url=url, verify=self.tls(), headers=headers, timeout=60, trust_env=False)
+
+    def _client(self) -> httpx.Client:
+        return self.client(ALL)
+
+
+@pytest.fixture(scope="module")
+def ports() -> dict[str, int]:
+    return {"management": free_port(), "grpc": free_port()}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> Iterator[SecureServer]:
+    folder = tmp_path_factory.mktemp("access")
+    certificates = Certificates(folder)
+    (folder / "keys.yaml").write_text(KEYS)
+    environ = {
+        "SERVING_API_KEY": ALL,
+        "SERVING_API_KEYS_FILE": str(folder / "keys.yaml"),
+        "SERVING_CERTIFICATE_FILE": str(certificates.certificate),
+        "SERVING_PRIVATE_KEY_FILE": str(certificates.key),
+        "SERVING_CLIENT_CA_FILE": str(certificates.authority),
+        "SERVING_MANAGEMENT_PORT": str(ports["management"]),
+        "SERVING_TRITON_GRPC_PORT": str(ports["grpc"]),
+    }
+    server = SecureServer(scripted_model(folder / "model"), certificates, **environ)
+    with running(server):
+        yield server
+
+
+def test_a_connection_needs_tls_and_a_certificate(server: SecureServer) -> None:
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{server.port}/ping", trust_env=False)
+    bare = httpx.Client(verify=server.tls(client=False), trust_env=False)
+    with bare, pytest.raises(httpx.TransportError):
+        bare.get(f"https://127.0.0.1:{server.port}/ping")
+
+
+def test_each_key_may_do_what_its_roles_say(server: SecureServer) -> None:
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
+    for key, generates, scrapes in (("", 401, 401), ("app-secret", 200, 403), ("prometheus-secret", 403, 200)):
+        with server.client(key) as client:
+            assert client.get("/ping").status_code == 200
+            assert client.post("/invocations", json=body).status_code == generates
+            assert client.get("/metrics").status_code == scrapes
+
+
+def test_the_management_api_is_on_its_own_port(server: SecureServer, ports: dict[str, int]) -> None:
+    with server.client("admin-secret") as client:
+        assert client.get("/models").status_code == 404
+    with server.client("admin-secret", ports["management"]) as client:
+        assert client.get("/models").json()["models"][0]["status"] == "READY"
+        assert client.get("/ping").status_code == 200
+        refused = client.post("/invocations", json={"inputs": "a"})
+        assert (refused.status_code, "management API only" in refused.json()["message"]) == (404, True)
+    with server.client("app-secret", ports["management"]) as client:
+        assert client.get("/models").status_code == 403
+
+
+def test_openais_client_streams_with_its_api_key(server: SecureServer) -> None:
+    client = openai.OpenAI(
+        base_url=f"https://127.0.0.1:{server.port}/v1", api_key="app-secret", http_client=server.client(), max_retries=0
+    )
+    chunks = list(client.completions.create(model="", prompt="a", max_tokens=3, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="another").completions.create(model="", prompt="a")
+
+
+def test_grpc_has_the_same_keys_and_certificates(server: SecureServer, ports: dict[str, int]) -> None:
+    files = (server.certificates.authority, server.certificates.client_key, server.certificates.client)
+    credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+    with grpc.secure_channel(f"127.0.0.1:{ports['grpc']}", credentials) as channel:
+        ready = channel.unary_unary(f"/{protocol.SERVICE}/ServerReady")(b"", timeout=60)
+        assert protocol.message("ServerReadyResponse").FromString(ready).ready
+        metadata = channel.unary_unary(f"/{protocol.SERVICE}/ServerMetadata")
+        assert metadata(b"", timeout=60, metadata=[("authorization", "Bearer app-secret")])
+        for pairs, code in (
+            ([], grpc.StatusCode.UNAUTHENTICATED),
+            ([("x-api-key", "admin-secret")], grpc.StatusCode.PERMISSION_DENIED),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                metadata(b"", timeout=60, metadata=pairs)
+            assert caught.value.code() is code
+            stream = channel.stream_stream(f"/{protocol.SERVICE}/ModelStreamInfer")
+            with pytest.raises(grpc.RpcError) as caught:
+                list(stream(iter([]), timeout=60, metadata=pairs))
+            assert caught.value.code() is code
+
+
+def test_no_key_is_in_the_log(server: SecureServer) -> None:
+    assert not [line for line in server.log if "-secret" in line]
