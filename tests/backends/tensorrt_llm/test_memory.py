@@ -17,8 +17,10 @@ from djl_trtllm.engines.gpu import Gpu
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.layout import inspect_config
+from djl_trtllm.sizing.measured import TABLES, Row
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine, write_checkpoint
 from tests.sizing.configs import llama
+from tests.sizing.test_measured import CONFIGS
 
 MIB = 1 << 20
 A10G = Gpu("NVIDIA A10G", (8, 6), 23028 * MIB)
@@ -55,6 +57,22 @@ def test_a_measured_number_is_used_as_it_stands(tmp_path: Path) -> None:
     assert str(found.origin("max_num_tokens")) == "derived from table LMI 0.28, Gemma 7B on g5.12xl, tp 1"
     assert not found.is_set("max_num_tokens")
     assert found.warnings == ()
+
+
+@pytest.mark.parametrize("row", TABLES["0.28"], ids=str)
+def test_every_row_of_the_table_is_a_default(tmp_path: Path, row: Row) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **CONFIGS[row.model.name.lower()]}))
+    described = inspect_config(tmp_path)
+    assert described is not None
+    model = row.machine.gpu
+    gpu = Gpu(f"NVIDIA {model.nvml}", model.compute_capability, model.memory)
+    config = configured(tensor_parallel_degree=row.tensor_parallel)
+    found = fitted_to_memory(config, described, gpu_machine(gpus=row.machine.gpus, gpu=gpu))
+    if row.max_num_tokens is None:
+        assert found.options.max_num_tokens is None and str(row) in found.warnings[0]
+    else:
+        assert found.options.max_num_tokens == min(row.max_num_tokens, 16384)
+        assert str(row) in str(found.origin("max_num_tokens")) and found.warnings == ()
 
 
 def test_at_most_16384_tokens_are_used_and_nothing_is_widened(tmp_path: Path) -> None:
