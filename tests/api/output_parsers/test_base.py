@@ -5,6 +5,7 @@ import pytest
 from djl_trtllm.api.output_parsers import Content
 from djl_trtllm.api.output_parsers.base import MOST_BLANKS, PlainParser, blanks_start, safe_end
 from djl_trtllm.api.output_parsers.hermes import HermesParser
+from djl_trtllm.api.output_parsers.mistral import MistralParser
 from tests.api.output_parsers.answers import Answer, parse
 
 
@@ -45,3 +46,8 @@ def test_what_turns_out_to_be_no_call_is_content(text: str) -> None:
 def test_blanks_around_calls_are_markup() -> None:
     call = '<tool_call> {"name": "f"} </tool_call>'
     assert parse(HermesParser(), f"a {call} \n {call} b") == Answer("ab", (("f", "{}"), ("f", "{}")))
+
+
+def test_blanks_before_what_is_no_call_are_content() -> None:
+    text = "a [TOOL_CALLS] \n[1]"
+    assert parse(MistralParser(), text) == parse(MistralParser(), *text) == Answer(text)
