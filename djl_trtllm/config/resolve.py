@@ -9,6 +9,7 @@ from typing import Any
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.derive import DERIVATIONS, Draft
+from djl_trtllm.config.fetched import within_bounds
 from djl_trtllm.config.options import Options
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption, find, suggest
@@ -99,6 +100,7 @@ def load(
     *,
     arguments: Iterable[str] = (),
     server_properties: Path | None = None,
+    fetched: str | None = None,
 ) -> Config:
     """Resolve the configuration at `model_dir` (see `detect.read_source`), the environment and a command line.
 
@@ -106,12 +108,14 @@ def load(
     last of its layer.
     `model_dir` may also be a configuration file; then its folder is the model directory. `arguments` are KEY=VALUE
     pairs, `server_properties` is a `config.properties` of the server, if it has one.
+    `fetched` is the name of a model whose directory was fetched: its files may set what `config.fetched` lists.
     Raises `ConfigError` with every problem found.
     """
     sources = list(read_environment(environ))
     sources.append(read_arguments(arguments))
     if model_dir is not None:
-        sources += read_source(model_dir)
+        of_directory = read_source(model_dir)
+        sources += of_directory if fetched is None else [within_bounds(source, fetched) for source in of_directory]
     if server_properties is not None:
         sources.append(read_properties(server_properties, Layer.SERVER_FILE))
     if model_dir is not None and names_configuration(model_dir):
@@ -120,6 +124,8 @@ def load(
     if config.options.model_id is None:
         return config
     of_model = read_model(model_dir, config.options.model_id)
+    if fetched is not None:
+        of_model = [within_bounds(source, fetched) for source in of_model]
     return resolve([*sources, *of_model], model_dir=model_dir) if of_model else config
 
 

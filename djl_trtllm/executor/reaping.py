@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from djl_trtllm.model.work_directory import ENGINE_PREFIX, marked
+
 _VARIABLE = "DJL_TRTLLM_ENGINE_PROCESS"
 _WAIT_SECONDS = 1.0
 """A process that waits for its GPU may take longer to end than a client should wait for an error."""
@@ -27,17 +29,19 @@ class ProcessEnvironment:
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16)
+        self._lock = contextlib.ExitStack()
         shared = Path(tempfile.gettempdir())
         # Sockets are made below it, and the path of a socket has 107 bytes.
-        self.temporary = shared / f"djl-trtllm-{self._mark[:12]}"
+        self.temporary = shared / f"{ENGINE_PREFIX}{self._mark[:12]}"
         self.variables = {**os.environ, _VARIABLE: self._mark, "TMPDIR": str(self.temporary)}
         # Compiled kernels are for the next process too.
         with contextlib.suppress(OSError, KeyError):  # a user id without a name
             self.variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(shared / f"torchinductor_{getpass.getuser()}"))
 
     def prepare(self) -> None:
-        """Make the folder for temporary files. Raises OSError."""
+        """Make the folder for temporary files, locked until `clear` or the end of this process. Raises OSError."""
         self.temporary.mkdir(mode=0o700)
+        self._lock.enter_context(marked(self.temporary))
 
     def clear(self) -> list[int]:
         """Kill every process that carries the mark and wait until they are gone, a second at most; returns their ids.
@@ -57,6 +61,7 @@ class ProcessEnvironment:
             if time.monotonic() >= deadline:
                 break
         shutil.rmtree(self.temporary, ignore_errors=True)
+        self._lock.close()
         return sorted(killed)
 
 

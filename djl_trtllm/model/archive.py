@@ -30,6 +30,8 @@ _CHUNK = 4 * 1024 * 1024
 _MAX_DEPTH = 32
 _MAX_DESCENT = 8
 _MAX_RECORD = 1024 * 1024
+_MOST_RECORDS = 16
+"""A member has a name, the name of a link and attributes, and an archive attributes of all."""
 _RECORDS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -78,12 +80,17 @@ def extract(archive: Path, into: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> Pa
     the archive is damaged or too large, has members that are not plain files and directories inside it, or if `into`
     exists.
     """
-    if into.exists():
-        raise ArchiveError(f"cannot extract {archive}: {into} exists already; remove it, or extract to another place")
-    if not archive.is_file():
-        raise ArchiveError(f"no archive at {archive}: expected a .tar.gz, .tgz or .tar file")
-    into.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{into.name}.partial-", dir=into.parent))
+    try:
+        if into.exists():
+            raise ArchiveError(
+                f"cannot extract {archive}: {into} exists already; remove it, or extract to another place"
+            )
+        if not archive.is_file():
+            raise ArchiveError(f"no archive at {archive}: expected a .tar.gz, .tgz or .tar file")
+        into.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{into.name}.partial-", dir=into.parent))
+    except OSError as error:
+        raise _not_writable(archive, into.parent, error) from error
     try:
         _Extraction(archive, partial, bounds).run()
         partial.chmod(0o755)
@@ -123,8 +130,9 @@ def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
             f"{archive} is not a tar archive ({archive.stat().st_size} bytes, starts with {_head(archive)!r}): "
             "expected a model directory, or a .tar.gz, .tgz or .tar of one, as `tar czvf model.tar.gz model/` makes"
         )
-    into = workdir / _content_key(archive)
     try:
+        into = workdir / _content_key(archive)
+        workdir.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(workdir / f".{into.name}.lock", timeout=_LOCK_TIMEOUT):
             for abandoned in workdir.glob(f".{into.name}.partial-*"):
                 shutil.rmtree(abandoned, ignore_errors=True)
@@ -136,7 +144,15 @@ def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
             f"cannot extract {archive}: another process has been extracting it to {into} for {_LOCK_TIMEOUT:.0f} s; "
             "end that process, or choose another place"
         ) from error
+    except (OSError, NotImplementedError) as error:  # filelock's, of a file system without locks
+        raise _not_writable(archive, workdir, error) from error
     return _descend(into)
+
+
+def _not_writable(archive: Path, folder: Path, error: Exception) -> ArchiveError:
+    return ArchiveError(
+        f"cannot extract {archive} to {folder}: {error}; set option.engine_cache_dir to a folder that can be written"
+    )
 
 
 class _Extraction:
@@ -154,7 +170,8 @@ class _Extraction:
         try:
             with self.archive.open("rb") as file, _decompressed(file) as self._stream:
                 # Read as a stream: every member once, in order; no header can point elsewhere.
-                with tarfile.open(fileobj=self, mode="r|", tarinfo=_Header) as tar:  # type: ignore[call-overload]
+                header = type("_OwnHeader", (_Header,), {})
+                with tarfile.open(fileobj=self, mode="r|", tarinfo=header) as tar:  # type: ignore[call-overload]
                     for member in tar:
                         self.current = member.name
                         self._write(tar, member)
@@ -164,7 +181,7 @@ class _Extraction:
             raise self._error(f"it is damaged or truncated ({error})", "make or download it again") from error
         except OSError as error:
             raise self._error(f"it cannot be written ({error})", "check the disk and its permissions") from error
-        except (ValueError, OverflowError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             raise self._error(f"its header is damaged ({error})", "make or download it again") from error
         if not any(self.root.iterdir()):
             raise self._error("there are no files in it", "pack the model directory: tar czvf model.tar.gz model/")
@@ -199,6 +216,9 @@ class _Extraction:
             return
         if not member.isreg():
             raise self._error(f"it is {_kind(member)}", "pack plain files only (tar's option -h follows links)")
+        if member.issparse():
+            # A file of any size in a few bytes.
+            raise self._error("it is a sparse file", "pack it whole (without tar's option -S)")
         if target.exists():
             raise self._error("an earlier member has the same path", "make the archive again")
         self._make_directory(target.parent)
@@ -243,8 +263,11 @@ class _Header(tarfile.TarInfo):
     """A member's header that reports damage.
 
     `tarfile` treats a damaged header as the end of the archive, and reads name and attribute records of any size into
-    memory.
+    memory. It reads a chain of them by recursion.
     """
+
+    records = 0
+    """Name and attribute records without a member between them, of this class: each archive has its own."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
@@ -254,6 +277,9 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError(f"the header after it cannot be read: {error}") from error
         if header.type in _RECORDS and header.size > _MAX_RECORD:
             raise tarfile.ReadError(f"the name or attribute record after it has {_size(header.size)}")
+        cls.records = cls.records + 1 if header.type in _RECORDS else 0
+        if cls.records > _MOST_RECORDS:
+            raise tarfile.ReadError(f"more than {_MOST_RECORDS} name or attribute records follow each other")
         return header
 
 

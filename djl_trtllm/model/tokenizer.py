@@ -38,6 +38,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _LONG_TEXT = 1024
 """Longer texts are encoded without the GIL; for shorter ones a single call is cheaper."""
+_LARGEST_ID = 2**31 - 1
+_LARGEST_DIGITS = 10
 _CHARACTERS_OF_A_TOKEN = 16
 _LEAST_PART = 65_536
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -225,7 +227,9 @@ def _open(
 def _read_tokenizer(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the Rust library raises bare Exception
+    except BaseException as error:  # the Rust library raises bare Exception, or panics
+        if not is_panic(error) and not isinstance(error, Exception):
+            raise
         if is_lfs_pointer(file):
             raise TokenizerError(f"{file} is a Git LFS pointer, not the file; fetch it with `git lfs pull`") from error
         raise TokenizerError(
@@ -269,6 +273,11 @@ def _add_tokens(raw: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
+    for index in listed:
+        if index.isdecimal() and (len(index) > _LARGEST_DIGITS or int(index) > _LARGEST_ID):
+            raise TokenizerError(
+                f"{path / 'tokenizer_config.json'}: added_tokens_decoder has the id {index[:40]}: expected a token's id"
+            )
     entries = ((int(index), entry) for index, entry in listed.items() if index.isdecimal() and _content(entry))
     for index, entry in sorted(entries, key=lambda item: item[0]):
         flags = {
@@ -318,8 +327,14 @@ def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:
         value = config.get(key)
         for id_ in value if isinstance(value, list) else [value]:
             if isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0:
+                if id_ > _LARGEST_ID:
+                    raise TokenizerError(f"{key} of the model's configuration is {_shown(id_)}: expected a token's id")
                 found.append(id_)
     return found
+
+
+def _shown(number: int) -> str:
+    return "larger than any id" if number.bit_length() > 256 else str(number)
 
 
 def _longest_token(raw: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> int | None:

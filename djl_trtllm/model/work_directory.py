@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import re
+import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 TEMPORARY_PREFIX = "djl-trtllm-work-"
+ENGINE_PREFIX = "djl-trtllm-"
+"""Of the folders of engine processes, after which there are twelve hexadecimal digits."""
+_FOLDER = re.compile(rf"{TEMPORARY_PREFIX}.+|{ENGINE_PREFIX}[0-9a-f]{{12}}")
+_SETTLED_SECONDS = 60.0
+"""A folder that was just made may not be locked yet."""
 
 
 @contextmanager
@@ -32,6 +44,27 @@ def marked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def abandoned_temporary_directories() -> Iterator[Path]:
+    """What processes that were killed have left in the system's folder for temporary files."""
+    for path in Path(tempfile.gettempdir()).glob(f"{ENGINE_PREFIX}*"):
+        with suppress(OSError):
+            status = path.lstat()
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            settled = time.time() - status.st_mtime > _SETTLED_SECONDS
+            if ours and settled and _FOLDER.fullmatch(path.name) and is_abandoned(path):
+                yield path
+
+
+def sweep_temporary_directories() -> int:
+    """Remove them; how many there were."""
+    found = list(abandoned_temporary_directories())
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True)
+    if found:
+        logger.info("removed %d temporary folders of processes that were killed: %s, ...", len(found), found[0])
+    return len(found)
 
 
 def is_abandoned(path: Path) -> bool:

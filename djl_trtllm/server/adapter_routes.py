@@ -17,6 +17,7 @@ import orjson
 
 from djl_trtllm.api import Reply
 from djl_trtllm.api.front_end import front_end_error, method_not_allowed
+from djl_trtllm.api.json_body import read_json
 from djl_trtllm.api.parameters import BOOLEAN, IGNORED, TEXT, Parameter, Problems, Table
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownAdapterError
 from djl_trtllm.request import Adapter
@@ -95,7 +96,7 @@ def _given(body: bytes) -> dict[str, Any]:
     if not body.strip():
         return {}
     try:
-        given = orjson.loads(body)
+        given = read_json(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from None
     if type(given) is not dict:

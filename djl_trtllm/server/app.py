@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from math import ceil
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.model.work_directory import sweep_temporary_directories
 from djl_trtllm.server.access import read_access
 from djl_trtllm.server.bidirectional import BidirectionalStreams
 from djl_trtllm.server.body_memory import BodyMemory
@@ -210,5 +212,6 @@ def run(options: Options, startup: Sequence[Startup], store: Path | None = None)
     server = Server(options, startup, store)
     # Worker threads that read requests hold the GIL, and the event loop waits for it as long as this.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    threading.Thread(target=sweep_temporary_directories, name="sweep", daemon=True).start()
     server.run()
     return server.exit_status

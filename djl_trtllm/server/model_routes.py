@@ -25,9 +25,11 @@ import orjson
 
 from djl_trtllm.api import Reply
 from djl_trtllm.api.front_end import front_end_error, method_not_allowed
+from djl_trtllm.api.json_body import read_json
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.service import Registry, ServedModel, State, open_source, prepare
+from djl_trtllm.service.names import problem_of_name, problem_of_text
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ class ModelRoutes:
         body = await exchange.body()
         if body:
             try:
-                given = orjson.loads(body)
+                given = read_json(body)
             except orjson.JSONDecodeError as error:
                 return front_end_error(400, f"the body is not JSON: {error}")
             if not isinstance(given, dict):
@@ -110,6 +112,8 @@ class ModelRoutes:
         if isinstance(path, Reply):
             return path
         name = values.get("model_name") or path.name.removesuffix(".tar.gz")
+        if (problem := problem_of_name(name, "a model")) is not None:
+            return front_end_error(400, problem)
         if name in self._registry.models:
             return front_end_error(_CONFLICT, f"there is a model named {name!r} already: unregister it first")
         workers = _count(values, "min_worker", _count(values, "initial_workers", 1))
@@ -142,11 +146,13 @@ class ModelRoutes:
             )
         if not url:
             return front_end_error(400, "Parameter url is required.")
+        if (problem := problem_of_text(url, "Parameter url")) is not None:
+            return front_end_error(400, problem)
         store = self._store.resolve()
         path = (store / url.removeprefix("file://")).resolve()
         if not path.is_relative_to(store) or path == store:
             return front_end_error(400, f"{url!r} is not in the model store: models are registered from there only")
-        if not path.exists():
+        if not _exists(path):
             return front_end_error(404, f"there is no {url!r} in the model store")
         return path
 
@@ -223,6 +229,13 @@ def _described(model: ServedModel) -> dict[str, Any]:
     if model.failure is not None:
         described["failure"] = str(model.failure)
     return {"workflowName": model.name, "models": [described]}
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a part of it is too long for a name
+        return False
 
 
 def _count(values: Mapping[str, str], name: str, default: int | Reply, most: int = _MOST_WORKERS) -> int | Reply:

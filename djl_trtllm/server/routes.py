@@ -98,6 +98,8 @@ class Endpoint:
             await exchange.fail(RequestTooLargeError(message))
         except RequestError as error:
             await exchange.fail(error)
+        except ConnectionError as error:
+            logger.info("request %s: its client has left (%s)", exchange.request_id, error or type(error).__name__)
         except Exception as error:
             if exchange.sent_head:
                 raise

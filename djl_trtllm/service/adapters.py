@@ -9,6 +9,7 @@ from pathlib import Path
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnknownAdapterError
 from djl_trtllm.request import Adapter
+from djl_trtllm.service.names import problem_of_name, problem_of_text
 
 FOLDER = "adapters"
 CONFIG_FILE = "adapter_config.json"
@@ -52,8 +53,9 @@ class Adapters:
 
         Raises InvalidRequestError if the name is taken, or the directory is outside of them or has no adapter.
         """
-        if not name:
-            raise InvalidRequestError("an adapter needs a name")
+        problem = problem_of_name(name, "an adapter") or problem_of_text(source, "the adapter's src")
+        if problem is not None:
+            raise InvalidRequestError(problem)
         if name in self._adapters:
             raise InvalidRequestError(f"there is an adapter {name!r} already: unregister it first")
         folder = self._folder.resolve()
@@ -66,7 +68,11 @@ class Adapters:
                 f"only: put it below {FOLDER}/ in the model directory, and pass its path there, or name its folder in "
                 "SERVING_ADAPTER_ROOTS"
             )
-        if not (path / CONFIG_FILE).is_file():
+        try:
+            there = (path / CONFIG_FILE).is_file()
+        except OSError:  # a part of it is too long for a name
+            there = False
+        if not there:
             shown = f"{FOLDER}/{path.relative_to(folder)}" if own else path
             raise InvalidRequestError(f"{shown} holds no adapter: {CONFIG_FILE} is missing")
         return self._add(name, path)

@@ -15,8 +15,7 @@ from djl_trtllm.backends.options import with_effects
 from djl_trtllm.backends.planning import plan_fitted, served_as_built
 from djl_trtllm.backends.tensorrt_llm.quantization import method_of
 from djl_trtllm.batching.limits import BatchLimits
-from djl_trtllm.config import Config, Options, Origin, load, names_configuration
-from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.config import Config, Options, load, names_configuration
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules.table import check_model
 from djl_trtllm.engines.config_overlay import with_rotary_options
@@ -76,22 +75,25 @@ class Model:
         return self.limits.max_seq_len
 
 
-def open_source(path: Path, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> ModelSource:
+def open_source(
+    path: Path, environ: Mapping[str, str], arguments: Sequence[str] = (), *, fetched: str | None = None
+) -> ModelSource:
     """Open the model at `path`: a directory, an archive, or a configuration file in a directory.
 
-    `arguments` are KEY=VALUE pairs that override all other sources.
+    `arguments` are KEY=VALUE pairs that override all other sources. `fetched` is the name of a model that was fetched
+    and is not trusted: its own files may set what `config.fetched` lists.
 
     Raises ModelError and ConfigError.
     """
     if names_configuration(path):
-        directory, config = path.parent, load(path, environ, arguments=arguments)
+        directory, config = path.parent, load(path, environ, arguments=arguments, fetched=fetched)
     else:
         # Options decide where archives are extracted, so resolve them first, without the archive's own file. A
         # directory's own file is read now, so that its problems and those of the environment are reported together.
-        config = load(path if path.is_dir() else None, environ, arguments=arguments)
+        config = load(path if path.is_dir() else None, environ, arguments=arguments, fetched=fetched)
         directory = open_model(path, config.engine_cache_dir / "models")
         if directory != path:
-            config = load(directory, environ, arguments=arguments)
+            config = load(directory, environ, arguments=arguments, fetched=fetched)
     name = config.options.model_name or re.sub(r"\W+", "-", directory.name).strip("-") or "model"
     return ModelSource(name, directory, config)
 
@@ -110,28 +112,15 @@ def open_remote(
         del local["OPTION_MODEL_ID"]
     config = load(None, local, arguments=arguments)
     fetched = fetch_model(text, config, config.options.revision, config_only=config_only)
-    source = open_source(fetched, local, arguments)
     trusted = config.options.trust_remote_code
+    source = open_source(fetched, local, arguments, fetched=None if trusted else text)
     return replace(
         source,
         name=source.config.options.model_name or remote_name(text),
-        config=source.config if trusted else _distrusted(source.config, text),
         trusted=trusted,
         fetched=True,
         config_only=config_only,
     )
-
-
-def _distrusted(config: Config, model: str) -> Config:
-    """The configuration of a fetched model without the permission that it gives itself."""
-    if not config.options.trust_remote_code:
-        return config
-    ignored = (
-        f"{format_setting(config, 'trust_remote_code')} is ignored: {model} was fetched, and its own files cannot "
-        "allow their code to run; if you have read it, set OPTION_TRUST_REMOTE_CODE=true in the environment"
-    )
-    config = config.replace(Origin.derived("a fetched model"), trust_remote_code=False)
-    return replace(config, warnings=(*config.warnings, ignored))
 
 
 def remote_name(text: str) -> str:

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import pytest
+
+from djl_trtllm.model import work_directory
 from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, is_abandoned, marked, temporary_directory
 
 _HOLD = """
@@ -43,3 +48,31 @@ def test_a_temporary_directory_is_marked_and_removed() -> None:
         assert not is_abandoned(Path(path))
         (Path(path) / "file").touch()
     assert not Path(path).exists()
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's folder for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def aged(path: Path) -> Path:
+    path.mkdir()
+    (path / "socket").write_text("")
+    os.utime(path, (0, 0))
+    return path
+
+
+def test_what_a_killed_server_left_is_swept_and_nothing_else(temporary: Path) -> None:
+    swept = [aged(temporary / name) for name in ("djl-trtllm-0123456789ab", "djl-trtllm-work-x")]
+    held = aged(temporary / "djl-trtllm-ba9876543210")
+    kept = [aged(temporary / name) for name in ("djl-trtllm-cache", "other", "djl-trtllm-0123456789abc")]
+    new = temporary / "djl-trtllm-00000000000a"
+    new.mkdir()
+    with marked(held):
+        assert work_directory.sweep_temporary_directories() == 2
+    assert set(temporary.iterdir()) == {held, new, *kept}
+    assert not any(path.exists() for path in swept)
+    assert work_directory.sweep_temporary_directories() == 1
+    assert not held.exists()

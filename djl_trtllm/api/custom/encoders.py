@@ -132,7 +132,7 @@ class TokenEncoder:
             self._output.set_next_token(token, 0, is_last_token=True, finish_reason=FINISH_REASONS[FinishReason.ERROR])
             try:
                 return str(self._formatter(self._output)).encode(errors="replace")
-            except Exception:
+            except (Exception, SystemExit):
                 _logger.exception("The model's output formatter failed on an error")
         return orjson.dumps({"error": str(error), "code": 424}, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -160,6 +160,6 @@ class TokenEncoder:
 def _guarded(formatter: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return formatter(argument)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _logger.exception("The model's output formatter failed")
         raise GenerationError(f"The model's output formatter raised {type(error).__name__}: {error}") from error

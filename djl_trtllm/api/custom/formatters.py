@@ -97,7 +97,7 @@ class CustomFormatters:
             return function(argument, **_accepted(function, self.attributes))
         except RequestError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _logger.exception("The input formatter of %s failed", FILE_NAME)
             raise InvalidRequestError(
                 f"{lmi.PREFIX}The model's input formatter raised {type(error).__name__}: {error}"
@@ -148,7 +148,7 @@ def _run(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ModelError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}. Only its formatters are used: correct it, or "

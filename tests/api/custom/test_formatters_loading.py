@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.api.custom.formatters import load_custom
-from djl_trtllm.errors import ModelError
+from djl_trtllm.errors import InvalidRequestError, ModelError
 from tests.api.models import HEAD, WHOLE, load, parse
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -36,10 +36,19 @@ def test_siblings_can_be_imported(tmp_path: Path) -> None:
     assert parse(formatters, WHOLE).requests[0].prompt == "Once: The wolf"
 
 
-@pytest.mark.parametrize("source", ["def broken(:\n", "import no_such_module_anywhere\n", "raise ValueError('x')\n"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def broken(:\n",
+        "import no_such_module_anywhere\n",
+        "raise ValueError('x')\n",
+        "raise SystemExit(3) from OSError()\n",
+        "import sys; sys.exit()\n",
+    ],
+)
 def test_a_file_that_cannot_run_is_a_model_error(tmp_path: Path, source: str) -> None:
     (tmp_path / "model.py").write_text(source)
-    with pytest.raises(ModelError, match=r"model\.py cannot be loaded: \w+Error"):
+    with pytest.raises(ModelError, match=r"model\.py cannot be loaded: (\w+Error|SystemExit)"):
         load_custom(tmp_path)
 
 
@@ -152,3 +161,18 @@ def test_a_prediction_handler_is_not_called_and_named(tmp_path: Path, caplog: py
 def test_nothing_is_logged_of_a_file_with_formatters_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load(tmp_path, HEAD + "    def read(payload):\n        return payload\n")
     assert caplog.text == ""
+
+
+def test_a_formatter_that_exits_ends_its_request_only(tmp_path: Path) -> None:
+    formatters = load(
+        tmp_path,
+        """
+        from djl_python.input_parser import input_formatter
+
+        @input_formatter
+        def leave(payload: dict) -> dict:
+            raise SystemExit(3)
+        """,
+    )
+    with pytest.raises(InvalidRequestError, match="The model's input formatter raised SystemExit: 3"):
+        parse(formatters, WHOLE)

@@ -1,0 +1,79 @@
+"""What the configuration of a fetched repository may set is a list, in code and in the documents."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from djl_trtllm.config import load
+from djl_trtllm.config.fetched import MAY_SET, WITHIN, listed
+from djl_trtllm.config.options.option import Scope
+from djl_trtllm.config.options.registry import OPTIONS
+
+PAGE = Path(__file__).parents[2] / "docs" / "fetched-models.md"
+
+OF_THE_OPERATOR = {
+    "hf_access_token", "engine_cache_dir", "engine_cache_max_gb", "engine_cache", "engine_cache_wait",
+    "input_timing_cache", "output_timing_cache", "visualize_network", "calib_dataset", "lora_dir", "sessions_path",
+    "enable_stateful_sessions", "sessions_expiration", "max_sessions", "executor_memory_limit",
+    "executor_max_requests", "chat_template_timeout", "workspace",
+}  # fmt: skip
+"""Options of a model that are no business of its repository: files, addresses, secrets and limits of this machine."""
+
+
+def test_every_option_of_a_model_is_on_one_of_the_lists() -> None:
+    of_models = {name for name, each in OPTIONS.items() if each.option.scope is Scope.MODEL and not each.option.legacy}
+    assert of_models == MAY_SET | WITHIN | OF_THE_OPERATOR
+    assert not (MAY_SET | WITHIN) & OF_THE_OPERATOR
+
+
+def test_no_listed_option_is_the_servers_or_a_permission_and_none_is_a_path() -> None:
+    listed_options = [OPTIONS[name] for name in MAY_SET]
+    assert {each.option.scope for each in listed_options} == {Scope.MODEL}
+    assert [each.name for each in listed_options if each.type.base is Path] == []
+
+
+def test_the_page_has_the_list() -> None:
+    assert re.findall(r"^- `([\w.]+)`$", PAGE.read_text(), re.MULTILINE) == listed()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "option.trust_remote_code=true",
+        "option.engine_cache_dir=/etc",
+        "option.chat_template_timeout=1e9",
+        "option.sessions_path=/root",
+        "option.model_id=/etc",
+        "option.model_id=../other",
+        "option.tokenizer=~/secrets",
+        "inference_address=http://0.0.0.0:1",
+        "download_dir=/etc",
+    ],
+)
+def test_what_is_not_listed_is_ignored_by_name(tmp_path: Path, line: str) -> None:
+    (tmp_path / "serving.properties").write_text(f"{line}\noption.max_input_len=77\n")
+    config = load(tmp_path, {}, fetched="acme/story")
+    key = line.partition("=")[0]
+    (warning,) = [warning for warning in config.warnings if "was fetched" in warning]
+    assert warning.startswith(f"{line} (")
+    assert "acme/story was fetched" in warning and "docs/fetched-models.md" in warning
+    name = next(name for name, each in OPTIONS.items() if key in each.spellings)
+    assert config.options.max_input_len == 77
+    assert getattr(config.options, name) == getattr(load(None, {}).options, name)
+
+
+@pytest.mark.parametrize("line", ["option.model_id=weights", "option.model_id=acme/other", "option.dtype=fp16"])
+def test_what_is_listed_counts(tmp_path: Path, line: str) -> None:
+    (tmp_path / "serving.properties").write_text(f"{line}\n")
+    config = load(tmp_path, {}, fetched="acme/story")
+    assert not any("was fetched" in warning for warning in config.warnings)
+    assert config.user_set
+
+
+def test_the_operator_may_set_everything(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.engine_cache_dir=/etc\n")
+    config = load(tmp_path, {"OPTION_ENGINE_CACHE_DIR": str(tmp_path)}, fetched="acme/story")
+    assert config.options.engine_cache_dir == tmp_path
