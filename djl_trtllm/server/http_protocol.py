@@ -196,6 +196,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.expect_100_continue and not self._read and not self._body:
+            # The body may come or not, so it is not known where the next request begins.
+            self.transport.close()
         if self.transport.is_closing():
             self.deadline = self.loop.time() + self._limits.stream_write_timeout
         elif self._ahead:

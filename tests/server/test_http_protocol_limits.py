@@ -308,3 +308,20 @@ async def test_an_upgrade_that_is_not_a_websocket_is_ignored() -> None:
     await until(lambda: len(peer.statuses) == 4)
     assert peer.seen == [("/echo", b"a wolf"), ("/ping", b"")] * 2
     await peer.leave()
+
+
+@pytest.mark.parametrize("path", [b"/else", b"/echo"])
+@in_virtual_time
+async def test_a_body_that_was_announced_and_not_asked_for_ends_the_connection(path: bytes) -> None:
+    peer = Peer()
+    head = POST.replace(b"/echo", path).removesuffix(b"\r\n") + b"Expect: 100-continue\r\n\r\n"
+    peer.sends(head)
+    await until(lambda: bool(peer.statuses))
+    assert peer.statuses == [200 if path == b"/else" else 100]
+    assert ("close" in peer.wire.done) == (path == b"/else")
+    if path == b"/echo":
+        peer.sends(b"a wolf")
+        await until(lambda: len(peer.statuses) == 2)
+        assert peer.seen == [("/echo", b"a wolf")]
+        assert "close" not in peer.wire.done
+    await peer.leave()
