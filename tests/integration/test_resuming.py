@@ -18,6 +18,8 @@ from tests.support.waiting import wait_until
 
 STREAMS = 64
 TOKENS = 200
+LOGPROB_TOLERANCE = 0.03
+"""What a KV cache of 16 bits changes at most, see `test_greedy.py`; a wrong position would be off by more than 1."""
 OPTIONS = {"OPTION_MAX_ROLLING_BATCH_SIZE": str(STREAMS), "SERVING_RETRY_THRESHOLD": "20"}
 SCRIPT: dict[str, object] = {"steps_per_second": 100}
 
@@ -58,6 +60,13 @@ def told(answer: Answer) -> tuple[list[tuple[int, str]], str, Any]:
     )
 
 
+def deviation(before: Answer, after: Answer) -> float:
+    """How far the log-probabilities of the tokens differ at most; 0 where the engine reports none."""
+    pairs = zip(before.lines, after.lines, strict=True)
+    figures = [(one["token"]["log_prob"], other["token"]["log_prob"]) for one, other in pairs]
+    return max((abs(one - other) for one, other in figures if one is not None), default=0.0)
+
+
 async def kill_under(server: Server, asked: list[dict[str, Any]], kills: int) -> list[Answer]:
     """Send all, and kill the engine process each time that some tokens have come."""
     restarts = server.metric("executor_restarts_total")
@@ -93,6 +102,7 @@ def test_greedy_streams_are_those_of_a_quiet_run(
     for before, after in zip(quiet, answers, strict=True):
         assert (after.status, after.complete) == (200, True)
         assert told(after) == told(before)
+        assert deviation(before, after) < LOGPROB_TOLERANCE
     assert server.metric("executor_restarts_total") == kills
     assert server.metric("resumed_total") > streams
     assert server.finished("error") == 0
