@@ -131,3 +131,11 @@ def test_grpc_has_the_same_keys_and_certificates(server: SecureServer, ports: di
 
 def test_no_key_is_in_the_log(server: SecureServer) -> None:
     assert not [line for line in server.log if "-secret" in line]
+
+
+def test_the_limits_of_connections_hold_over_tls(server: SecureServer) -> None:
+    with server.client(ALL) as client:
+        refused = client.get("/ping?" + "a" * 9000)
+        assert (refused.status_code, refused.headers["connection"]) == (414, "close")
+        assert "max_url_size=8192" in refused.json()["message"]
+        assert client.get("/ping").status_code == 200
