@@ -47,6 +47,8 @@ ROWS = {
     "NotReadyError": (503, "WlmException", "unhealthy"),
     "RequestTimeoutError": (400, "TranslateException", "incomplete_generation"),
     "GenerationError": (424, None, "generation"),
+    "AuthenticationError": (401, "UnauthorizedException", "validation"),
+    "ForbiddenError": (403, "ForbiddenException", "validation"),
 }
 
 

@@ -149,3 +149,9 @@ def test_unknown_names_are_parameters_or_fields() -> None:
         read(inputs="a", hen=1)
     with pytest.raises(InvalidRequestError, match=r"'decoder_input_details' is true: expected false in a stream$"):
         read("/generate_stream", inputs="a", parameters={"decoder_input_details": True})
+
+
+def test_details_are_shown_if_they_are_wanted() -> None:
+    for parameters, shown in (({}, False), ({"details": True}, True), ({"details": False}, False)):
+        answered = json.loads(answer(read(inputs="a", parameters=parameters).encoder, EOS))
+        assert ("details" in answered) is shown
