@@ -90,6 +90,8 @@ def test_what_needs_no_engine(hosts: Hosts, tokenizer: Tokenizer) -> None:
         assert config.max_batch_size == app.registry.models["story"].model.options.max_rolling_batch_size
         (model,) = (await client.ask("ModelStatistics")).model_stats
         assert (model.name, model.inference_stats.success.count) == ("story", 0)
+        (model,) = (await client.ask("ModelStatistics", name="ensemble")).model_stats
+        assert model.name == "ensemble"
         index = (await client.ask("RepositoryIndex", ready=True)).models
         assert {each.name: each.state for each in index}["ensemble"] == "READY"
 
@@ -273,3 +275,15 @@ def test_one_model_that_loads_is_not_described_and_the_server_is_not_ready(hosts
 
 def test_a_server_that_does_not_listen_has_no_port() -> None:
     assert TritonGrpcServer(Registry(), Options(), 8001, ServerCounts()).bound_port == 0
+
+
+def test_a_port_is_that_of_one_server_and_messages_are_bounded() -> None:
+    async def run() -> None:
+        async with served(Registry(), max_request_size=100) as (server, client):
+            with pytest.raises(ConfigError, match="cannot listen"):
+                await TritonGrpcServer(Registry(), Options(host="127.0.0.1"), server.bound_port, ServerCounts()).start()
+            with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as error:
+                await client.ask("ModelReady", name="x" * 200)
+            assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    asyncio.run(run())
