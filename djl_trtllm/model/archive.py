@@ -30,6 +30,7 @@ _CHUNK = 4 * 1024 * 1024
 _MAX_DEPTH = 32
 _MAX_DESCENT = 8
 _MAX_RECORD = 1024 * 1024
+_MOST_READS_AT_END = 16
 _MOST_RECORDS = 16
 """A member has a name, the name of a link and attributes, and an archive attributes of all."""
 _RECORDS = (
@@ -162,6 +163,7 @@ class _Extraction:
         self.bounds = bounds
         self.packed_bytes = archive.stat().st_size
         self.unpacked_bytes = 0
+        self.reads_at_end = 0
         self.members = 0
         self.current = "(its first member)"
 
@@ -192,6 +194,12 @@ class _Extraction:
             chunk = self._stream.read(size)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             raise self._error(f"the archive is damaged or truncated ({error})", "make or download it again") from error
+        # `tarfile` skips a member of a terabyte that is not there in a hundred million reads.
+        self.reads_at_end = 0 if chunk else self.reads_at_end + 1
+        if self.reads_at_end > _MOST_READS_AT_END:
+            raise self._error(
+                "the archive is truncated (it has less than its headers say)", "make or download it again"
+            )
         self.unpacked_bytes += len(chunk)
         if self.unpacked_bytes > self.bounds.total_bytes:
             bound = _size(self.bounds.total_bytes)

@@ -85,3 +85,18 @@ def test_a_read_only_folder_is_the_reason(tmp_path: Path) -> None:
     packed = pack_files(tmp_path / "m.tar.gz")
     with pytest.raises(ArchiveError, match=r"cannot extract .* to /proc/self/models"):
         open_model(packed, Path("/proc/self/models"))
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, b"Z"])
+def test_a_member_that_is_not_there_is_not_looked_for_block_by_block(tmp_path: Path, kind: bytes) -> None:
+    packed = tmp_path / "m.tar.gz"
+    packed.write_bytes(gzip.compress(header("config.json", kind, 2**40)))
+    with pytest.raises(ArchiveError):
+        extract(packed, tmp_path / "out")
+
+
+def test_a_skipped_member_that_is_not_there_ends_the_archive(tmp_path: Path) -> None:
+    packed = tmp_path / "m.tar.gz"
+    packed.write_bytes(gzip.compress(header(".DS_Store", tarfile.REGTYPE, 2**40)))
+    with pytest.raises(ArchiveError, match=r"it has less than its headers say"):
+        extract(packed, tmp_path / "out")
