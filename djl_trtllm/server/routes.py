@@ -227,7 +227,9 @@ class Routes:
         request: RawRequest | None = None
         name = exchange.scope["path_params"].get("model") or exchange.model_name
         if name is None and dialect.names_model:
-            request = await _read(exchange, path)
+            # The body names the model, so it may be as large as one for any of them.
+            bounds = [model.prompt_bytes for model in self.registry.models.values()]
+            request = await _read(exchange, path, max(bounds) if bounds and all(bounds) else 0)
             name = await _name_in(dialect, request)
         model = find_model(self.registry, dialect, name, exchange.endpoint)
         if model.state is State.DRAINING:
