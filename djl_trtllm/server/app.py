@@ -157,7 +157,9 @@ class Server(uvicorn.Server):
         routes = Routes(
             self._registry, self._models, self._options, metrics, self._counts, sessions, self._bodies, self._access
         )
-        return BidirectionalStreams(routes.router(self._lifespan), self._options.max_request_size, self._bodies)
+        return BidirectionalStreams(
+            routes.router(self._lifespan), self._options.max_request_size, self._bodies, self._access
+        )
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Router) -> AsyncIterator[None]:

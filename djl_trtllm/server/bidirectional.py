@@ -4,6 +4,8 @@ A message is the body of a request to `/invocations`, and every part of its resp
 socket are answered one after the other. The application that answers is the server's own, so parameters, formats,
 errors and limits are those of `POST /invocations`, with the headers and the query of the handshake.
 
+A handshake needs what a request to `/invocations` needs: its API key, and the port of the requests.
+
 Messages are read all the time, so that pings are answered and a client that leaves is seen at once. What waits is
 bounded: a client that sends more is disconnected.
 """
@@ -15,8 +17,16 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from djl_trtllm.api import Reply
+from djl_trtllm.api.front_end import front_end_error
+from djl_trtllm.api.headers import properties
+from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.config import Options
+from djl_trtllm.errors import AuthenticationError, ForbiddenError
+from djl_trtllm.server.access import EVERYBODY, Access, Role, WrongPort
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.exchange import ABORT
 
@@ -34,10 +44,13 @@ _LONGEST_REASON = 120
 class BidirectionalStreams:
     """An ASGI application: WebSockets here, HTTP and the lifespan in `application`."""
 
-    def __init__(self, application: ASGIApp, max_waiting_bytes: int, bodies: BodyMemory) -> None:
+    def __init__(
+        self, application: ASGIApp, max_waiting_bytes: int, bodies: BodyMemory, access: Access = EVERYBODY
+    ) -> None:
         self._application = application
         self._max_waiting_bytes = max_waiting_bytes
         self._bodies = bodies
+        self._access = access
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,11 +58,9 @@ class BidirectionalStreams:
             await self._application(scope, receive, send)
             return
         await receive()  # websocket.connect
-        if scope["path"] != PATH:
-            await _refuse(scope, send, 404)
-        elif self._open >= _MOST_SOCKETS:
-            logger.warning("a WebSocket is refused: %d are open", self._open)
-            await _refuse(scope, send, 503)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _refuse(scope, send, refusal)
         else:
             self._open += 1
             try:
@@ -59,12 +70,35 @@ class BidirectionalStreams:
             finally:
                 self._open -= 1
 
+    def _refusal(self, scope: Scope) -> Reply | None:
+        """Why there is no socket for this handshake, None if there is one."""
+        if scope["path"] != PATH:
+            return front_end_error(404, f"there is no WebSocket at {scope['path']}")
+        server = scope.get("server")
+        try:
+            self._access.check(
+                Role.INFER, properties(Headers(scope=scope).items()), None if server is None else server[1]
+            )
+        except WrongPort as error:
+            return front_end_error(404, f"there is nothing at {PATH}: {error}")
+        except AuthenticationError as error:
+            reply = DEFAULT.encode_error(error, Options())
+            return reply._replace(headers=(*reply.headers, ("WWW-Authenticate", "Bearer")))
+        except ForbiddenError as error:
+            return DEFAULT.encode_error(error, Options())
+        if self._open >= _MOST_SOCKETS:
+            logger.warning("a WebSocket is refused: %d are open", self._open)
+            return front_end_error(503, f"{self._open} WebSockets are open, and the server takes no more")
+        return None
 
-async def _refuse(scope: Scope, send: Send, status: int) -> None:
+
+async def _refuse(scope: Scope, send: Send, reply: Reply) -> None:
     """Refuse the handshake."""
     if "websocket.http.response" in scope.get("extensions", {}):
-        await send({"type": "websocket.http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-        await send({"type": "websocket.http.response.body", "body": b""})
+        fields = [("content-type", reply.content_type), ("content-length", str(len(reply.body))), *reply.headers]
+        headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields]
+        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": reply.body})
     else:
         await send({"type": "websocket.close"})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
+from djl_trtllm.server.access import Access, ApiKey, Role
 from djl_trtllm.server.bidirectional import PATH, BidirectionalStreams
 from djl_trtllm.server.body_memory import BodyMemory
 from tests.server.application import Application, application, body
@@ -24,7 +25,16 @@ from tests.support.virtual_time import in_virtual_time, until
 class Socket:
     """A WebSocket of a client, and what it receives."""
 
-    def __init__(self, app: ASGIApp, path: str = PATH, query: bytes = b"", *, replies: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str = PATH,
+        query: bytes = b"",
+        *,
+        replies: bool = False,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        port: int = 8080,
+    ) -> None:
         """`replies`: the server may refuse the handshake with a response of its own."""
         self.sent: list[Message] = []
         self._received: asyncio.Queue[Message] = asyncio.Queue()
@@ -35,7 +45,8 @@ class Socket:
             "scheme": "ws",
             "path": path,
             "query_string": query,
-            "headers": [(b"content-length", b"0"), (b"x-team", b"blue")],
+            "headers": [(b"content-length", b"0"), (b"x-team", b"blue"), *headers],
+            "server": ("127.0.0.1", port),
             "extensions": {"websocket.http.response": {}} if replies else {},
         }
         self.task = asyncio.ensure_future(app(scope, self._received.get, self._send))
@@ -240,11 +251,8 @@ async def test_other_paths_and_too_many_sockets_are_refused(
     async with served(tokenizer) as (_, app):
         other = Socket(app, path="/invocations", replies=True)
         await other.task
-        assert other.sent[0] == {
-            "type": "websocket.http.response.start",
-            "status": 404,
-            "headers": [(b"content-length", b"0")],
-        }
+        assert (other.sent[0]["type"], other.sent[0]["status"]) == ("websocket.http.response.start", 404)
+        assert orjson.loads(other.sent[1]["body"])["message"] == "there is no WebSocket at /invocations"
         plain = Socket(app, path="/invocations")
         await plain.task
         assert plain.sent == [{"type": "websocket.close"}]
@@ -268,3 +276,41 @@ async def test_http_passes_through(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as (inner, app):
         inner.client._app = app
         assert (await inner.client.post("/invocations", body(2))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "port", "status"),
+    [
+        ([], 8080, 401),
+        ([(b"authorization", b"Bearer another")], 8080, 401),
+        ([(b"x-api-key", b"scrape-please")], 8080, 403),
+        ([(b"x-api-key", b"generate-please")], 8081, 404),
+    ],
+)
+@in_virtual_time
+async def test_a_handshake_needs_the_key_and_the_port_of_a_request(
+    headers: list[tuple[bytes, bytes]], port: int, status: int
+) -> None:
+    keys = (
+        ApiKey.of("app", "generate-please", frozenset({Role.INFER})),
+        ApiKey.of("prometheus", "scrape-please", frozenset({Role.METRICS})),
+    )
+
+    async def application(*_: object) -> None:
+        raise AssertionError("no message is answered")
+
+    app = BidirectionalStreams(application, 100, BodyMemory(), Access(keys, management_port=8081))
+    refused = Socket(app, query=b"x-api-key=generate-please", replies=True, headers=headers, port=port)
+    refused.message(b"{}")
+    await refused.task
+    assert [message["type"] for message in refused.sent] == [
+        "websocket.http.response.start",
+        "websocket.http.response.body",
+    ]
+    assert refused.sent[0]["status"] == orjson.loads(refused.sent[1]["body"])["code"] == status
+    assert ((b"www-authenticate", b"Bearer") in refused.sent[0]["headers"]) == (status == 401)
+    accepted = Socket(app, headers=[(b"x-api-key", b"generate-please")])
+    await until(lambda: bool(accepted.sent))
+    assert accepted.sent == [{"type": "websocket.accept"}]
+    accepted.leave()
+    await accepted.task
