@@ -98,6 +98,9 @@ def serve(
             environ["SERVING_MODEL_STORE"] = str(model_store)
         if strict_memory:
             environ["OPTION_STRICT_MEMORY"] = "true"
+        # Programs that the server starts, and code of models, have no use for it.
+        for name in [name for name in os.environ if name.upper() in ("SERVING_API_KEY", "ARGS_API_KEY")]:
+            del os.environ[name]
         status = run(*plan_startup(model, environ, found=find_model(None)))
     raise typer.Exit(status)
 

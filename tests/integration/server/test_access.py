@@ -10,9 +10,12 @@ import grpc
 import httpx
 import openai
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
 
 from djl_trtllm.api.triton import protocol
 from tests.support.certificates import Certificates
+from tests.support.client import body
 from tests.support.models import scripted_model
 from tests.support.server import Server, free_port, running
 
@@ -139,3 +142,23 @@ def test_the_limits_of_connections_hold_over_tls(server: SecureServer) -> None:
         assert (refused.status_code, refused.headers["connection"]) == (414, "close")
         assert "max_url_size=8192" in refused.json()["message"]
         assert client.get("/ping").status_code == 200
+
+
+def test_no_process_of_the_server_has_the_key(server: SecureServer) -> None:
+    started = server.process.children(recursive=True)
+    assert started
+    assert not [process for process in started if ALL in process.environ().values()]
+
+
+def test_a_websocket_needs_a_key_too(server: SecureServer) -> None:
+    def opened(key: str) -> ClientConnection:
+        url = f"wss://127.0.0.1:{server.port}/invocations-bidirectional-stream"
+        return connect(url, ssl=server.tls(), proxy=None, additional_headers={"x-api-key": key} if key else {})
+
+    for key, status in (("", 401), ("another", 401), ("admin-secret", 403)):
+        with pytest.raises(InvalidStatus) as refused:
+            opened(key)
+        assert refused.value.response.status_code == status
+    with opened("app-secret") as socket:
+        socket.send(body(3))
+        assert b"generated_text" in socket.recv(timeout=60)
