@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from djl_trtllm.config.options.server import ServerOptions
 from djl_trtllm.config.options.values import as_text
 from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.config.sources.properties import Setting
@@ -78,6 +79,11 @@ def split_addresses(draft: Draft) -> None:
     """`inference_address` and `management_address` set host and port, unless they are set."""
     _split_address(draft, "inference_address", "host", "port")
     _split_address(draft, "management_address", "management_host", "management_port")
+    values, server = draft.values, ServerOptions()
+    one = (values.get("host", server.host), values.get("port", server.port))
+    if not draft.is_set("management_port") and one == (values.get("management_host"), values.get("management_port")):
+        # DJL Serving's way to say that it has no port of its own.
+        draft.derive("management_port", 0, f"{draft.chosen['management_address'].formatted}, that of the requests")
 
 
 def _split_address(draft: Draft, name: str, host_option: str, port_option: str) -> None:

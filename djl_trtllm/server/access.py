@@ -23,6 +23,7 @@ _LARGEST_FILE = 1 << 20
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MEMBERS = ("name", "key", "sha256", "roles")
 _BEARER = "bearer "
+_SENDABLE = "expected printable ASCII without blanks at the ends: clients send nothing else in a header"
 
 
 class WrongPort(Exception):
@@ -97,17 +98,30 @@ EVERYBODY = Access()
 
 def read_access(options: Options) -> Access:
     """The access that the options describe. Raises ConfigError with all that is wrong in the file of keys."""
+    if options.api_key is not None and not _can_be_sent(options.api_key):
+        raise ConfigError([f"api_key (SERVING_API_KEY): {_SENDABLE}"])
     keys = [] if options.api_key is None else [ApiKey.of("SERVING_API_KEY", options.api_key)]
     if options.api_keys_file is not None:
         keys += _read_file(options.api_keys_file)
-    if options.management_port and options.management_port == options.port:
-        raise ConfigError(
-            [
-                f"management_port={options.management_port} is inference_port too; choose another one, or 0 for a "
-                "management API on the port of the requests"
-            ]
-        )
+    others = {
+        "inference_port": options.port,
+        "triton_http_port": options.triton_http_port,
+        "triton_grpc_port": options.triton_grpc_port,
+        "triton_metrics_port": options.triton_metrics_port,
+    }
+    for name, port in others.items():
+        if options.management_port and options.management_port == port:
+            raise ConfigError(
+                [
+                    f"management_port={port} is {name} too; choose another one, or 0 for a management API on the port "
+                    "of the requests"
+                ]
+            )
     return Access(tuple(keys), options.management_port)
+
+
+def _can_be_sent(key: str) -> bool:
+    return key.isascii() and key.isprintable() and key == key.strip()
 
 
 def _digest(key: str) -> bytes:
@@ -153,6 +167,8 @@ def _read_row(row: Any, where: str, problems: list[str]) -> ApiKey | None:
     given = {member: row[member] for member in ("key", "sha256") if member in row}
     if len(given) != 1 or not all(isinstance(value, str) and value for value in given.values()):
         problems.append(f"{where}: expected either key or sha256, a text in quotation marks")
+    elif "key" in given and not _can_be_sent(given["key"]):
+        problems.append(f"{where}: key: {_SENDABLE}")
     elif "sha256" in given and not _DIGEST.fullmatch(given["sha256"]):
         problems.append(f"{where}: sha256: expected 64 hexadecimal digits")
     if len(problems) > found:

@@ -20,7 +20,13 @@ from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.model_routes import MODELS
 
 _TEMPLATE = Path(__file__).with_name("docs.html")
-_SECURITY = (("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),)
+_SECURITY = (("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),)
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+OPEN = ("/version", "/openapi.json", "/docs", "/ping")
+"""The server's own paths that need no API key."""
 _OBJECT = {"type": "object"}
 _STATUS = {"application/json": members({"status": STRING})}
 _REFUSED = {400: "The request is wrong, or the server does not do this", 404: "No model of that name"}
@@ -99,8 +105,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 class Description:
     """The description of a server, made once when it is first asked for."""
 
-    def __init__(self, dialects: Sequence[Dialect], options: Options) -> None:
+    def __init__(self, dialects: Sequence[Dialect], options: Options, *, keys: bool = False) -> None:
+        """`keys`: requests need an API key."""
         self._dialects = dialects
+        self._keys = keys
         self._options = options
         self._replies: dict[str, Reply] = {}
 
@@ -119,7 +127,14 @@ class Description:
 
     def _described(self) -> dict[str, Any]:
         own = [OwnPath(method, path, operation) for (method, path), operation in OPERATIONS.items()]
-        return document(self._dialects, own, self._options, DEFAULT)
+        described = document(self._dialects, own, self._options, DEFAULT)
+        if self._keys:
+            described["components"]["securitySchemes"] = _KEYS
+            described["security"] = [{name: []} for name in _KEYS]
+            for path in (*OPEN, *(path for dialect in self._dialects for path in dialect.health)):
+                for operation in described["paths"][path].values():
+                    operation["security"] = []
+        return described
 
 
 def _render(described: dict[str, Any]) -> str:

@@ -139,7 +139,7 @@ class Routes:
     access: Access = field(default_factory=Access)
 
     def __post_init__(self) -> None:
-        self._description = Description(DIALECTS, self.options)
+        self._description = Description(DIALECTS, self.options, keys=bool(self.access.keys))
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
         # Of two paths that match, the one with more fixed characters is meant: {model}:predict before {model}.

@@ -148,6 +148,14 @@ def test_the_management_address_is_split_too() -> None:
     assert config.options.port == 8080
 
 
+def test_a_management_address_that_is_that_of_the_requests_is_no_port_of_its_own() -> None:
+    both = "inference_address=http://127.0.0.1:8080\nmanagement_address=http://127.0.0.1:8080"
+    assert from_text(both).options.management_port == 0
+    assert from_text("management_address=http://0.0.0.0:8080").options.management_port == 0
+    assert from_text("management_address=http://127.0.0.1:8080").options.management_port == 8080
+    assert from_text(both, {"SERVING_MANAGEMENT_PORT": "8080"}).options.management_port == 8080
+
+
 def test_an_inference_address_is_split_and_gives_way_to_a_port() -> None:
     config = from_text("", {"SERVING_INFERENCE_ADDRESS": "http://127.0.0.1:9000"})
     assert (config.options.host, config.options.port) == ("127.0.0.1", 9000)

@@ -155,6 +155,12 @@ def test_an_empty_value_counts_as_not_set_and_is_reported() -> None:
     assert config.warnings == (f"option.max_input_len= {PLACE} is empty: the option is not set",)
 
 
+@pytest.mark.parametrize("name", ["API_KEY", "api_keys_file", "CERTIFICATE_FILE", "PRIVATE_KEY_FILE", "CLIENT_CA_FILE"])
+def test_a_protection_that_is_empty_is_an_error(name: str) -> None:
+    (problem,) = problems_of("", {f"SERVING_{name}": " "})
+    assert problem.startswith(f"SERVING_{name} is empty, and the server would be open without it")
+
+
 def test_a_wrong_value_is_reported_with_an_example_written_as_there(tmp_path: Path) -> None:
     (problem,) = problems_of("", {"SM_NUM_GPUS": "many"})
     assert problem.startswith("SM_NUM_GPUS=many (environment): expected a whole number")

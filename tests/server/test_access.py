@@ -102,6 +102,15 @@ def test_a_management_port_that_is_the_servers_own_is_refused() -> None:
     with pytest.raises(ConfigError, match="management_port=8080 is inference_port too"):
         read_access(Options(management_port=8080))
     assert read_access(Options(management_port=8081)).management_port == 8081
+    for name in ("triton_http_port", "triton_grpc_port", "triton_metrics_port"):
+        with pytest.raises(ConfigError, match=f"management_port=8001 is {name} too"):
+            read_access(Options.model_validate({"management_port": 8001, name: 8001}))
+
+
+@pytest.mark.parametrize("key", ["\u00e9", " a", "a ", "a\nb", "\x7f"])
+def test_a_key_that_no_header_can_have_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"api_key \(SERVING_API_KEY\): expected printable ASCII"):
+        read_access(Options(api_key=key))
 
 
 def test_one_key_may_do_everything() -> None:
@@ -146,6 +155,8 @@ ROW = "- {name: a, key: secret, roles: [infer]}"
         ("- {name: a, key: secret, sha256: secret, roles: [infer]}", "key 1: expected either key or sha256"),
         ("- {name: a, key: 12345, roles: [infer]}", "key 1: expected either key or sha256, a text in quotation marks"),
         ("- {name: a, key: '', roles: [infer]}", "key 1: expected either key or sha256"),
+        ("- {name: a, key: secr\u00e9t, roles: [infer]}", "key 1: key: expected printable ASCII"),
+        ("- {name: a, key: 'secret ', roles: [infer]}", "key 1: key: expected printable ASCII"),
         ("- {name: a, sha256: secret, roles: [infer]}", "key 1: sha256: expected 64 hexadecimal digits"),
         (f"{ROW}\n{ROW}", "a: names are there twice"),
         (f"{ROW}\n- 1", "key 2: expected"),
@@ -233,3 +244,19 @@ async def test_a_refusal_names_the_scheme_and_is_in_the_dialects_form() -> None:
         assert answer.json["error"]["code"] == "invalid_api_key"
         answer = await app.client.post("/invocations", b"{}", {**JSON, **bearer("manage-please")})
         assert (answer.status, answer.json["type"]) == (403, "ForbiddenException")
+
+
+@in_virtual_time
+async def test_the_description_says_what_needs_a_key() -> None:
+    async with application(access=ACCESS) as app:
+        described = (await app.client.get("/openapi.json")).json
+    schemes = described["components"]["securitySchemes"]
+    assert {scheme.get("scheme") or scheme["name"] for scheme in schemes.values()} == {"bearer", "x-api-key"}
+    assert described["security"] == [{name: []} for name in schemes], "either of them"
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            assert (operation.get("security") == []) == (path in OPEN), path
+    async with application() as app:
+        described = (await app.client.get("/openapi.json")).json
+    assert "security" not in described
+    assert "securitySchemes" not in described["components"]

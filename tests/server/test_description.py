@@ -100,7 +100,9 @@ async def test_the_page_shows_every_operation_and_loads_nothing() -> None:
     async with application() as served:
         answer = await served.client.get("/docs")
         assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
-        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
         page = Page(answer.body.decode())
         described = (await served.client.get("/openapi.json")).json
         assert described["paths"].keys() <= set(page.texts)

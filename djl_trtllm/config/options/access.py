@@ -8,6 +8,9 @@ from djl_trtllm.config.options.documents import DJL, OURS
 from djl_trtllm.config.options.group import OptionGroup
 from djl_trtllm.config.options.option import Scope, option
 
+PROTECTING = ("api_key", "api_keys_file", "certificate_file", "private_key_file", "client_ca_file")
+"""Options that must not be empty: `SERVING_API_KEY=$KEY` without a KEY would leave the server open."""
+
 
 class AccessOptions(OptionGroup):
     """Options of the operator: no file of a model sets keys or certificates."""

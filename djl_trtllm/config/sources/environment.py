@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from djl_trtllm.config.options.access import PROTECTING
 from djl_trtllm.config.options.registry import find
 from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.config.sources.properties import Layer, Setting, Source
@@ -38,7 +39,12 @@ IGNORED_VARIABLES: Mapping[str, str] = _TABLE["ignored"]
 
 
 def read_environment(environ: Mapping[str, str]) -> tuple[Source, ...]:
-    """One source per kind of variable. Empty variables and other variables are ignored."""
+    """One source per kind of variable. Empty variables, except those that protect, and other variables are ignored."""
+    problems = tuple(
+        f"{name} is empty, and the server would be open without it: give it a value, or remove it from the environment"
+        for name, value in sorted(environ.items())
+        if not value.strip() and name.startswith(SERVING_PREFIX) and serving_key(name) in PROTECTING
+    )
     present = {name: value for name, value in environ.items() if value.strip()}
     # Without HF_MODEL_ID, HF_REVISION is a revision of a model that is named elsewhere.
     named = tuple(_named(present, NAMED_MODEL)) if "HF_MODEL_ID" in present else ()
@@ -48,7 +54,7 @@ def read_environment(environ: Mapping[str, str]) -> tuple[Source, ...]:
         _sagemaker(present),
         Source(Layer.NAMED_MODEL, named),
         Source(Layer.OPTION, tuple(_options(present))),
-        Source(Layer.SERVING, tuple(_serving(present))),
+        Source(Layer.SERVING, tuple(_serving(present)), problems=problems),
         Source(Layer.PLAIN, (*revision, *_named(present, PLAIN)), notes=notes),
         _translated(present),
     )
