@@ -26,9 +26,11 @@ ModelArgument = Annotated[
 ]
 _MACHINE, _MODEL, _OUTPUT, _OTHER = "Machine", "Model", "Output", "Other ways to a number"
 _MEASURE = "Measure on this machine"
+_FORMULA = ("max_batch", "max_input", "alpha")
 
 
 def size(
+    context: typer.Context,
     model: ModelArgument = None,
     gpu: Annotated[
         list[str] | None,
@@ -131,10 +133,12 @@ def size(
     """
     with errors_for_the_reader():
         if formula:
+            _refuse_others(context, "--formula", *_FORMULA, "formula", "as_json")
             _print_formula(max_batch, max_input, alpha, as_json=as_json)
             return
         if check_tables:
-            _print_tables(lmi)
+            _refuse_others(context, "--check-tables", "check_tables")
+            _print_tables()
             return
         from djl_trtllm.commands.size_request import machines_of, read_request
         from djl_trtllm.errors import SizingError
@@ -143,6 +147,7 @@ def size(
         degrees = split(tp or ())
         if like not in (None, "trtllm-bench"):
             raise SizingError(f"--like {like}: expected trtllm-bench")
+        _refuse_what_only_a_formula_uses(context)
         flags = {
             "backend": backend,
             "tensor_parallel_degree": degrees[0] if len(degrees) == 1 else None,
@@ -169,7 +174,13 @@ def size(
             return
         request = read_request(_named(model), settings, lmi)
         named = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=not compare)
-        if compare or len(named) > 1 or len(degrees) > 1:
+        single = len(named) == 1 and len(degrees) < 2
+        if like is not None and (not single or compare or plot or sequences or strict):
+            raise SizingError(
+                "--like prints one heuristic for one machine: leave out --compare, --plot, --sequences, --strict and "
+                "further machines and degrees"
+            )
+        if compare or not single:
             fits = _print_comparison(request, named, degrees, sequences, as_json=as_json, plot=plot)
         elif like is not None:
             fits = _print_bench(request, named[0], as_json=as_json)
@@ -177,6 +188,32 @@ def size(
             fits = _print_report(request, named[0], sequences, as_json=as_json, plot=plot)
     if strict and not fits:
         raise typer.Exit(1)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Parameters that the command line names."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _flags(context: typer.Context, names: set[str]) -> str:
+    written = (parameter for parameter in context.command.params if parameter.name in names)
+    return ", ".join("MODEL" if one.name == "model" else one.opts[0] for one in written)
+
+
+def _refuse_others(context: typer.Context, flag: str, *used: str) -> None:
+    """What would have no effect is refused: the reader would take the answer for one about it."""
+    from djl_trtllm.errors import SizingError
+
+    if others := _given(context) - set(used):
+        raise SizingError(f"{flag} does not use {_flags(context, others)}: leave out the one or the other")
+
+
+def _refuse_what_only_a_formula_uses(context: typer.Context) -> None:
+    from djl_trtllm.errors import SizingError
+
+    if lost := _given(context) & set(_FORMULA):
+        raise SizingError(f"{_flags(context, lost)}: a flag of --formula; add it, or use --isl, --osl and --sequences")
 
 
 def _named(model: str | None) -> str:
@@ -201,16 +238,16 @@ def _print_formula(max_batch: int | None, max_input: int | None, alpha: float, *
         return
     console = Console()
     say(console, f"max_num_tokens = {max_batch} * {max_input} * {alpha:g} = {guess}")
-    say(
-        console,
-        "Try it. If the model does not load, reduce by half until it does: "
-        + ", ".join(map(str, tries[1:] or tries))
-        + ". djl-trtllm size MODEL estimates what fits, and --measure finds it.",
-    )
+    if tries[1:]:
+        then = f"reduce by half until it does: {', '.join(map(str, tries[1:]))}."
+    else:
+        then = "a smaller number hardly helps: quantise it, or use more GPUs."
+    then += " djl-trtllm size MODEL estimates what fits, and --measure finds it."
+    say(console, f"Try it. If the model does not load, {then}")
     say(console, f"\noption.max_num_tokens={guess}")
 
 
-def _print_tables(lmi: str) -> None:
+def _print_tables() -> None:
     from djl_trtllm.sizing import check_tables
 
     print(check_tables.render(check_tables.rows()))

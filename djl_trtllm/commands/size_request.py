@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,6 +111,11 @@ def read_request(model: str, settings: Mapping[str, str], lmi: str) -> SizeReque
     _refuse_engine(checkpoint)
     hub_cache = None if config.options.download_dir is None else config.options.download_dir / "hub"
     sizes = CheckpointSizes.read(checkpoint, revision=config.options.revision, hub_cache=hub_cache)
+    if not sizes.layers or not sizes.parts:
+        raise SizingError(
+            f"{checkpoint}/config.json does not give the layers, the heads and the hidden size of the model as numbers "
+            "above 0, so nothing can be estimated; --measure finds what fits"
+        )
     return SizeRequest(sizes, config, settings, lmi)
 
 
@@ -150,10 +155,18 @@ def _refuse_engine(checkpoint: str) -> None:
 
 def machines_of(gpu: Sequence[str], memory: str | None, instance: Sequence[str], *, here: bool) -> list[Machine]:
     """The machines that flags name, else, with `here`, this one. Raises SizingError."""
-    named = [of_gpu(name) for name in gpu] + [of_instance(name) for name in instance]
+    asked = [("--gpu", of_gpu, name) for name in gpu] + [("--instance", of_instance, name) for name in instance]
     if memory is not None:
-        named.append(of_memory(memory))
+        asked.append(("--gpu-memory", of_memory, memory))
+    named = [_machine(flag, read, text) for flag, read, text in asked]
     return named or ([_this_machine()] if here else [])
+
+
+def _machine(flag: str, read: Callable[[str], Machine], text: str) -> Machine:
+    try:
+        return read(text)
+    except SizingError as error:
+        raise SizingError(f"{flag} {error}") from None
 
 
 def _this_machine() -> Machine:

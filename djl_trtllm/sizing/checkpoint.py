@@ -21,6 +21,9 @@ from djl_trtllm.sizing.parameters import expected_tensors, experts_per_token, is
 from djl_trtllm.sizing.sharding import Part, parts_of
 from djl_trtllm.sizing.tensors import Tensor, tensors_of
 
+_MOST_LAYERS = 10_000
+"""Of a config.json that anybody may have written, each layer is counted; the deepest models have a few hundred."""
+
 
 @dataclass(frozen=True)
 class CheckpointSizes:
@@ -112,6 +115,9 @@ class CheckpointSizes:
         cls, config: Mapping[str, Any], source: str, tensors: tuple[Tensor, ...], directory: Path | None
     ) -> CheckpointSizes:
         text = text_part(config)
+        layers = ModelShape.from_config(config).num_layers or 0
+        if layers > _MOST_LAYERS:
+            raise LayoutError(f"{source}: config.json gives {layers} layers, expected at most {_MOST_LAYERS}")
         found = tensors or expected_tensors(config)
         shape = ModelShape.from_config(config, parameter_bytes=sum(tensor.bytes for tensor in found))
         return cls(

@@ -22,7 +22,7 @@ _UNITS = {
     "gib": _GIB,
 }
 _BYTES = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
-_COUNTED = re.compile(r"(?P<name>.+?):(?P<count>\d+)")
+_COUNTED = re.compile(r"(?P<name>[^:]+):(?P<count>.*)")
 _LEAST = 1 << 30
 
 
@@ -57,9 +57,10 @@ def of_gpu(text: str) -> Machine:
     """`h200`, or `h200:8` for eight of them. Raises SizingError."""
     counted = _COUNTED.fullmatch(text.strip())
     gpu = gpu_named(counted["name"] if counted else text)
-    gpus = int(counted["count"]) if counted else None
-    if gpus == 0:
-        raise SizingError(f"{text}: expected at least one GPU")
+    count = counted["count"].strip() if counted else None
+    if count is not None and (re.fullmatch(r"[0-9]{1,6}", count) is None or not int(count)):
+        raise SizingError(f"{text}: {count or 'nothing'} is no number of GPUs, expected at least 1, as {gpu.name}:8")
+    gpus = None if count is None else int(count)
     return Machine(gpu.name, gpu.name, gpu.memory, gpus, gpu.compute_capability, gpu)
 
 

@@ -123,10 +123,15 @@ def test_formula_needs_no_model() -> None:
         ),
         ([], "no model given"),
         (["MODEL"], "this machine has no NVIDIA GPU: name one with --gpu"),
-        (["MODEL", "--gpu", "h201"], "h201: expected a GPU: did you mean h20 or h200"),
-        (["MODEL", "--instance", "m5.large"], "m5.large: expected an AWS instance type"),
-        (["MODEL", "--gpu-memory", "80"], "write a unit"),
+        (["MODEL", "--gpu", "h201"], "--gpu h201: expected a GPU: did you mean h20 or h200"),
+        (["MODEL", "--instance", "m5.large"], "--instance m5.large: expected an AWS instance type"),
+        (["MODEL", "--gpu-memory", "80"], "--gpu-memory 80: 80 bytes are no memory of a GPU; write a unit"),
         (["MODEL", "--gpu", "h100", "--like", "vllm"], "--like vllm: expected trtllm-bench"),
+        (["MODEL", "--gpu", "h100,h200", "--like", "trtllm-bench"], "--like prints one heuristic for one machine"),
+        (["MODEL", "--gpu", "h100", "--like", "trtllm-bench", "--strict"], "leave out --compare, --plot, --sequences"),
+        (["MODEL", "--gpu", "h100", "--alpha", "0.1"], "--alpha: a flag of --formula"),
+        (["MODEL", "--gpu", "h100", "--formula"], "--formula does not use MODEL, --gpu: leave out"),
+        (["--check-tables", "--lmi", "0.27"], "--check-tables does not use --lmi"),
         (["MODEL", "--gpu", "h100", "--tp", "many"], "option.tensor_parallel_degree=many"),
         (["MODEL", "--gpu", "h100", "--tp", "1,many"], "--tp 1,many: expected numbers"),
         (["MODEL", "--gpu", "h100", "--quantize", "fp3"], "option.quantize=fp3"),
@@ -138,6 +143,18 @@ def test_errors_say_what_to_write(model: str, flags: list[str], message: str) ->
     result = runner.invoke(app, ["size", *(model if flag == "MODEL" else flag for flag in flags)])
     assert result.exit_code == 1
     assert message in result.stderr.replace("\n  ", " ").replace("\n", " ")
+
+
+def test_a_small_guess_is_not_halved() -> None:
+    result = runner.invoke(app, ["size", "--formula", "--max-batch", "1", "--max-input", "64"])
+    assert "If the model does not load, a smaller number hardly helps" in result.stdout
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": "32"}, {"num_attention_heads": 0}, {"hidden_size": [4096]}])
+def test_a_config_without_sizes_has_no_estimate(tmp_path: Path, changes: dict[str, object]) -> None:
+    result = runner.invoke(app, ["size", str(described(tmp_path, **changes)), "--gpu", "h100"])
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "config.json does not give the layers, the heads and the hidden size" in " ".join(result.stderr.split())
 
 
 def test_the_heuristic_of_trtllm_bench(model: str) -> None:

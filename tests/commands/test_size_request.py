@@ -20,6 +20,7 @@ from djl_trtllm.errors import ModelError, SizingError
 from djl_trtllm.sizing.machines import of_gpu, of_instance
 from tests.commands.sized import described, request
 from tests.engines.helpers import write_tensorrt_engine
+from tests.sizing.configs import llama
 
 MIB = 1 << 20
 
@@ -170,7 +171,7 @@ def test_a_remote_model_is_read_by_its_headers(monkeypatch: pytest.MonkeyPatch, 
 
     def read(source: str, **options: object) -> CheckpointSizes:
         asked.append((source, options["revision"]))
-        return CheckpointSizes.from_config({}, source)
+        return CheckpointSizes.from_config(llama(), source)
 
     monkeypatch.setattr(CheckpointSizes, "read", read)
     monkeypatch.setenv("OPTION_REVISION", "abc")

@@ -110,6 +110,11 @@ def test_a_directory_without_config_is_no_checkpoint(tmp_path: Path) -> None:
         CheckpointSizes.read(tmp_path)
 
 
+def test_a_config_with_a_billion_layers_is_refused_at_once() -> None:
+    with pytest.raises(LayoutError, match=r"config\.json gives 1000000000 layers, expected at most 10000"):
+        CheckpointSizes.from_config(llama(num_hidden_layers=10**9))
+
+
 def test_a_compiled_engine_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"pretrained_config": llama(), "build_config": {}}))
     with pytest.raises(LayoutError, match="compiled engine"):

@@ -17,8 +17,12 @@ def test_a_gpu_may_have_a_count() -> None:
     assert one.memory == eight.memory == GPUS["H200"].memory
     assert (one.compute_capability, one.known, one.hourly_price, one.host_memory) == ((9, 0), GPUS["H200"], None, None)
     assert (str(one), str(eight)) == ("H200 with 140.4 GiB", "8 x H200 with 140.4 GiB")
-    with pytest.raises(SizingError, match="h200:0: expected at least one GPU"):
-        of_gpu("h200:0")
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", "", "1.5"])
+def test_a_count_that_is_no_number_of_gpus_is_refused(count: str) -> None:
+    with pytest.raises(SizingError, match=f"h200:{count}: {count or 'nothing'} is no number of GPUs.*as H200:8"):
+        of_gpu(f"h200:{count}")
 
 
 def test_an_instance_type_has_gpus_a_price_and_a_host() -> None:
