@@ -24,6 +24,9 @@ _UNKNOWN = (
     "8192, or as the batch can use; djl-trtllm size estimates it for other GPUs"
 )
 
+_VOUCHED_FOR = 4096
+"""A measurement shows that sequences of this length run: a prompt of 3,700 tokens and its answer."""
+
 
 def fitted_to_memory(config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
     """The configuration with a max_num_tokens that fits, where the user set none, and with warnings of what does not.
@@ -150,5 +153,13 @@ class _Choice:
             return [
                 f"{format_setting(config, 'max_num_tokens')} does not fit: at most {found.maximum} do ({source}); "
                 f"leave the option out, or set {found.max_num_tokens}"
+            ]
+        smaller = found.estimate.recommended
+        held = found.estimate.kv_tokens(tokens)
+        if found.row is not None and held < self.longest and self.longest > _VOUCHED_FOR and 0 < smaller < tokens:
+            return [
+                f"{format_setting(config, 'max_num_tokens')} leaves a KV cache of about {held} tokens on "
+                f"{found.place}, less than one sequence of {self.longest}: {found.row} was measured with prompts of "
+                f"3,700 tokens; set option.max_num_tokens={smaller}, or shorter lengths"
             ]
         return []

@@ -172,6 +172,17 @@ def test_a_cache_that_holds_no_whole_sequence_is_a_warning(tmp_path: Path) -> No
     assert "lower option.max_input_len" in warning
 
 
+def test_a_measured_number_that_leaves_no_room_for_longer_sequences_is_a_warning(tmp_path: Path) -> None:
+    long = {"max_input_len": 7500, "max_output_len": 512, "max_rolling_batch_size": 256}
+    warning = fitted(layout(tmp_path), **long).warnings[-1]
+    assert "option.max_num_tokens=16384" in warning and "less than one sequence of 8012" in warning
+    assert "table LMI 0.28, LLaMA 3 8B on g5.12xl, tp 1 was measured with prompts of 3,700 tokens" in warning
+    smaller = int(warning.partition("set option.max_num_tokens=")[2].partition(",")[0])
+    advised = fitted(layout(tmp_path), **long, max_num_tokens=smaller).warnings
+    assert not any("KV cache" in text or "does not fit" in text for text in advised)
+    assert fitted(layout(tmp_path), max_rolling_batch_size=256).warnings == ()
+
+
 def test_out_of_memory_is_reported_before_anything_is_built(tmp_path: Path) -> None:
     big = layout(tmp_path, **LLAMA_3_70B)
     found = fitted(big, A10G, 8)
