@@ -78,7 +78,14 @@ class Report:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         shortened = () if self.request.shortened is None else (self.request.shortened,)
-        return shortened + self._warnings + self.machine.remarks
+        return shortened + self._warnings + self._without_fp8 + self.machine.remarks
+
+    @property
+    def _without_fp8(self) -> tuple[str, ...]:
+        conditions, capability = self.found.estimate.conditions, self.machine.compute_capability
+        if conditions.quantization != "fp8" or capability is None or capability >= _FP8_SINCE:
+            return ()
+        return (f"{self.machine.gpu} does not compute in FP8: option.quantize=fp8 needs an L4, an H100 or later",)
 
     @property
     def _warnings(self) -> tuple[str, ...]:

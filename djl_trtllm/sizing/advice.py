@@ -30,8 +30,14 @@ def warnings_of(estimate: Estimate, max_num_tokens: int | None = None) -> tuple[
         )
     if heads and heads % conditions.tensor_parallel:
         found.append(
-            f"{heads} attention heads cannot be divided among {conditions.tensor_parallel} GPUs: choose a "
+            f"{heads} attention heads cannot be divided among {conditions.tensor_parallel} GPUs: set an "
             "option.tensor_parallel_degree that divides them"
+        )
+    stages, layers = conditions.pipeline_parallel, sizes.shape.num_layers
+    if layers and layers < stages:
+        found.append(
+            f"{layers} layers cannot be divided among {stages} groups of GPUs: set an option.pipeline_parallel_degree "
+            f"of at most {layers}"
         )
     if sizes.quantization is not None and conditions.quantization is not None:
         found.append(
@@ -67,7 +73,12 @@ def _narrow(estimate: Estimate, max_num_tokens: int) -> list[str]:
     found = []
     length = (estimate.conditions.max_input_len or _USUAL) + (estimate.conditions.max_output_len or _USUAL)
     cache, sequences = estimate.kv_bytes(max_num_tokens), estimate.sequences_of(length, max_num_tokens)
-    if cache < _FEW_BYTES and sequences < _FEW_SEQUENCES:
+    if not sequences:
+        found.append(
+            f"the KV cache has {cache / GIB:.1f} GiB on each GPU, which does not hold one sequence of {length} tokens: "
+            "lower option.max_num_tokens or the lengths, or use more GPUs"
+        )
+    elif cache < _FEW_BYTES and sequences < _FEW_SEQUENCES:
         found.append(
             f"the KV cache has {cache / GIB:.1f} GiB on each GPU, which is {sequences} sequences of {length} tokens: "
             "requests will wait; use more GPUs, or option.kv_cache_dtype=fp8 where the GPU has it"

@@ -58,6 +58,14 @@ def test_lengths_to_paste_end_at_the_models_context(tmp_path: Path) -> None:
     assert found.warnings[0].startswith("sequences of 30000 + 512 tokens are longer than the model's context")
 
 
+def test_gpus_without_fp8_are_named_as_such(tmp_path: Path) -> None:
+    path = described(tmp_path)
+    wanted = "A100-80GB does not compute in FP8"
+    assert any(text.startswith(wanted) for text in report(path, of_gpu("a100"), quantize="fp8").warnings)
+    assert not any("FP8" in text for text in report(path, of_gpu("h100"), quantize="fp8").warnings)
+    assert not any("FP8" in text for text in report(path, of_gpu("a100")).warnings)
+
+
 def test_where_the_number_comes_from_is_said(tmp_path: Path) -> None:
     path = described(tmp_path)
     measured = "\n".join(report(path, of_instance("g5.12xlarge")).lines())

@@ -35,6 +35,16 @@ def test_heads_that_do_not_divide_are_named() -> None:
     assert "32 attention heads cannot be divided among 3 GPUs" in said(tensor_parallel=3)
 
 
+def test_more_groups_than_layers_are_named() -> None:
+    assert "32 layers cannot be divided among 33 groups of GPUs" in said(pipeline_parallel=33)
+    assert "layers cannot" not in said(pipeline_parallel=32)
+
+
+def test_a_cache_without_room_for_one_sequence_is_named_as_such() -> None:
+    found = estimate(LLAMA, Conditions(int(22.5 * GIB), max_input_len=7500, max_output_len=512))
+    assert "does not hold one sequence of 8012 tokens" in "\n".join(warnings_of(found, 20_000))
+
+
 def test_a_quantised_checkpoint_is_not_quantised_again() -> None:
     assert "stored as FP8 already" in said(replace(LLAMA, quantization="FP8"), quantization="awq")
 
