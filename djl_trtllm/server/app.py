@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the server's own port and on those for clients of Triton."""
         self._connections.reserve_descriptors()
-        await super().startup(sockets)
+        await super().startup([] if sockets is None else sockets)
         config = self.config
 
         def protocol() -> asyncio.Protocol:
@@ -118,8 +118,11 @@ class Server(uvicorn.Server):
         except ConfigError as error:
             logger.error("%s", error)
             self._exit(1)
-        for host, port, name in further_listeners(self._options):
-            logger.info("listening on %s:%d as well (%s)", host, port, name)
+            return
+        scheme = "http" if config.ssl is None else "https"
+        logger.info("listening on %s://%s:%d", scheme, self._options.host, self._options.port)
+        for further in further_listeners(self._options):
+            logger.info("listening on %s://%s:%d as well (%s)", scheme, *further[:3])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM or SIGINT: refuse new requests, wait for the others, stop uvicorn. A second SIGINT stops at once."""

@@ -1,4 +1,4 @@
-"""The ports beside the server's own: Triton's numbers, and that of the management API."""
+"""The ports of HTTP: the server's own, Triton's numbers, and that of the management API."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _OPTIONS = ("management_port", "triton_http_port", "triton_metrics_port")
 
 
 class Listener(NamedTuple):
-    """`option` is the one that the port is from."""
+    """`option` is the one that the port is from, `without` what to do without the port."""
 
     host: str
     port: int
     option: str
+    without: str = " or to 0 for none"
 
 
 def further_listeners(options: Options) -> list[Listener]:
@@ -34,20 +35,25 @@ def further_listeners(options: Options) -> list[Listener]:
 async def listen(
     options: Options, protocol: Callable[[], asyncio.Protocol], backlog: int, tls: ssl.SSLContext | None = None
 ) -> list[asyncio.base_events.Server]:
-    """Listen on the further ports. Raises ConfigError if one is in use; then none is open."""
+    """Listen on all ports. Raises ConfigError if one is in use; then none is open."""
     servers: list[asyncio.base_events.Server] = []
     loop = asyncio.get_running_loop()
-    for host, port, name in further_listeners(options):
+    handshake_timeout = None if tls is None else options.header_read_timeout
+    own = Listener(options.host, options.port, "inference_port", "")
+    for host, port, name, without in (own, *further_listeners(options)):
         try:
-            servers.append(await loop.create_server(protocol, host, port, backlog=backlog, ssl=tls))
+            server = await loop.create_server(
+                protocol, host, port, backlog=backlog, ssl=tls, ssl_handshake_timeout=handshake_timeout
+            )
         except OSError as error:
-            for server in servers:
-                server.close()
+            for opened in servers:
+                opened.close()
             variable = f"SERVING_{name.upper()}"
             raise ConfigError(
                 [
                     f"{name}={port}: cannot listen on {host}:{port}: {error.strerror or error}; end the program that "
-                    f"uses the port, or set {variable} to another one or to 0 for none"
+                    f"uses the port, or set {variable} to another one{without}"
                 ]
             ) from None
+        servers.append(server)
     return servers

@@ -45,9 +45,9 @@ async def both_ports_answer() -> None:
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             reached.set()
 
-    options = Options(host="127.0.0.1", triton_http_port=free_port(), triton_metrics_port=free_port())
+    options = Options(host="127.0.0.1", port=free_port(), triton_http_port=free_port(), triton_metrics_port=free_port())
     servers = await listen(options, Answering, 10)
-    for port in (options.triton_http_port, options.triton_metrics_port):
+    for port in (options.port, options.triton_http_port, options.triton_metrics_port):
         reached.clear()
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.wait_for(reached.wait(), 30)
@@ -61,7 +61,9 @@ def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_none_open() 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port, free = taken.getsockname()[1], free_port()
-        options = Options(host="127.0.0.1", triton_http_port=free, triton_metrics_port=port)
+        with pytest.raises(ConfigError, match=rf"inference_port={port}: .*SERVING_INFERENCE_PORT to another one$"):
+            asyncio.run(listen(Options(host="127.0.0.1", port=port), asyncio.Protocol, 10))
+        options = Options(host="127.0.0.1", port=free_port(), triton_http_port=free, triton_metrics_port=port)
         with pytest.raises(ConfigError, match=rf"triton_metrics_port={port}: .*SERVING_TRITON_METRICS_PORT"):
             asyncio.run(listen(options.model_copy(update={"triton_http_port": 0}), asyncio.Protocol, 10))
         with pytest.raises(ConfigError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,23 @@ def test_a_websocket_needs_a_key_too(server: SecureServer) -> None:
         with pytest.raises(InvalidStatus) as refused:
             opened(key)
         assert refused.value.response.status_code == status
-    with opened("app-secret") as socket:
-        socket.send(body(3))
-        assert b"generated_text" in socket.recv(timeout=60)
+    with opened("app-secret") as websocket:
+        websocket.send(body(3))
+        assert b"generated_text" in websocket.recv(timeout=60)
+
+
+def test_a_handshake_that_does_not_end_and_one_without_tls_are_ended(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    environ = {
+        "SERVING_CERTIFICATE_FILE": str(certificates.certificate),
+        "SERVING_PRIVATE_KEY_FILE": str(certificates.key),
+        "SERVING_HEADER_READ_TIMEOUT": "2",
+    }
+    with SecureServer(scripted_model(tmp_path / "model"), certificates, **environ) as server:
+        server.wait_for_ping(timeout=60)
+        for said in (b"", b"GET /ping HTTP/1.1\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+                connection.sendall(said)
+                assert not connection.recv(100)
+        assert server.ping() == 200
+        assert not server.says("Traceback")
