@@ -26,6 +26,8 @@
         ├── OverloadedError         refused at admission: the queue is full
         ├── NotReadyError           the model is loading, recovering, draining or failed
         ├── UnknownModelError       no model of the name that the request gives
+        ├── AuthenticationError     no API key, or none of this server's
+        ├── ForbiddenError          the API key lacks the role
         ├── MethodNotAllowedError   the path takes other HTTP methods
         ├── RequestTooLargeError    the body is larger than max_request_size
         ├── RequestTimeoutError     not finished within predict_timeout

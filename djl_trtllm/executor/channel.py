@@ -26,6 +26,10 @@ class Channel:
         self._deframer = Deframer()
         self._bodies: deque[bytes] = deque()
         self._sending = threading.Lock()
+        # Not select.select: it takes no descriptor above 1023, and a server with many connections passes such on.
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._writable.register(connection, select.POLLOUT)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -38,7 +42,7 @@ class Channel:
                     try:
                         unsent = unsent[self._socket.send(unsent) :]
                     except BlockingIOError:  # an event loop that reads from a socket makes it non-blocking
-                        select.select([], [self._socket], [])
+                        self._writable.poll()
             except OSError as error:
                 raise Disconnected from error
 
@@ -52,7 +56,7 @@ class Channel:
     def receive(self, *, block: bool) -> Iterator[ToEngine]:
         """All messages that have arrived; with `block`, waits for at least one. Those not taken come the next time."""
         bodies = self._bodies
-        while bodies or select.select([self._socket], [], [], None if block else 0)[0]:
+        while bodies or self._readable.poll(None if block else 0):
             if not bodies:
                 try:
                     data = self._socket.recv(1 << 18)

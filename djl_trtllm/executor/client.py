@@ -189,34 +189,38 @@ class ExecutorClient(asyncio.Protocol):
         with theirs:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-            # Before there is a process, so that at every later point `kill` has all it needs.
-            await self._loop.create_connection(lambda: self, sock=ours)
-            spawning = asyncio.ensure_future(
-                asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "djl_trtllm.executor.process",
-                    str(theirs.fileno()),
-                    pass_fds=[theirs.fileno()],
-                    env=self._environment.variables,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                )
-            )
+            self._closing = True  # as long as there is no process whose end could be found out
+            spawning = None
             try:
+                # Before there is a process, so that at every later point `kill` has all it needs.
+                await self._loop.create_connection(lambda: self, sock=ours)
+                spawning = asyncio.ensure_future(self._create_process(theirs))
                 self._process = await asyncio.shield(spawning)
             except BaseException:
-                self._closing = True
-                self._transport.close()
-                # Cancelled half-way there would be a process that nobody waits for.
-                with contextlib.suppress(OSError):
-                    process = await spawning
-                    process.kill()
-                    await process.communicate()
+                if spawning is not None:
+                    self._transport.close()
+                    # Cancelled half-way there would be a process that nobody waits for.
+                    with contextlib.suppress(OSError):
+                        process = await spawning
+                        process.kill()
+                        await process.communicate()
                 await self._loop.run_in_executor(None, self._environment.clear)
                 raise
+            self._closing = False
         self._log_task = self._loop.create_task(self._forward_log())
+
+    async def _create_process(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "djl_trtllm.executor.process",
+            str(theirs.fileno()),
+            pass_fds=[theirs.fileno()],
+            env=self._environment.variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
 
     def _send(self, message: ToEngine) -> None:
         if not self._transport.is_closing():

@@ -182,7 +182,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._body += size
         self._left = max(0, self._left - size)
         self.deadline += size / _SLOWEST_BODY
-        if self._body > self._limits.max_request_size and self.cycle is not None and self.cycle.response_complete:
+        # The refusal said that the connection goes on, so some more is read: the client may use it again.
+        most = self._limits.max_request_size + _LINGER_BYTES
+        if self._body > most and self.cycle is not None and self.cycle.response_complete:
             raise Refusal(413, f"the body is larger than max_request_size={self._limits.max_request_size} bytes")
         super().on_body(body)
 

@@ -142,7 +142,8 @@ class TritonGrpcServer:
             status = grpc.StatusCode.CANCELLED
             try:
                 response = await handler(request, context)
-                status = grpc.StatusCode.OK
+                if not context.cancelled():  # a stream of requests ends where its client cancels the call
+                    status = grpc.StatusCode.OK
             except grpc.aio.AbortError:
                 status = _STATUSES[context.code()]
                 raise

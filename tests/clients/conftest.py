@@ -29,8 +29,7 @@ def grpc_address() -> str:
 def server(tiny_stories: Path, grpc_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server of `scripts/serve`, with Triton's gRPC port."""
     port = grpc_address.rpartition(":")[2]
-    # Clients that keep connections open do not hide what is left open by mistake.
-    given = {"SERVING_TRITON_GRPC_PORT": port, "SERVING_KEEP_ALIVE_TIMEOUT": "5"}
+    given = {"SERVING_TRITON_GRPC_PORT": port}
     with serving(tiny_stories, tmp_path_factory.mktemp("server"), **given) as started:
         yield started
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import select
+import fcntl
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,18 @@ from djl_trtllm.executor.channel import Channel, Disconnected
 from djl_trtllm.executor.protocol import Cancel, Delta, Failed, Ping, Pong, Shutdown, Stats, Step, ToEngine, frame
 from tests.executor.host_server import Server
 
-Sockets = list[socket.socket]
+
+class Noted:
+    """A poll object whose waits are noted, and end after a minute."""
+
+    def __init__(self, polled: Any, note: Callable[[float | None], None]) -> None:
+        self._polled = polled
+        self._note = note
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        self._note(timeout)
+        found: list[tuple[int, int]] = self._polled.poll(60_000 if timeout is None else timeout)
+        return found
 
 
 class Ends:
@@ -27,19 +39,12 @@ class Ends:
         self.waits: list[float | None] = []
         self.waits_for_room = 0
         self.is_full = threading.Event()
-        self._monkeypatch = monkeypatch
-        self._select = select.select
-        monkeypatch.setattr(select, "select", self._noted)
+        monkeypatch.setattr(self.channel, "_readable", Noted(self.channel._readable, self.waits.append))
+        monkeypatch.setattr(self.channel, "_writable", Noted(self.channel._writable, self._full))
 
-    def _noted(
-        self, read: Sockets, write: Sockets, error: Sockets, timeout: float | None = 60
-    ) -> tuple[Sockets, Sockets, Sockets]:
-        if write:
-            self.waits_for_room += 1
-            self.is_full.set()
-        else:
-            self.waits.append(timeout)
-        return self._select(read, write, error, 60 if timeout is None else timeout)
+    def _full(self, _: float | None) -> None:
+        self.waits_for_room += 1
+        self.is_full.set()
 
     def close(self) -> None:
         self.server.connection.close()
@@ -62,6 +67,17 @@ def test_all_messages_that_have_arrived_are_given_and_nothing_is_waited_for(ends
     ends.server.send(Ping())
     assert list(ends.channel.receive(block=False)) == [Ping(), Cancel(3), Ping()]
     assert set(ends.waits) == {0}
+
+
+def test_descriptors_may_be_above_those_that_select_takes() -> None:
+    ours, theirs = socket.socketpair()
+    try:
+        high = socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 1024))
+    except OSError:
+        pytest.skip("the limit of descriptors is 1,024")
+    with ours, theirs, high:
+        ours.sendall(frame(Ping()))
+        assert list(Channel(high).receive(block=True)) == [Ping()]
 
 
 def test_with_block_it_waits_for_a_message_and_for_no_other(ends: Ends) -> None:

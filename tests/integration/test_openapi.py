@@ -118,6 +118,9 @@ def check(schema: Any, address: str, method: str, path: str, count: int) -> None
         @settings(max_examples=count, suppress_health_check=list(HealthCheck), deadline=None, database=None)
         @given(case=operation.as_strategy(generation_mode=mode))
         def one(case: Any) -> None:
+            # Requests would end the path at a question mark that schemathesis leaves in it.
+            if any("?" in str(value) for value in case.path_parameters.values()):
+                return
             case.call_and_validate(address, session=session, checks=wanted, timeout=120)
 
         try:

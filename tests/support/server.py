@@ -31,7 +31,11 @@ CLI = ("-m", "djl_trtllm.cli")
 START_SECONDS = 300.0
 _CONFIGURING = ("OPTION_", "SERVING_", "DJL_", "HF_", "SM_", "SAGEMAKER_")
 _NO_LOOPBACK_PROXY = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
-_NO_TRITON_PORTS = {f"SERVING_TRITON_{name}_PORT": "0" for name in ("HTTP", "GRPC", "METRICS")}
+_USUAL = {
+    **{f"SERVING_TRITON_{name}_PORT": "0" for name in ("HTTP", "GRPC", "METRICS")},
+    # Connections that clients keep are closed before the check for leaks gives up.
+    "SERVING_KEEP_ALIVE_TIMEOUT": "5",
+}
 """Servers of Triton repositories run beside each other."""
 _LEEWAY = 2
 """A connection is one descriptor, and a new host may have taken another number of pipes."""
@@ -86,7 +90,7 @@ class Server:
         with self._log.open("wb") as output:
             self.process = psutil.Popen(
                 [sys.executable, *program, "serve", *named, "--port", str(self.port), "--host", "127.0.0.1"],
-                env=environment(cache, **{**_NO_TRITON_PORTS, **(environ or {})}),
+                env=environment(cache, **{**_USUAL, **(environ or {})}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

@@ -37,8 +37,6 @@ def make_paced_model(executor: str, directory: Path) -> tuple[Path, dict[str, st
         directory,
         {"steps_per_second": 200, "faults": [{"action": "error", "at_token": 3, "max_new_tokens": 77}]},
         **{"option.max_rolling_batch_size": 2, "job_queue_size": 3, "max_request_size": 200_000},
-        # Connections that clients keep do not hide those that the server leaves open.
-        keep_alive_timeout=5,
     )
 
 

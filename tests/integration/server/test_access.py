@@ -103,9 +103,9 @@ def test_the_management_api_is_on_its_own_port(server: SecureServer, ports: dict
 
 
 def test_openais_client_streams_with_its_api_key(server: SecureServer) -> None:
-    client = openai.OpenAI(
-        base_url=f"https://127.0.0.1:{server.port}/v1", api_key="app-secret", http_client=server.client(), max_retries=0
-    )
+    address = f"https://127.0.0.1:{server.port}/v1"
+    http_client = openai.DefaultHttpxClient(verify=server.tls())
+    client = openai.OpenAI(base_url=address, api_key="app-secret", http_client=http_client, max_retries=0)
     chunks = list(client.completions.create(model="", prompt="a", max_tokens=3, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
     with pytest.raises(openai.AuthenticationError):
