@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import os
-import signal
 import socket
 import sys
 import threading
@@ -23,6 +21,7 @@ from typing import Any, NoReturn, Protocol
 
 import uvloop
 
+from djl_trtllm.child_process import leave_end_to_parent
 from djl_trtllm.engines.memory_bound import apply_bound
 from djl_trtllm.executor.channel import Channel, Disconnected
 from djl_trtllm.executor.protocol import (
@@ -40,8 +39,6 @@ from djl_trtllm.executor.protocol import (
     ToEngine,
 )
 from djl_trtllm.executor.step_buffer import StepBuffer
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _SIGN_OF_LIFE_SECONDS = 1.0
 """A busy process whose iterations produce no token (a long prefill in chunks) sends an empty step this often."""
@@ -196,12 +193,6 @@ def _watch(
             return
 
 
-def _end_with_parent() -> None:
-    """A process that hangs does not see its socket close; on Linux the kernel kills it when the server ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _fail(channel: Channel, error: Exception) -> NoReturn:
     """End the process and report the reason to the server."""
     traceback.print_exception(error)
@@ -224,10 +215,7 @@ def _exit(status: int) -> NoReturn:
 
 def main() -> NoReturn:
     """Run until the server is gone (status 0) or the engine is lost (1)."""
-    # Ctrl-C in a terminal reaches the whole process group; when to end is the server's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end_with_parent()
+    leave_end_to_parent()
     apply_bound()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:

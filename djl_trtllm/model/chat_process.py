@@ -7,18 +7,14 @@ each further one has a conversation, to which the response is `RENDERED` or `REF
 
 from __future__ import annotations
 
-import ctypes
 import pickle
-import resource
-import signal
 import socket
 import sys
-from pathlib import Path
 
+from djl_trtllm.child_process import allow_more_memory, leave_end_to_parent, write_no_core_file
 from djl_trtllm.errors import InvalidRequestError, TokenizerError
 from djl_trtllm.model.chat_template import ChatTemplate
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _MEMORY = 1024**3
 """Bytes that rendering may take."""
 
@@ -60,13 +56,9 @@ def _read_bytes(connection: socket.socket, count: int) -> bytes:
 
 def main(argv: list[str]) -> None:
     """Render until the server is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
+    leave_end_to_parent()
+    write_no_core_file()
+    allow_more_memory(_MEMORY)
     connection = socket.socket(fileno=int(argv[1]))
     try:
         sources, special_tokens, origin = pickle.loads(_read(connection))  # noqa: S301

@@ -6,9 +6,6 @@ process. Guides come and verdicts go over FD, one at a time; the process ends wh
 
 from __future__ import annotations
 
-import ctypes
-import resource
-import signal
 import sys
 import threading
 import time
@@ -19,9 +16,8 @@ import msgspec
 from openvino_genai import Tokenizer
 
 from djl_trtllm.backends.openvino.guide_compiler import GuideCompiler, read_vocabulary
+from djl_trtllm.child_process import allow_more_memory, leave_end_to_parent, write_no_core_file
 from djl_trtllm.request import Guide
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _MEMORY = 2 * 1024**3
 """Bytes that compiling may take."""
@@ -73,8 +69,7 @@ def _reason(message: str) -> str:
 def _serve(connection: Connection, engine_dir: Path) -> None:
     vocabulary = read_vocabulary(engine_dir)
     compiler = GuideCompiler(Tokenizer(str(engine_dir)), vocabulary)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
+    allow_more_memory(_MEMORY)
     try:
         while True:
             guide = decode_guide(connection.recv_bytes())
@@ -85,11 +80,8 @@ def _serve(connection: Connection, engine_dir: Path) -> None:
 
 def main(argv: list[str]) -> None:
     """Judge guides until the engine process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    leave_end_to_parent()
+    write_no_core_file()
     threading.stack_size(_STACK)
     thread = threading.Thread(target=_serve, args=(Connection(int(argv[1])), Path(argv[2])))
     thread.start()
