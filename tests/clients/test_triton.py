@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.http as triton
 
 from tests.clients.conftest import MODEL, PROMPT, TOKENS
 from tests.support.server import Server
+from tests.support.triton_tensors import prompt_tensors
 
 
 @pytest.fixture
@@ -21,11 +21,7 @@ def client(server: Server) -> Iterator[Any]:
 
 
 def inputs(*, binary: bool) -> list[Any]:
-    text = triton.InferInput("text_input", [1, 1], "BYTES")
-    text.set_data_from_numpy(np.array([[PROMPT.encode()]], np.object_), binary_data=binary)
-    most = triton.InferInput("max_tokens", [1, 1], "INT32")
-    most.set_data_from_numpy(np.array([[TOKENS]], np.int32), binary_data=binary)
-    return [text, most]
+    return prompt_tensors(triton, PROMPT, TOKENS, binary_data=binary)
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", MODEL])

@@ -7,13 +7,13 @@ import queue
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 
 from tests.clients.conftest import MODEL, PROMPT, TOKENS
 from tests.support.server import Server
+from tests.support.triton_tensors import prompt_tensors
 
 
 @pytest.fixture
@@ -23,15 +23,7 @@ def client(server: Server, grpc_address: str) -> Iterator[Any]:
 
 
 def inputs(*, stream: bool = False) -> list[Any]:
-    made = []
-    for name, datatype, value in (
-        ("text_input", "BYTES", np.array([[PROMPT.encode()]], np.object_)),
-        ("max_tokens", "INT32", np.array([[TOKENS]], np.int32)),
-        ("stream", "BOOL", np.array([[stream]])),
-    ):
-        made.append(triton.InferInput(name, [1, 1], datatype))
-        made[-1].set_data_from_numpy(value)
-    return made
+    return prompt_tensors(triton, PROMPT, TOKENS, stream=stream)
 
 
 def text_of(result: Any) -> str:

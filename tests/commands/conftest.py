@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.finder.helpers import trials
+
+__all__ = ["model", "trials"]
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

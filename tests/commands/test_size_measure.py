@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
-from djl_trtllm.finder import measure
 from djl_trtllm.finder.load import Load
 from tests.finder.helpers import Played, model_with
 
@@ -19,13 +18,6 @@ runner = CliRunner()
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     return str(model_with(tmp_path / "model"))
-
-
-@pytest.fixture
-def trials(monkeypatch: pytest.MonkeyPatch) -> Played:
-    played = Played(24_000)
-    monkeypatch.setattr(measure, "run_trial", played)
-    return played
 
 
 def test_the_result_ends_with_the_option_to_paste(model: str, trials: Played) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import httpx
 import psutil
 
 from tests.faults.kind import Row
+from tests.support.background import InBackground
 from tests.support.client import Answer, exchange, lmi
 from tests.support.models import PROMPT
 from tests.support.prompts import SHORT, story
@@ -114,23 +114,14 @@ def _told(answer: Answer) -> Any:
     return [(line["token"]["id"], line["token"]["text"]) for line in lines], lines[-1].get("generated_text")
 
 
-class Watch:
+class Watch(InBackground):
     """Asks for /ping, and looks at the memory of the server and all below it, during the block."""
 
     def __init__(self, load: Load) -> None:
         self.slowest = 0.0
         self.peak = _resident(load.server.process)
         self._load = load
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
+        super().__init__()
 
     def _run(self) -> None:
         looks = 0

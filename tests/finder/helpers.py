@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
+from djl_trtllm.finder import measure
 from djl_trtllm.finder.outcome import Outcome
 from djl_trtllm.finder.trial import Report, TrialSpec
 from djl_trtllm.finder.trials import TrialResult
@@ -48,3 +51,11 @@ class Played:
         else:
             outcome = Outcome("fits", "requests")
         return TrialResult(outcome, reports, 0.25)
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> Played:
+    """Trials that fit up to 24,000 tokens, in the place of all that a measurement runs."""
+    played = Played(24_000)
+    monkeypatch.setattr(measure, "run_trial", played)
+    return played

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
-from djl_trtllm.finder import measure
 from djl_trtllm.finder.toolkit import max_token_finder
 from tests.finder.helpers import Played, model_with
 from tests.support.hub_server import Hub, hub_server
@@ -32,13 +31,6 @@ model, tp, max_tokens = max_token_finder(properties)
 print(f"Summary:\\nmodel: {model}\\n tp: {tp}\\n max_tokens: {max_tokens}")
 """
 """The program of the finder document, as it is there."""
-
-
-@pytest.fixture
-def trials(monkeypatch: pytest.MonkeyPatch) -> Played:
-    played = Played(24_000)
-    monkeypatch.setattr(measure, "run_trial", played)
-    return played
 
 
 def test_the_maximum_is_not_halved(tmp_path: Path, trials: Played) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from websockets.sync.client import connect
@@ -16,6 +15,7 @@ from djl_trtllm.model import Tokenizer
 from tests.support.client import lmi
 from tests.support.dialects import Way, triton_inputs, ways, without_row
 from tests.support.server import Server, free_port, serving
+from tests.support.triton_tensors import tensor
 
 PROMPT = "Once upon a time there was a little girl"
 TOKENS = 20
@@ -25,7 +25,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     # Numbers that an FP32 tensor has exactly.
     "sampled": {"max_new_tokens": TOKENS, "temperature": 2.0, "top_k": 200, "top_p": 0.96875, "seed": 11},
 }
-KINDS = {str: ("BYTES", np.object_), int: ("INT32", np.int32), float: ("FP32", np.float32)}
+DATATYPES = {str: "BYTES", int: "INT32", float: "FP32"}
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +59,9 @@ def tensors(name: str, *, stream: bool) -> list[Any]:
     """The inputs of a request over gRPC."""
     made = []
     for each, value in {"text_input": PROMPT, **triton_inputs(SAMPLING[name])}.items():
-        datatype, kind = ("UINT64", np.uint64) if each == "random_seed" else KINDS[type(value)]
-        if each == "temperature":
-            datatype, kind = "FP32", np.float32
-        tensor = triton.InferInput(each, [1, 1], datatype)
-        tensor.set_data_from_numpy(np.array([[value.encode() if isinstance(value, str) else value]], kind))
-        made.append(tensor)
-    streams = triton.InferInput("stream", [1, 1], "BOOL")
-    streams.set_data_from_numpy(np.array([[stream]]))
-    return [*made, streams]
+        datatype = {"random_seed": "UINT64", "temperature": "FP32"}.get(each, DATATYPES[type(value)])
+        made.append(tensor(triton, each, [value], datatype))
+    return [*made, tensor(triton, "stream", [stream], "BOOL")]
 
 
 def text_of(result: Any) -> str:

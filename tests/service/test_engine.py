@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +11,7 @@ from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.service import ModelService, State
-from tests.support.in_process import Hosts, ask, played_model, state_of
+from tests.support.in_process import Hosts, ask, loaded, played_model, state_of
 from tests.support.virtual_time import in_virtual_time
 
 CHECK = 5.1
@@ -26,12 +25,6 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     available = [100 * GB]
     monkeypatch.setattr("djl_trtllm.service.engine.available_memory", lambda: available[0])
     return available
-
-
-async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
-    service = ModelService("story")
-    await service.load(played_model(tokenizer, **options))
-    return service
 
 
 @in_virtual_time

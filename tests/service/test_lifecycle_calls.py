@@ -10,8 +10,7 @@ from djl_trtllm.api import Call, Prompt
 from djl_trtllm.errors import OverloadedError, PromptTooLongError, UnsupportedParameterError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import GenerationRequest, Sampling
-from djl_trtllm.service import ModelService
-from tests.support.in_process import PROMPT, Asked, Hosts, ask, played_model
+from tests.support.in_process import PROMPT, Asked, Hosts, ask, loaded
 from tests.support.virtual_time import in_virtual_time
 from tests.support.word_encoder import WordEncoder
 
@@ -25,12 +24,6 @@ class PromptsEncoder(WordEncoder):
 
     def begin(self, prompt: Prompt) -> None:
         self.prompts.append(prompt)
-
-
-async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
-    service = ModelService("story")
-    await service.load(played_model(tokenizer, **options))
-    return service
 
 
 def several(*prompts: str, encoder: PromptsEncoder, **fields: Any) -> Call:

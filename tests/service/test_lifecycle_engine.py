@@ -10,17 +10,16 @@ from djl_trtllm.errors import UnsupportedParameterError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import GenerationRequest, Sampling
 from djl_trtllm.service import ModelService
-from tests.support.in_process import Asked, Hosts, played_model
+from tests.support.in_process import Asked, Hosts, loaded
 from tests.support.virtual_time import in_virtual_time
 from tests.support.word_encoder import WordEncoder
 
 OWN = ("X-Own", "1")
 
 
-async def loaded(hosts: Hosts, tokenizer: Tokenizer, **limits: object) -> ModelService:
+async def limited(hosts: Hosts, tokenizer: Tokenizer, **limits: object) -> ModelService:
     """A service whose engine has these limits."""
-    service = ModelService("story")
-    await service.load(played_model(tokenizer))
+    service = await loaded(tokenizer)
     hosts.last.limits = replace(hosts.last.limits, **limits)
     hosts.last.features |= {"beam_width"}
     return service
@@ -33,7 +32,7 @@ def call(**sampling: object) -> Call:
 
 @in_virtual_time
 async def test_a_plain_request_has_the_beams_of_its_engine(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service = await loaded(hosts, tokenizer, beams=3)
+    service = await limited(hosts, tokenizer, beams=3)
     await service.generate(call(), Asked())
     assert [message.sampling.beam_width for message in hosts.last.submitted] == [3]
     assert service.load_now == 3
@@ -44,7 +43,7 @@ async def test_a_plain_request_has_the_beams_of_its_engine(hosts: Hosts, tokeniz
 
 @in_virtual_time
 async def test_a_seed_that_the_engine_ignores_is_warned_of_in_the_response(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service = await loaded(hosts, tokenizer, seeded=False)
+    service = await limited(hosts, tokenizer, seeded=False)
     own, (name, warning) = service.with_warnings(call(do_sample=True, seed=3)).headers
     assert (own, name) == (OWN, "Warning")
     assert warning == '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"'
@@ -56,7 +55,7 @@ async def test_a_seed_that_the_engine_ignores_is_warned_of_in_the_response(hosts
 
 @in_virtual_time
 async def test_nothing_is_said_where_the_engine_takes_seeds(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service = await loaded(hosts, tokenizer)
+    service = await limited(hosts, tokenizer)
     seeded = call(do_sample=True, seed=3)
     assert service.with_warnings(seeded) is seeded
     await service.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any
 
 import pytest
 
@@ -12,17 +11,11 @@ from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, GenerationErro
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.service import ModelService, State
-from tests.support.in_process import Hosts, ask, played_model, state_of
+from tests.support.in_process import Hosts, ask, loaded, played_model, state_of
 from tests.support.virtual_time import in_virtual_time
 
 LONG_ENOUGH = 60.0
 """Seconds after which any replacement has started."""
-
-
-async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
-    service = ModelService("story")
-    await service.load(played_model(tokenizer, **options))
-    return service
 
 
 async def sleep_until(when: float) -> None:

@@ -25,7 +25,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk
 from djl_trtllm.service import Model, ModelService, State
 from djl_trtllm.service.adapters import Adapters
-from tests.support.in_process import PROMPT, Asked, Hosts, ask, played_model, state_of
+from tests.support.in_process import PROMPT, Asked, Hosts, ask, loaded, played_model, state_of
 from tests.support.virtual_time import in_virtual_time, until
 
 INLINE = 2048
@@ -72,12 +72,6 @@ class NotingEncoder:
 
     def error(self, error: Exception) -> bytes:
         return b""
-
-
-async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
-    service = ModelService("story")
-    await service.load(played_model(tokenizer, **options))
-    return service
 
 
 async def prompted(hosts: Hosts, service: ModelService, encoder: NotingEncoder, **request: Any) -> list[int]:

@@ -61,81 +61,31 @@ CodeLLaMA 34B | p4d.24xl | 8 | 190000
 """The tables as LMI's document has them: model, machine, tensor parallel degree, max number of tokens."""
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
-LLAMA = {"model_type": "llama", "torch_dtype": "float16"}
+
+
+def llama(layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "torch_dtype": "float16",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocab,
+    }
+
+
+MISTRAL = {**llama(32, 4096, 32, 8, 14336, 32000), "model_type": "mistral", "torch_dtype": "bfloat16"}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama 2 7b": {
-        **LLAMA,
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "intermediate_size": 11008,
-        "vocab_size": 32000,
-    },
-    "llama 2 13b": {
-        **LLAMA,
-        "num_hidden_layers": 40,
-        "hidden_size": 5120,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 40,
-        "intermediate_size": 13824,
-        "vocab_size": 32000,
-    },
-    "llama 2 70b": {
-        **LLAMA,
-        "num_hidden_layers": 80,
-        "hidden_size": 8192,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "intermediate_size": 28672,
-        "vocab_size": 32000,
-    },
-    "llama 3 8b": {
-        **LLAMA,
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-    },
-    "llama 3 70b": {
-        **LLAMA,
-        "num_hidden_layers": 80,
-        "hidden_size": 8192,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "intermediate_size": 28672,
-        "vocab_size": 128256,
-    },
-    "codellama 34b": {
-        **LLAMA,
-        "num_hidden_layers": 48,
-        "hidden_size": 8192,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "intermediate_size": 22016,
-        "vocab_size": 32000,
-    },
-    "mistral 7b": {
-        "model_type": "mistral",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 32000,
-    },
-    "mixtral 8x7b": {
-        "model_type": "mixtral",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 32000,
-        "num_local_experts": 8,
-    },
+    "llama 2 7b": llama(32, 4096, 32, 32, 11008, 32000),
+    "llama 2 13b": llama(40, 5120, 40, 40, 13824, 32000),
+    "llama 2 70b": llama(80, 8192, 64, 8, 28672, 32000),
+    "llama 3 8b": llama(32, 4096, 32, 8, 14336, 128256),
+    "llama 3 70b": llama(80, 8192, 64, 8, 28672, 128256),
+    "codellama 34b": llama(48, 8192, 64, 8, 22016, 32000),
+    "mistral 7b": MISTRAL,
+    "mixtral 8x7b": {**MISTRAL, "model_type": "mixtral", "num_local_experts": 8},
     "gemma 7b": {
         "model_type": "gemma",
         "num_hidden_layers": 28,

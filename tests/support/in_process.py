@@ -54,6 +54,13 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
     return Model("story", directory, config, tokenizer, start, limits, None, 0)
 
 
+async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
+    """A service of `played_model`."""
+    service = ModelService("story")
+    await service.load(played_model(tokenizer, **options))
+    return service
+
+
 class Asked:
     """A request to a service, and what came of it."""
 

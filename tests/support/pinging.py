@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import httpx
 
+from tests.support.background import InBackground
 from tests.support.server import Server
 from tests.support.waiting import wait_until
 
 
-class Pinging:
+class Pinging(InBackground):
     """Asks for /ping during the block, and keeps each status with the time of its arrival."""
 
     def __init__(self, server: Server) -> None:
         self.seen: list[tuple[float, int]] = []
         self._server = server
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        super().__init__()
 
     @property
     def statuses(self) -> list[int]:
@@ -41,11 +40,3 @@ class Pinging:
                 status = client.get("/ping").status_code
                 self.seen.append((time.monotonic(), status))
                 time.sleep(0.01)
-
-    def __enter__(self) -> Pinging:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()

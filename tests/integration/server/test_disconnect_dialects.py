@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from websockets.sync.client import connect
@@ -19,6 +18,7 @@ from tests.support.client import body, raw_post
 from tests.support.dialects import Way, ways
 from tests.support.models import PROMPT
 from tests.support.server import Server, free_port, serving
+from tests.support.triton_tensors import prompt_tensors
 from tests.support.waiting import wait_until
 
 ENDLESS = 1_000_000
@@ -52,15 +52,7 @@ def _one_is_cancelled(endless: Server) -> Iterator[None]:
 
 def tensors(tokens: int, *, stream: bool) -> list[Any]:
     """The inputs of a request over gRPC."""
-    made = []
-    for name, datatype, value in (
-        ("text_input", "BYTES", np.array([[PROMPT.encode()]], np.object_)),
-        ("max_tokens", "INT32", np.array([[tokens]], np.int32)),
-        ("stream", "BOOL", np.array([[stream]])),
-    ):
-        made.append(triton.InferInput(name, [1, 1], datatype))
-        made[-1].set_data_from_numpy(value)
-    return made
+    return prompt_tensors(triton, PROMPT, tokens, stream=stream)
 
 
 def runs(server: Server) -> None:

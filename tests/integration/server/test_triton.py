@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
@@ -16,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from djl_trtllm.model import Tokenizer
 from tests.support.models import PROMPT
 from tests.support.server import Server
+from tests.support.triton_tensors import prompt_tensors, tensor
 
 CURL = """curl -s -X POST localhost:8000/v2/models/ensemble/generate -d '{"text_input": "What is machine learning?", \
 "max_tokens": 20, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}'"""
@@ -38,19 +38,8 @@ def client(server: Server) -> Iterator[Any]:
         yield client
 
 
-def tensor(name: str, values: list[Any], datatype: str, *, binary: bool = True) -> Any:
-    kinds = {"BYTES": np.object_, "INT32": np.int32, "UINT32": np.uint32, "FP32": np.float32, "BOOL": np.bool_}
-    array = np.array([values], kinds[datatype])
-    made = triton.InferInput(name, array.shape, datatype)
-    made.set_data_from_numpy(array, binary_data=binary)
-    return made
-
-
 def inputs(tokens: int = 7, *, binary: bool = True) -> list[Any]:
-    return [
-        tensor("text_input", [PROMPT], "BYTES", binary=binary),
-        tensor("max_tokens", [tokens], "INT32", binary=binary),
-    ]
+    return prompt_tensors(triton, PROMPT, tokens, binary_data=binary)
 
 
 def shell(server: Server, script: str) -> str:
@@ -136,10 +125,8 @@ def test_infer_with_bytes_and_with_json(
 
 
 def test_a_batch_has_a_text_for_each_prompt(client: Any, tokenizer: Tokenizer) -> None:
-    prompts = triton.InferInput("text_input", [2, 1], "BYTES")
-    prompts.set_data_from_numpy(np.array([[PROMPT.encode()], [b"a wolf and a fox"]], np.object_))
-    counts = triton.InferInput("max_tokens", [2, 1], "UINT32")
-    counts.set_data_from_numpy(np.array([[5], [3]], np.uint32))
+    prompts = tensor(triton, "text_input", [[PROMPT], ["a wolf and a fox"]], "BYTES")
+    counts = tensor(triton, "max_tokens", [[5], [3]], "UINT32")
     result = client.infer("ensemble", [prompts, counts])
     texts = [text.decode() for text in result.as_numpy("text_output")]
     expected = [(PROMPT, 5), ("a wolf and a fox", 3)]
@@ -150,7 +137,7 @@ def test_a_batch_has_a_text_for_each_prompt(client: Any, tokenizer: Tokenizer) -
 def test_words_and_ids_stop(client: Any, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(PROMPT)
     for name, values, datatype in (("stop_words", ["", "red"], "BYTES"), ("end_id", [ids[3]], "INT32")):
-        result = client.infer("ensemble", [*inputs(20), tensor(name, values, datatype)])
+        result = client.infer("ensemble", [*inputs(20), tensor(triton, name, values, datatype)])
         whole = client.infer("ensemble", inputs(20)).as_numpy("text_output")[0].decode()
         text = result.as_numpy("text_output")[0].decode()
         assert whole.startswith(text) and len(text) < len(whole)
@@ -167,7 +154,7 @@ def test_words_and_ids_stop(client: Any, tokenizer: Tokenizer) -> None:
 )
 def test_errors_raise_tritons_exception(client: Any, more: list[Any], message: str) -> None:
     with pytest.raises(InferenceServerException, match=message):
-        client.infer("ensemble", [*inputs(), *(tensor(*each) for each in more)])
+        client.infer("ensemble", [*inputs(), *(tensor(triton, *each) for each in more)])
 
 
 def test_parts_and_models_that_are_not_there_are_refused(client: Any) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
@@ -20,9 +19,9 @@ from djl_trtllm.model import Tokenizer
 from tests.integration.server.conftest import make_model, make_paced_model
 from tests.support.models import PROMPT
 from tests.support.server import Server, free_port, serving
+from tests.support.triton_tensors import prompt_tensors, tensor
 from tests.support.waiting import wait_until
 
-KINDS = {"BYTES": np.object_, "INT32": np.int32, "UINT32": np.uint32, "FP32": np.float32, "BOOL": np.bool_}
 NAMES = ("ensemble", "tensorrt_llm_bls", "scripted")
 
 
@@ -52,16 +51,8 @@ def client(grpc_server: GrpcServer) -> Iterator[Any]:
         yield client
 
 
-def tensor(name: str, values: list[Any], datatype: str) -> Any:
-    array = np.array([values], KINDS[datatype])
-    made = triton.InferInput(name, array.shape, datatype)
-    made.set_data_from_numpy(array)
-    return made
-
-
 def inputs(tokens: int = 7, *, stream: bool | None = None) -> list[Any]:
-    given = [tensor("text_input", [PROMPT.encode()], "BYTES"), tensor("max_tokens", [tokens], "UINT32")]
-    return given if stream is None else [*given, tensor("stream", [stream], "BOOL")]
+    return prompt_tensors(triton, PROMPT, tokens, stream=stream)
 
 
 def text_of(result: Any) -> str:
@@ -149,12 +140,12 @@ def truss_inputs(tokenizer: Tokenizer) -> list[Any]:
     """What the client of its template sends: unsigned numbers, empty lists of words."""
     return [
         *inputs(7, stream=True),
-        tensor("beam_width", [1], "UINT32"),
-        tensor("bad_words", [""], "BYTES"),
-        tensor("stop_words", [""], "BYTES"),
-        tensor("end_id", [tokenizer.vocab_size - 1], "UINT32"),
-        tensor("pad_id", [0], "UINT32"),
-        tensor("repetition_penalty", [1.0], "FP32"),
+        tensor(triton, "beam_width", [1], "UINT32"),
+        tensor(triton, "bad_words", [""], "BYTES"),
+        tensor(triton, "stop_words", [""], "BYTES"),
+        tensor(triton, "end_id", [tokenizer.vocab_size - 1], "UINT32"),
+        tensor(triton, "pad_id", [0], "UINT32"),
+        tensor(triton, "repetition_penalty", [1.0], "FP32"),
     ]
 
 
@@ -241,7 +232,7 @@ def test_with_triton_grpc_error_the_first_error_is_the_status_of_the_stream(clie
 )
 def test_errors_have_tritons_status(client: Any, name: str, more: list[Any], status: str, message: str) -> None:
     with pytest.raises(InferenceServerException, match=message) as caught:
-        client.infer(name, [*inputs(), *(tensor(*each) for each in more)])
+        client.infer(name, [*inputs(), *(tensor(triton, *each) for each in more)])
     assert caught.value.status() == f"StatusCode.{status}"
 
 
@@ -253,7 +244,7 @@ def test_an_engine_that_fails_is_internal(client: Any) -> None:
 
 def test_a_message_that_is_too_large_is_refused(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="larger than max") as caught:
-        client.infer("ensemble", [tensor("text_input", [b"a " * 200_000], "BYTES"), *inputs()[1:]])
+        client.infer("ensemble", [tensor(triton, "text_input", [b"a " * 200_000], "BYTES"), *inputs()[1:]])
     assert caught.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
 
 
