@@ -14,6 +14,7 @@ from typing import Any
 
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.headers import properties as properties_of
+from djl_trtllm.api.headers import request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.config import Options
@@ -23,6 +24,7 @@ from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.djl.streams import Stream, Streams
 from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.request import Origin
 from djl_trtllm.service import ModelService, settle_garbage_collector
 from djl_trtllm.service.worker_threads import parse_call
 
@@ -75,7 +77,8 @@ class Worker:
             properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
             body = bytes(inputs.get_as_bytes() or b"")
             call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
-            call = self._service.with_warnings(call)
+            origin = Origin(request_id(properties), DEFAULT.name)
+            call = self._service.with_warnings(call._replace(origin=origin))
             writer.expect(call)
             states = await self._service.generate(call, writer.deliver)
         except Exception as error:

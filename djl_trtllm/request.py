@@ -20,7 +20,7 @@ from djl_trtllm.errors import RequestError
 
 
 class FinishReason(enum.IntEnum):
-    """Why a sequence ended. Dialects have their own words for these."""
+    """Why a sequence ended, the worst last. Dialects have their own words for these."""
 
     END_TOKEN = 1
     """The model's own end token."""
@@ -131,6 +131,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     default_new_tokens: int = 0
     shown_tokens: tuple[str, ...] = ()
     guide_from: str | None = None
+
+
+class Origin(NamedTuple):
+    """Where a request comes from: the id by which its client knows it, and the dialect that it was written in."""
+
+    request_id: str = ""
+    dialect: str = ""
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):

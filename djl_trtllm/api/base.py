@@ -32,7 +32,7 @@ from djl_trtllm.errors import (
     RequestError,
 )
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import GenerationRequest, OutputChunk, Token
+from djl_trtllm.request import GenerationRequest, Origin, OutputChunk, Token
 
 Row = TypeVar("Row")
 
@@ -116,13 +116,14 @@ class Call(NamedTuple):
     """A parsed request: what to generate, all of it or nothing, and the encoder of the one response.
 
     `headers` are additional headers of the response, `late_headers` those that are known when the encoder has returned
-    the first bytes.
+    the first bytes. `origin` is for logs and pages; the server fills it in.
     """
 
     requests: tuple[GenerationRequest, ...]
     encoder: ResponseEncoder
     headers: tuple[tuple[str, str], ...] = ()
     late_headers: Callable[[], tuple[tuple[str, str], ...]] = tuple
+    origin: Origin = Origin()
 
     @property
     def sequences(self) -> int:
@@ -233,6 +234,11 @@ class Dialect(ABC):
     descriptions: Mapping[str, Operation] = MappingProxyType({})
     """What the description says of a path beside the tables: a summary, an example, the responses. A page's key begins
     with "GET "."""
+
+    @property
+    def name(self) -> str:
+        """What logs and metrics call it."""
+        return type(self).__name__.lower()
 
     def model_name(self, request: RawRequest) -> str | None:
         """The model that the request names. Called before `parse`; None for the only model."""

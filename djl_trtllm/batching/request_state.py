@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.batching.sequence import OutputSequence
-from djl_trtllm.request import Consumer, FinishReason, OutputChunk, Sampling, Token
+from djl_trtllm.request import Consumer, FinishReason, OutputChunk, Sampling, SequenceResult
 
 _CUT_SHORT = (FinishReason.CANCELLED, FinishReason.ERROR)
 
@@ -18,21 +19,14 @@ class RequestState:
     def __init__(
         self,
         sampling: Sampling,
-        prompt_tokens: int,
         sequences: list[OutputSequence],
         consumer: Consumer,
-        arrived: float,
+        record: RequestRecord,
     ) -> None:
-        self.prompt_tokens = prompt_tokens
         self.sequences = sequences
         self.ids: list[int] = []
         """The executor's ids of the sequences."""
-        self.arrived = arrived
-        """Seconds on the rolling batch's clock, like the next two."""
-        self.started: float | None = None
-        self.last_token_at: float | None = None
-        self.resumes = 0
-        """How often it went on in a new engine process."""
+        self.record = record
         self._consumer = consumer
         self._beams = sampling.beam_width > 1
         self._ranked = sampling.n if sampling.best_of is not None or self._beams else None
@@ -43,37 +37,36 @@ class RequestState:
         """Whether every sequence has ended."""
         return not self._unfinished
 
-    def deliver(self, sequence: OutputSequence) -> list[Token]:
-        """Give the consumer the new output of a sequence that is not closed.
+    @property
+    def result(self) -> SequenceResult:
+        """How the request ended, once it is done: as the sequence that ended worst."""
+        return max((each.finished for each in self.sequences if each.finished), key=lambda result: result.reason)
 
-        Returns the new tokens, none while ranking holds them back.
-        """
+    def deliver(self, sequence: OutputSequence) -> None:
+        """Give the consumer the new output of a sequence that is not closed; ranking holds it back to the end."""
         if sequence.finished is not None:
-            if self.started is not None:
-                sequence.finished = sequence.finished._replace(queue_seconds=self.started - self.arrived)
+            started = self.record.started
+            if started is not None:
+                sequence.finished = sequence.finished._replace(queue_seconds=started - self.record.arrived)
             sequence.closed = True
             self._unfinished -= 1
         if self._ranked is not None:
-            return self._deliver_ranked(self._ranked) if self.done else []
+            if self.done:
+                self._deliver_ranked(self._ranked)
+            return
         chunk = sequence.drain()
         if chunk.tokens or chunk.finished is not None:
             self._consumer(chunk)
-        return chunk.tokens
 
     def abandon(self) -> None:
         self._consumer = _ignore
 
-    def _deliver_ranked(self, n: int) -> list[Token]:
+    def _deliver_ranked(self, n: int) -> None:
         # The engine gives beams in their order.
         best = self.sequences if self._beams else sorted(self.sequences, key=_rank, reverse=True)
-        tokens: list[Token] = []
-        for index, sequence in enumerate(best):
+        for index, sequence in enumerate(best[:n]):
             sequence.index = index
-            chunk = sequence.drain()
-            tokens += chunk.tokens
-            if index < n:
-                self._consumer(chunk)
-        return tokens
+            self._consumer(sequence.drain())
 
 
 def _rank(sequence: OutputSequence) -> tuple[bool, float]:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
 from djl_trtllm.batching.places import ExecutorPort, Places
+from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.batching.request_state import RequestState
-from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.batching.slot import Slot, states_of
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.batching.translation import Translator
@@ -24,9 +24,11 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.executor.protocol import Delta, Refusal, Stats, Step
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, Consumer, FinishReason, GenerationRequest
+from djl_trtllm.request import Adapter, Consumer, FinishReason, GenerationRequest, Origin
 
 logger = logging.getLogger(__name__)
+
+_UNKNOWN = Origin()
 
 
 class Loss(NamedTuple):
@@ -128,14 +130,13 @@ class RollingBatch:
         states = states_of(lost)
         ended, blamed = 0, False
         for state in states:
-            exhausted = state.resumes >= self.limits.max_resumes
+            exhausted = state.record.resumes >= self.limits.max_resumes
             if exhausted or id(state) in stuck:
                 ended += 1
-                blamed = blamed or (exhausted and state.resumes > 0)
+                blamed = blamed or (exhausted and state.record.resumes > 0)
                 self._abort(state, FinishReason.ERROR, error)
             else:
-                state.resumes += 1
-        self.statistics.resumed += len(states) - ended
+                self.statistics.request_resumed(state.record)
         self._schedule()
         return Loss(len(states) - ended, ended, blamed)
 
@@ -180,6 +181,7 @@ class RollingBatch:
         prompt_ids: list[int],
         consumer: Consumer,
         adapter: Adapter | None = None,
+        origin: Origin = _UNKNOWN,
     ) -> RequestState:
         """Queue an admitted request, `adapter` being the one it names.
 
@@ -197,7 +199,8 @@ class RollingBatch:
             self.withdraw(count)
             raise
         sequences = self._translator.sequences(request, prompt_ids)
-        state = RequestState(request.sampling, len(prompt_ids), sequences, consumer, self._clock())
+        record = RequestRecord(origin, self._clock(), len(prompt_ids), count, request.adapter)
+        state = RequestState(request.sampling, sequences, consumer, record)
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
         for sequence in sequences:
             if sequence.index % beams == 0:
@@ -207,9 +210,7 @@ class RollingBatch:
             self._waiting[self._next_id] = Slot(state, sequence, message, blocks)
             state.ids.append(self._next_id)
             self._next_id += 1
-        self.statistics.requests += 1
-        self.statistics.last_request_at = time.time()
-        self.statistics.prompt_tokens += len(prompt_ids)
+        self.statistics.request_queued(record)
         self._schedule()
         return state
 
@@ -226,9 +227,9 @@ class RollingBatch:
                     self._receive(slot, delta)
         if steps:
             self.engine_stats = steps[-1].stats
-        now = self._clock()
+        self.statistics.tokens_generated(touched.values(), self._clock())
         for slot in touched.values():
-            self._deliver(slot, now)
+            self._deliver(slot)
         self._schedule()
 
     def cancel(self, state: RequestState) -> None:
@@ -243,7 +244,7 @@ class RollingBatch:
             id(slot.state): slot.state
             for table in (self._waiting, self._running)
             for slot in table.values()
-            if slot.state.arrived < oldest and not slot.state.done
+            if slot.state.record.arrived < oldest and not slot.state.done
         }
         for state in late.values():
             error = RequestTimeoutError(f"the request did not finish within predict_timeout={timeout:g} seconds")
@@ -275,17 +276,15 @@ class RollingBatch:
             for beam_id in range(request_id, request_id + beams):
                 self._running[beam_id] = self._waiting.pop(beam_id)
                 self._running[beam_id].enter(places)
-            if slot.state.started is None:
-                slot.state.started = self._clock()
-                self.statistics.queue_time.observe(slot.state.started - slot.state.arrived)
+            self.statistics.request_started(slot.state.record, self._clock())
             places.submitted += 1
             places.executor.submit(slot.start())
 
     def _receive(self, slot: Slot, delta: Delta) -> None:
         """Process one iteration's delta of a sequence; the terminal delta frees its slot."""
         sequence = slot.sequence
-        if delta.cached_tokens and not slot.state.resumes:  # the prompt of a resumed one was counted before
-            self.statistics.reused_prompt_tokens += delta.cached_tokens
+        if delta.cached_tokens:
+            self.statistics.prompt_reused(slot.state.record, delta.cached_tokens)
         if sequence.finished is None:
             slot.token_ids += delta.token_ids
             if not sequence.take(delta.token_ids, delta.logprobs):
@@ -325,36 +324,26 @@ class RollingBatch:
     def _end(self, slot: Slot, reason: FinishReason, error: RequestError | None) -> None:
         if slot.sequence.finished is None:
             slot.sequence.finish(reason, error)
-            self._deliver(slot, self._clock())
+            self._deliver(slot)
 
-    def _deliver(self, slot: Slot, now: float) -> None:
-        """Give a sequence's new output to its consumer, and count it."""
+    def _deliver(self, slot: Slot) -> None:
+        """Give a sequence's new output to its consumer."""
         state, sequence = slot.state, slot.sequence
         if sequence.closed:
             return  # the executor has not ended it yet
+        result = sequence.finished
         try:
-            tokens = state.deliver(sequence)
+            state.deliver(sequence)
         except Exception:
             # One broken consumer must not stop the others' tokens.
             logger.exception("a request's consumer failed; the request is cancelled")
             state.abandon()
             self._abort(state, FinishReason.CANCELLED, None)
+        if result is None:
             return
-        self._count(state, sequence, len(tokens), now)
-
-    def _count(self, state: RequestState, sequence: OutputSequence, tokens: int, now: float) -> None:
-        statistics = self.statistics
-        if tokens:
-            statistics.generated_tokens += tokens
-            if state.last_token_at is None:
-                statistics.time_to_first_token.observe(now - state.arrived)
-            else:
-                statistics.inter_token_latency.observe((now - state.last_token_at) / tokens, tokens)
-            state.last_token_at = now
-        if sequence.finished is not None:
-            statistics.finished[sequence.finished.reason] += 1
-            if state.done:
-                statistics.request_time.observe(now - state.arrived)
+        self.statistics.sequence_ended(result)
+        if state.done and state.record.ended is None:
+            self.statistics.request_ended(state.record, state.result, self._clock())
 
     def _retry_after(self) -> int:
         """Seconds until the present queue is probably empty, 1 to 30."""

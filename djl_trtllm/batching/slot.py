@@ -27,6 +27,9 @@ class Slot:
     places: Places | None = None
     token_ids: list[int] = field(default_factory=list)
     """What was generated so far."""
+    counted: int = 0
+    """Tokens that are in the statistics, the last of them since `last_token_at`."""
+    last_token_at: float | None = None
 
     def runs_in(self, executor: ExecutorPort) -> bool:
         return self.places is not None and self.places.executor is executor

@@ -1,13 +1,26 @@
-"""Counters and histograms of the rolling batch. The server turns them into metrics."""
+"""What happens to the requests of a model: counters, histograms, and records of single requests.
+
+The rolling batches of a model report to one `Statistics` each point in the life of a request. Metrics, the log, traces
+and pages read it.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from djl_trtllm.request import FinishReason
+from djl_trtllm.batching.request_record import RequestRecord
+from djl_trtllm.batching.slot import Slot
+from djl_trtllm.request import FinishReason, SequenceResult
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 512
+"""Records of ended requests."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -27,8 +40,9 @@ class Histogram:
 
 @dataclass
 class Statistics:
-    """Totals since the model was loaded. Durations are in seconds."""
+    """Totals since the model was loaded, and its live and last requests. Durations are in seconds."""
 
+    model: str = ""
     requests: int = 0
     resumed: int = 0
     """Requests that went on in a new engine process, each as often as it did."""
@@ -41,5 +55,75 @@ class Statistics:
     generated_tokens: int = 0
     time_to_first_token: Histogram = field(default_factory=Histogram)
     inter_token_latency: Histogram = field(default_factory=Histogram)
+    """Between two tokens of a sequence. Of tokens that arrive together each has its share of the time since those
+    before them; with the first of a sequence, the others arrive after 0 seconds."""
     queue_time: Histogram = field(default_factory=Histogram)
     request_time: Histogram = field(default_factory=Histogram)
+    live: dict[int, RequestRecord] = field(default_factory=dict)
+    """Queued and running requests by `RequestRecord.number`, in their order. Admission limits them."""
+    ended: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """The last requests that ended, the newest last."""
+    observers: list[Callable[[RequestRecord], None]] = field(default_factory=list)
+    """Called with the record of each request that ends. They must neither block nor raise."""
+
+    def request_queued(self, record: RequestRecord) -> None:
+        self.requests += 1
+        self.last_request_at = time.time()
+        self.prompt_tokens += record.prompt_tokens
+        record.number, record.model = self.requests, self.model
+        self.live[record.number] = record
+
+    def request_started(self, record: RequestRecord, now: float) -> None:
+        """A sequence of the request leaves the queue; the first one counts."""
+        if record.started is None:
+            record.started = now
+            self.queue_time.observe(now - record.arrived)
+
+    def request_resumed(self, record: RequestRecord) -> None:
+        self.resumed += 1
+        record.resumes += 1
+
+    def prompt_reused(self, record: RequestRecord, tokens: int) -> None:
+        """A sequence of the request has these tokens of its prompt from the prefix cache."""
+        if not record.resumes:  # the prompt of a resumed one was counted before
+            self.reused_prompt_tokens += tokens
+            record.reused_tokens += tokens
+
+    def tokens_generated(self, slots: Iterable[Slot], now: float) -> None:
+        """These sequences may have new tokens. Called once for all that the executor sends together."""
+        total = 0
+        for slot in slots:
+            tokens = slot.sequence.generated_tokens - slot.counted
+            if not tokens:
+                continue
+            total += tokens
+            record, last = slot.state.record, slot.last_token_at
+            slot.counted += tokens
+            slot.last_token_at = record.last_token_at = now
+            record.generated_tokens += tokens
+            if last is not None:
+                self.inter_token_latency.observe((now - last) / tokens, tokens)
+                continue
+            if tokens > 1:
+                self.inter_token_latency.observe(0.0, tokens - 1)
+            if record.first_token_at is None:
+                record.first_token_at = now
+                self.time_to_first_token.observe(now - record.arrived)
+        self.generated_tokens += total
+
+    def sequence_ended(self, result: SequenceResult) -> None:
+        self.finished[result.reason] += 1
+
+    def request_ended(self, record: RequestRecord, result: SequenceResult, now: float) -> None:
+        """The last sequence of the request has ended. Every queued request comes here, once."""
+        record.ended, record.reason = now, result.reason
+        record.error = None if result.error is None else type(result.error).__name__
+        self.request_time.observe(now - record.arrived)
+        del self.live[record.number]
+        self.ended.append(record)
+        for observer in self.observers:
+            try:
+                observer(record)
+            except Exception:
+                # It must not stop the tokens of other requests.
+                logger.exception("an observer of request %s failed", record.origin.request_id)

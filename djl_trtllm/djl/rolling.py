@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.headers import properties as properties_of
+from djl_trtllm.api.headers import request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.config import Options
@@ -23,6 +24,7 @@ from djl_trtllm.djl.item import Item, take
 from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics
 from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.request import Origin
 from djl_trtllm.service import Model, ModelService, settle_garbage_collector
 from djl_trtllm.service.worker_threads import parse_call
 
@@ -140,7 +142,8 @@ class RollingWorker:
     async def _generate(self, request: _Request, body: bytes, properties: dict[str, str]) -> None:
         try:
             call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
-            call = self._service.with_warnings(call)
+            origin = Origin(request_id(properties), DEFAULT.name)
+            call = self._service.with_warnings(call._replace(origin=origin))
             request.writer.expect(call)
             request.states = await self._service.generate(call, request.writer.deliver)
         except Exception as error:

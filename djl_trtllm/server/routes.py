@@ -29,6 +29,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTooLargeError,
 )
+from djl_trtllm.request import Origin
 from djl_trtllm.server.access import Access, Role, WrongPort
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
@@ -253,7 +254,8 @@ class Routes:
         if use.session is not None:
             use.session.worker = service
         headers = (*use.headers, *returned_attributes(exchange.properties)) if dialect.sagemaker else ()
-        call = service.with_warnings(call._replace(headers=(*call.headers, *headers)))
+        origin = Origin(exchange.request_id, dialect.name)
+        call = service.with_warnings(call._replace(headers=(*call.headers, *headers), origin=origin))
         # What was parsed is kept, not what it was parsed from.
         del request, use
         exchange.release()

@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 
+from djl_trtllm.api.headers import REQUEST_ID, request_id
+from djl_trtllm.api.triton.dialect import TRITON
 from djl_trtllm.api.triton.errors import DEFECT
 from djl_trtllm.api.triton.protocol import ModelInferRequest
 from djl_trtllm.api.triton.rpc import RpcEncoder, failure, parse_rpc
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.errors import InvalidRequestError, RequestError
-from djl_trtllm.request import OutputChunk
+from djl_trtllm.request import Origin, OutputChunk
 from djl_trtllm.service import ModelService, ServedModel
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,8 @@ async def start(data: bytes, request: Any, find: FindModel, deliver: Deliver, *,
     model = find(request)
     call = parse_rpc(request, model.model, streams=streams)
     service = model.pick()
-    call = service.with_warnings(call)
+    origin = Origin(request_id({REQUEST_ID: request.id}), TRITON.name)
+    call = service.with_warnings(call._replace(origin=origin))
     running = Running(call.encoder, call.sequences, call.headers, service)
     running.generations = await service.generate(call, lambda chunk: deliver(running, chunk))
     return running

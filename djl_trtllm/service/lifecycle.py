@@ -73,7 +73,7 @@ class ModelService:
         self.name = name
         self.state = State.LOADING
         self.failure: DjlTrtllmError | None = None
-        self.statistics = statistics or Statistics()
+        self.statistics = statistics or Statistics(name)
         self.restarts = 0
         self._model: Model | None = None
         self._adapters = adapters
@@ -206,7 +206,7 @@ class ModelService:
         states: list[RequestState] = []
         for number, (request, ids, adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
             try:
-                states.append(batch.submit(request, ids, _numbered(consumer, number), adapter))
+                states.append(batch.submit(request, ids, _numbered(consumer, number), adapter, call.origin))
             except RequestError:
                 # `submit` has given back the room of this one.
                 batch.withdraw(sum(later.sampling.sequences for later in requests[number + 1 :]))

@@ -43,7 +43,7 @@ class ServedModel:
         self.name = name
         self.source = source
         self.at_startup = at_startup
-        self.statistics = Statistics()
+        self.statistics = Statistics(name)
         self.workers = [ModelService(name, on_failed=on_failed, statistics=self.statistics)]
         self._on_failed = on_failed
         self._model: Model | None = None

@@ -10,7 +10,17 @@ from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, GenerationRequest, Guide, OutputChunk, Sampling, SequenceResult
+from djl_trtllm.request import (
+    Adapter,
+    GenerationRequest,
+    Guide,
+    Origin,
+    OutputChunk,
+    Sampling,
+    SequenceResult,
+)
+
+_UNKNOWN = Origin()
 
 
 class FakeExecutor:
@@ -77,7 +87,7 @@ class Bench:
         self.now = 100.0
         self.tokenizer = tokenizer
         self.executor = FakeExecutor(Limits(max_batch_size, kv_blocks, block_size, max_seq_len, lookahead, stops))
-        self.statistics = Statistics()
+        self.statistics = Statistics("story")
         limits = BatchLimits(
             max_batch_size, max_queue_size, max_input_len, max_output_len, max_seq_len, max_resumes=max_resumes
         )
@@ -88,6 +98,7 @@ class Bench:
         prompt: Sequence[int] = (5, 6, 7),
         *,
         consumer: Recorder | None = None,
+        origin: Origin = _UNKNOWN,
         stop: tuple[str, ...] = (),
         logprobs: bool = False,
         stop_token_ids: tuple[int, ...] = (),
@@ -109,9 +120,10 @@ class Bench:
             truncate=truncate,
             bad=bad,
             guide=guide,
+            adapter=None if adapter is None else adapter.name,
         )
         self.batch.admit(parameters.sequences)
-        return self.batch.submit(request, list(prompt), consumer, adapter), consumer
+        return self.batch.submit(request, list(prompt), consumer, adapter, origin), consumer
 
     def step(self, *deltas: Delta) -> None:
         """One iteration."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason, Sampling
+from djl_trtllm.request import FinishReason, Origin, Sampling
 from tests.batching.helpers import Recorder
 
 LENGTH, CANCELLED, ERROR = FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.ERROR
@@ -31,15 +32,18 @@ class Script:
             )
             for index in range(parameters.sequences)
         ]
-        self.generation = RequestState(parameters, 3, list(self.sequences), self.consumer, 7.5)
+        record = RequestRecord(Origin(), 7.5, 3, len(self.sequences))
+        self.generation = RequestState(parameters, list(self.sequences), self.consumer, record)
 
     def say(self, number: int, *token_ids: int, logprob: float = -1.0, end: FinishReason | None = None) -> list[int]:
         """New tokens of a sequence, and perhaps its end; the ids of what was delivered."""
+        before = len(self.consumer.updates)
         sequence = self.sequences[number]
         sequence.take(token_ids, [logprob] * len(token_ids))
         if end is not None:
             sequence.finish(end)
-        return [token.id for token in self.generation.deliver(sequence)]
+        self.generation.deliver(sequence)
+        return [token.id for update in self.consumer.updates[before:] for token in update.tokens]
 
     @property
     def delivered(self) -> list[tuple[int, list[int], bool]]:
@@ -52,8 +56,7 @@ class Script:
 def test_it_begins_with_what_it_was_made_of(tokenizer: Tokenizer) -> None:
     script = Script(tokenizer, n=2)
     generation = script.generation
-    assert (generation.prompt_tokens, generation.sequences, generation.ids) == (3, script.sequences, [])
-    assert (generation.arrived, generation.started, generation.last_token_at) == (7.5, None, None)
+    assert (generation.sequences, generation.ids) == (script.sequences, [])
     assert not generation.done
 
 
@@ -68,7 +71,7 @@ def test_news_are_delivered_as_they_come(tokenizer: Tokenizer) -> None:
 def test_an_end_says_how_long_its_request_waited(tokenizer: Tokenizer) -> None:
     script = Script(tokenizer, n=2)
     script.say(0, end=CANCELLED)
-    script.generation.started = 9.75
+    script.generation.record.started = 9.75
     script.say(1, end=LENGTH)
     waited = [update.finished.queue_seconds for update in script.consumer.updates if update.finished]
     assert waited == [0.0, 2.25]
@@ -108,13 +111,13 @@ def test_with_best_of_nothing_is_delivered_before_all_have_ended(tokenizer: Toke
     assert len(script.delivered) == 1
 
 
-def test_best_of_delivers_the_best_first_with_new_indices_and_counts_all_tokens(tokenizer: Tokenizer) -> None:
+def test_best_of_delivers_the_best_first_with_new_indices_and_the_others_not_at_all(tokenizer: Tokenizer) -> None:
     script = Script(tokenizer, n=2, best_of=3)
     script.say(0, 10, logprob=-3.0, end=LENGTH)
     script.say(1, 11, logprob=-1.0, end=LENGTH)
-    assert script.say(2, 12, logprob=-2.0, end=LENGTH) == [11, 12, 10]
+    assert script.say(2, 12, logprob=-2.0, end=LENGTH) == [11, 12]
     assert script.delivered == [(0, [11], True), (1, [12], True)]
-    assert [sequence.index for sequence in script.sequences] == [2, 0, 1]
+    assert [sequence.index for sequence in script.sequences[1:]] == [0, 1]
 
 
 @pytest.mark.parametrize("reason", [CANCELLED, ERROR])
@@ -128,7 +131,7 @@ def test_what_was_cut_short_ranks_last_whatever_its_log_probability(tokenizer: T
 def test_beams_keep_the_engines_order(tokenizer: Tokenizer) -> None:
     script = Script(tokenizer, n=1, beam_width=2)
     assert script.say(0, 10, logprob=-3.0, end=LENGTH) == []
-    assert script.say(1, 11, logprob=-1.0, end=LENGTH) == [10, 11]
+    assert script.say(1, 11, logprob=-1.0, end=LENGTH) == [10]
     assert script.delivered == [(0, [10], True)]
 
 

@@ -105,7 +105,7 @@ def test_a_request_that_can_never_run_is_refused_and_its_room_given_back(
 def test_what_was_cut_off_the_prompt_counts_nowhere(bench: Bench) -> None:
     generation, _ = bench.submit(range(10, 80), truncate=3)
     assert bench.executor.submitted[0].prompt_ids == [77, 78, 79]
-    assert (generation.prompt_tokens, bench.statistics.prompt_tokens) == (3, 3)
+    assert (generation.record.prompt_tokens, bench.statistics.prompt_tokens) == (3, 3)
 
 
 def test_a_request_reaches_the_executor_with_its_adapter_and_the_length_that_fits(bench: Bench) -> None:

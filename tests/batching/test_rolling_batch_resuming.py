@@ -43,7 +43,7 @@ def test_prompt_and_tokens_are_the_new_prompt(tokenizer: Tokenizer) -> None:
     bench.step(Delta(0, [10]), Delta(0, [11], finish=LENGTH))
     assert consumer.ids() == [8, 9, 10, 11]
     assert consumer.finished().generated_tokens == 4
-    assert (generation.resumes, bench.statistics.resumed, bench.batch.idle) == (1, 1, True)
+    assert (generation.record.resumes, bench.statistics.resumed, bench.batch.idle) == (1, 1, True)
 
 
 def test_text_and_stop_strings_go_on_across_the_loss(tokenizer: Tokenizer) -> None:
