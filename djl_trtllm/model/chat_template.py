@@ -8,7 +8,7 @@ torch is installed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -55,9 +55,15 @@ class ChatTemplate:
 
         `add_generation_prompt` defaults to True. `tools`, `documents` and all other keywords are passed to the template
         unchanged. `chat_template` names one of the model's templates; the default is `tool_use` if there are tools and
-        such a template, else `default`. Raises `InvalidRequestError` if the model has no template or the template
-        rejects the messages.
+        such a template, else `default`. The arguments of earlier tool calls, JSON as text in OpenAI's format, become
+        objects where the template takes objects, and the other way round. Raises `InvalidRequestError` if the model has
+        no template or the template rejects the messages.
         """
+        if any(_calls(message) for message in messages):
+            messages = [self._with_arguments(message) for message in messages]
+        return self._render(messages, template_kwargs)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], template_kwargs: dict[str, Any]) -> str:
         template = self._select(template_kwargs.pop("chat_template", None), bool(template_kwargs.get("tools")))
         values = {"tools": None, "documents": None, "add_generation_prompt": True, **self._special_tokens}
         values.update(template_kwargs)
@@ -75,8 +81,16 @@ class ChatTemplate:
         """The template that conversations with or without tools get, "" if the model has none."""
         return self._sources.get(self._name(with_tools), "")
 
+    def _with_arguments(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message with the arguments of its tool calls as the template takes them."""
+        calls = _calls(message)
+        if not calls:
+            return message
+        convert = _as_text if self._takes_arguments_as_text else _as_object
+        return {**message, "tool_calls": [_converted(call, convert) for call in calls]}
+
     @cached_property
-    def takes_arguments_as_text(self) -> bool:
+    def _takes_arguments_as_text(self) -> bool:
         """Whether the arguments of earlier tool calls have to be JSON as text. Most templates want objects."""
         as_object = self._render_call({"wolf": "ran"})
         if as_object is not None:
@@ -95,7 +109,7 @@ class ChatTemplate:
         ]
         tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
         try:
-            return self.render(messages, tools=tools)
+            return self._render(messages, {"tools": tools})
         except InvalidRequestError:
             return None
 
@@ -120,6 +134,38 @@ class ChatTemplate:
 
     def _name(self, with_tools: bool) -> str:
         return TOOL_USE if with_tools and TOOL_USE in self._sources else DEFAULT
+
+
+def _calls(message: Any) -> list[Any]:
+    """The tool calls of a message."""
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    return calls if isinstance(calls, list) else []
+
+
+def _converted(call: Any, convert: Callable[[Any], Any]) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": convert(function.get("arguments"))}}
+
+
+def _as_text(arguments: Any) -> str:
+    return (
+        arguments
+        if isinstance(arguments, str)
+        else json.dumps(arguments or {}, ensure_ascii=False, separators=(",", ":"))
+    )
+
+
+def _as_object(arguments: Any) -> Any:
+    """Text that is no JSON object, which a model may have written, stays text."""
+    if isinstance(arguments, str):
+        try:
+            read = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return arguments
+        return read if isinstance(read, dict) else arguments
+    return arguments or {}
 
 
 def read_sources(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

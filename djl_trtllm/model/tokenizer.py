@@ -132,11 +132,6 @@ class Tokenizer:
         """The chat template of conversations with or without tools, "" if the model has none."""
         return self._chat_template.source(with_tools)
 
-    @property
-    def takes_arguments_as_text(self) -> bool:
-        """See `ChatTemplate.takes_arguments_as_text`."""
-        return self._chat_template.takes_arguments_as_text
-
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode `ids`; an incomplete UTF-8 sequence at the end gives a replacement character."""
         text: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
@@ -90,23 +91,23 @@ class Exchange:
         declared = self.content_length
         if declared is not None and declared > limit:
             raise BodyTooLarge
-        body = bytearray()
+        parts = BytesIO()
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             part = message.get("body", b"")
-            if len(body) + len(part) > limit:
+            if self._held + len(part) > limit:
                 raise BodyTooLarge
             if not self.bodies.take(self._held, len(part)):
                 raise self._no_memory()
             self._held += len(part)
             whole = not message.get("more_body", False)
-            if whole and not body:
+            if whole and len(part) == self._held:
                 return bytes(part)
-            body += part
+            parts.write(part)
             if whole:
-                return bytes(body)
+                return parts.getvalue()  # no copy of it
 
     def release(self) -> None:
         """The body is not kept any more."""

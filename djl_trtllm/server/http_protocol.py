@@ -59,6 +59,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._connections.leave(self)
         self._forget(len(self._ahead))
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        # They refer to this connection. Without it they are freed at once, and not by the garbage collector, which
+        # stops the event loop.
+        self.scope = self.cycle = None  # type: ignore[assignment]
 
     def handle_websocket_upgrade(self) -> None:
         self._connections.leave(self)
@@ -90,8 +94,7 @@ class HttpProtocol(HttpToolsProtocol):
                     return len(data)
                 end = start + upgrade.args[0]
             except (httptools.HttpParserError, Refusal) as error:
-                cause = error.__context__ or error
-                self._refuse(cause if isinstance(cause, Refusal) else Refusal(400, f"this is not HTTP: {cause}"))
+                self._refuse(_refusal_for(error))
                 return len(data)
             start = end
         return min(start, len(data))
@@ -273,3 +276,11 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         else:
             self.transport.close()
+
+
+def _refusal_for(error: Exception) -> Refusal:
+    """What the parser's error is about, without the stack that it was raised in."""
+    cause = error.__context__ or error
+    if isinstance(cause, Refusal):
+        return Refusal(cause.status, str(cause))
+    return Refusal(400, f"this is not HTTP: {cause}")

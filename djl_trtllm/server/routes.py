@@ -228,9 +228,7 @@ class Routes:
         request: RawRequest | None = None
         name = exchange.scope["path_params"].get("model") or exchange.model_name
         if name is None and dialect.names_model:
-            # The body names the model, so it may be as large as one for any of them.
-            bounds = [model.prompt_bytes for model in self.registry.models.values()]
-            request = await _read(exchange, path, max(bounds) if bounds and all(bounds) else 0)
+            request = await _read(exchange, path)
             name = await _name_in(dialect, request)
         model = find_model(self.registry, dialect, name, exchange.endpoint)
         if model.state is State.DRAINING:
@@ -238,7 +236,7 @@ class Routes:
             error = NotReadyError(f"model {model.name} is shutting down")
             await exchange.fail(error, (("Connection", "close"),))
             return
-        request = request or await _read(exchange, path, model.prompt_bytes)
+        request = request or await _read(exchange, path)
         use = SessionUse(request)
         if dialect.sagemaker:
             use = await self.sessions.use(request, custom=model.model.custom is not None)
@@ -316,14 +314,7 @@ async def _name_in(dialect: Dialect, request: RawRequest) -> str | None:
     return await WORKERS.run(lambda: dialect.model_name(request))
 
 
-async def _read(exchange: Exchange, path: str, prompt_bytes: int = 0) -> RawRequest:
-    """The request with its body. Raises RequestTooLargeError for one that is larger than `prompt_bytes`, if given."""
-    declared = exchange.content_length
-    if prompt_bytes and declared is not None and prompt_bytes < declared <= exchange.options.max_request_size:
-        raise RequestTooLargeError(
-            f"the request body has {declared} bytes, and a prompt that fits the model has at most {prompt_bytes} "
-            "(max_input_len, and the longest token of the vocabulary)"
-        )
+async def _read(exchange: Exchange, path: str) -> RawRequest:
     return _request(exchange, path, await exchange.body())
 
 

@@ -18,10 +18,6 @@ from djl_trtllm.service.model import Model
 
 logger = logging.getLogger(__name__)
 
-_LEAST_BODY = 8 * 1024**2
-"""Bytes of a request that are read in any case: there may be several prompts, tools, or a prompt to be truncated."""
-_BYTES_OF_A_CHARACTER = 12
-"""In JSON, at most: two escapes."""
 _BEST_FIRST = (State.READY, State.RECOVERING, State.LOADING, State.DRAINING, State.STOPPED, State.FAILED)
 
 
@@ -119,14 +115,6 @@ class ServedModel:
     @property
     def model(self) -> Model:
         return self.workers[0].model
-
-    @property
-    def prompt_bytes(self) -> int:
-        """More bytes than a request for a prompt that fits has in its body; 0 if that is not known."""
-        if self._model is None or self._model.tokenizer.longest_token is None:
-            return 0
-        characters = self._model.tokenizer.longest_token * self._model.limits.max_input_len
-        return max(_LEAST_BODY, _BYTES_OF_A_CHARACTER * characters)
 
     @property
     def adapters(self) -> Adapters:

@@ -9,7 +9,16 @@ import orjson
 import pytest
 
 from djl_trtllm.api import json_body
-from djl_trtllm.api.json_body import MOST_CONTAINERS, MOST_LEVELS, MOST_TEXTS, MOST_VALUES, SMALL, read_json
+from djl_trtllm.api.json_body import (
+    MOST_LEVELS,
+    MOST_WORK,
+    OF_A_BYTE,
+    OF_A_CONTAINER,
+    OF_A_MEMBER,
+    OF_A_TEXT,
+    SMALL,
+    read_json,
+)
 from djl_trtllm.errors import InvalidRequestError
 
 
@@ -31,20 +40,32 @@ def test_a_wide_body_is_not_a_deep_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "most", "what"),
+    ("item", "work", "what"),
     [
-        (b"[]", MOST_CONTAINERS - 1, "lists and objects"),
-        (b'"a,[{"', MOST_TEXTS, "texts"),
-        (b"1", MOST_VALUES, "values"),
+        (b"[]", OF_A_CONTAINER + 3 * OF_A_BYTE, "lists and objects"),
+        (b"{}", OF_A_CONTAINER + 3 * OF_A_BYTE, "lists and objects"),
+        (b'{"":1}', OF_A_CONTAINER + OF_A_MEMBER + OF_A_TEXT + 5 * OF_A_BYTE, "members"),
+        (b'"a,:[{"', OF_A_TEXT + OF_A_BYTE, "texts"),
+        (b"1", 2 * OF_A_BYTE, "bytes of other values"),
+        (b"123456", 7 * OF_A_BYTE, "bytes of other values"),
     ],
 )
-def test_what_there_is_is_counted_before_it_is_made(
-    monkeypatch: pytest.MonkeyPatch, item: bytes, most: int, what: str
+def test_what_there_is_to_read_is_counted_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, item: bytes, work: int, what: str
 ) -> None:
+    around = OF_A_CONTAINER + OF_A_BYTE  # the list's own brackets, and a comma less than items
+    most = (MOST_WORK - around) // work
     assert len(read_json(b"[" + b",".join([item] * most) + b"]")) == most
     monkeypatch.setattr(json_body, "orjson", None)
-    with pytest.raises(InvalidRequestError, match=f"more than .* {what}: send several requests"):
+    with pytest.raises(InvalidRequestError, match=rf"too much JSON to read, .*\d {what}.*several requests"):
         read_json(b"[" + b",".join([item] * (most + 1)) + b"]")
+
+
+def test_prompts_of_any_length_in_use_are_read() -> None:
+    ids = list(range(100_000, 100_000 + 200_000))
+    assert read_json(orjson.dumps({"prompt": ids})) == {"prompt": ids}
+    messages = [{"role": "user", "content": "the wolf"}] * 10_000
+    assert read_json(orjson.dumps({"messages": messages})) == {"messages": messages}
 
 
 def test_a_long_text_may_have_any_marks() -> None:

@@ -95,16 +95,53 @@ def test_the_source_is_that_of_the_template_that_is_taken() -> None:
 _CALLS = "{% for m in messages %}{% for call in m.tool_calls or [] %}BODY{% endfor %}{% endfor %}"
 
 
+def rendered_call(body: str, arguments: Any) -> str:
+    """What a template with this part for each tool call makes of a call with these arguments."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return template(_CALLS.replace("BODY", body)).render([{"role": "assistant", "content": "", "tool_calls": [call]}])
+
+
+OBJECT = (
+    "{% if call.function.arguments is mapping %}object {{ call.function.arguments | tojson }}{% else %}text{% endif %}"
+)
+
+
 @pytest.mark.parametrize(
-    ("body", "as_text"),
+    ("body", "expected"),
     [
-        ("{{ call.function.arguments | tojson }}", False),
-        ("{% for key, value in call.function.arguments.items() %}{{ key }}{{ value }}{% endfor %}", False),
-        ("{{ '```json' + call.function.arguments }}", True),
-        ("{{ call.function.arguments }}", True),
-        ("{% if call.function.arguments is string %}{{ call.function.arguments }}{% endif %}", False),
-        ("{{ raise_exception('no calls') }}", False),
+        ("{{ call.function.arguments | tojson }}", '{"wolf": 1}'),
+        ("{% for key, value in call.function.arguments.items() %}{{ key }}{{ value }}{% endfor %}", "wolf1"),
+        ("{{ '```json' + call.function.arguments }}", '```json{"wolf":1}'),
+        ("{{ call.function.arguments }}", '{"wolf":1}'),
+        ("{% if call.function.arguments is string %}text{% endif %}", ""),
+        (OBJECT, 'object {"wolf": 1}'),
     ],
 )
-def test_whether_arguments_have_to_be_text_is_tried_out(body: str, as_text: bool) -> None:
-    assert template(_CALLS.replace("BODY", body)).takes_arguments_as_text is as_text
+@pytest.mark.parametrize("arguments", [{"wolf": 1}, '{"wolf":1}'])
+def test_a_template_gets_arguments_as_it_takes_them(body: str, expected: str, arguments: Any) -> None:
+    assert rendered_call(body, arguments) == expected
+
+
+@pytest.mark.parametrize("arguments", ["", None, {}])
+def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
+    assert rendered_call(OBJECT, arguments) == "object {}"
+    assert rendered_call("{{ '```' + call.function.arguments }}", arguments or None) == "```{}"
+
+
+@pytest.mark.parametrize("arguments", ["broken {", "[1]", "[" * 100_000, "9" * 5000])
+def test_arguments_that_are_no_json_object_stay_text(arguments: str) -> None:
+    assert rendered_call(OBJECT, arguments) == "text"
+    assert rendered_call("{{ '```' + call.function.arguments }}", arguments) == "```" + arguments
+
+
+@pytest.mark.parametrize("calls", [3, {"a": 1}, [3], [{}], [{"function": "f"}]])
+def test_what_is_no_call_is_left_to_the_template(calls: Any) -> None:
+    messages = [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "user", "content": "x"}]
+    assert template("{{ messages[0].tool_calls | tojson }}").render(messages) == json.dumps(calls)
+
+
+def test_the_caller_keeps_its_messages() -> None:
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    template("{{ messages }}").render(messages)
+    assert messages == [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]

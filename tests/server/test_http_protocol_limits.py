@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -140,6 +142,24 @@ async def test_bytes_are_bounded_however_they_come(data: bytes, status: int, siz
     assert peer.statuses == [status]
     assert ("eof" in peer.wire.done) == (status != 200)
     await peer.leave()
+
+
+@pytest.mark.parametrize("data", [b"", GET + b"\r\n", POST + b"a wolf", b"nonsense\r\n\r\n", b"GET /" + b"a" * 128])
+@in_virtual_time
+async def test_a_connection_that_is_gone_is_freed_at_once(data: bytes) -> None:
+    peer = Peer()
+    protocol = weakref.ref(peer.protocol)
+    peer._watch.cancel()  # it knows the connection that it looked at last
+    gc.disable()  # many connections at once would be a long collection
+    try:
+        peer.sends(data)
+        await asyncio.sleep(1)
+        peer.protocol.connection_lost(None)
+        del peer.protocol
+        await asyncio.sleep(1)
+        assert protocol() is None
+    finally:
+        gc.enable()
 
 
 @in_virtual_time

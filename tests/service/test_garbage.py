@@ -41,6 +41,9 @@ def test_garbage_is_not_kept_for_ever() -> None:
         gc.enable()
 
 
-def test_collections_are_rare() -> None:
+def test_little_is_collected_at_once_and_everything_seldom() -> None:
     settle_garbage_collector()
-    assert gc.get_threshold() == (50_000, 20, 50)
+    young, middle, old = gc.get_threshold()
+    assert young == 2000
+    assert young * middle == 1_000_000
+    assert old == 50

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from djl_trtllm.api.base import ModelContext
 from djl_trtllm.api.guides import read_schema
 from djl_trtllm.api.output_parsers import NamedParser, OutputParser, RequiredParser, ToolFormat, tool_format
@@ -66,15 +64,15 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
 
 
 def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> list[dict[str, Any]]:
-    """The messages with their tool calls as the model's chat template takes them."""
+    """The messages with the ids of tool calls as the model's chat template takes them. Rendering does the same with
+    their arguments (`ChatTemplate.render`)."""
     if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
         return messages
-    as_text = model.tokenizer.takes_arguments_as_text
     own = tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
-    return [_fit(message, f"messages[{at}]", own, as_text, problems) for at, message in enumerate(messages)]
+    return [_fit(message, f"messages[{at}]", own, problems) for at, message in enumerate(messages)]
 
 
-def _fit(message: dict[str, Any], where: str, own: ToolFormat, as_text: bool, problems: Problems) -> dict[str, Any]:
+def _fit(message: dict[str, Any], where: str, own: ToolFormat, problems: Problems) -> dict[str, Any]:
     message = dict(message)
     if type(message.get("tool_call_id")) is str:
         message["tool_call_id"] = own.fit_id(message["tool_call_id"])
@@ -91,7 +89,7 @@ def _fit(message: dict[str, Any], where: str, own: ToolFormat, as_text: bool, pr
                 '{"id", "type": "function", "function": {"name", "arguments": JSON as text}}'
             )
             continue
-        fitted.append(call | {"function": function | {"arguments": _fit_arguments(arguments, as_text)}})
+        fitted.append(dict(call))
         if type(call.get("id")) is str:
             fitted[-1]["id"] = own.fit_id(call["id"])
     if message.get("content") is None:
@@ -100,19 +98,6 @@ def _fit(message: dict[str, Any], where: str, own: ToolFormat, as_text: bool, pr
 
 
 _ARGUMENTS = (str, dict, type(None))
-
-
-def _fit_arguments(arguments: str | dict[str, Any] | None, as_text: bool) -> str | dict[str, Any]:
-    """Arguments that are no JSON object, which a model may have written, stay text."""
-    if as_text:
-        return arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode()
-    if isinstance(arguments, str):
-        try:
-            loaded = orjson.loads(arguments or "{}")
-        except orjson.JSONDecodeError:
-            return arguments
-        return loaded if isinstance(loaded, dict) else arguments
-    return arguments or {}
 
 
 def _guide(

@@ -41,8 +41,10 @@ class ServerOptions(OptionGroup):
         scope=Scope.SERVER,
     )
     max_request_size: int = option(
-        67108864,
-        "Largest request body; a larger one is refused before it is read.",
+        6291456,
+        "Largest request body; a larger one is refused before it is read. The default is the largest that SageMaker "
+        "sends to an endpoint (DJL Serving has 64 MiB). Reading the JSON of a larger one can delay all other requests "
+        "by tens of milliseconds.",
         key="max_request_size",
         unit="bytes",
         at_least=1,

@@ -12,7 +12,6 @@ from tests.support.in_process import played_model
 HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}"
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
 THINKING = "{# <tool_call> </think> #}{{ tools }}{{ messages }}<think>\n"
-TEXT_ARGUMENTS = "{% for call in messages[1].tool_calls %}{{ '<tool_call>' + call.function.arguments }}{% endfor %}"
 
 WEATHER: dict[str, Any] = {
     "type": "function",
