@@ -9,14 +9,17 @@ from djl_trtllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from djl_trtllm.offline import *  # noqa: F403
+    from djl_trtllm.server.factory import create_app as create_app
 
 
 def __getattr__(name: str) -> Any:
-    """The offline API on first use: every command imports this package, and few need what stands behind the API."""
-    if name == "__all__" or name[:1].isupper():  # the API has only classes; names of modules are looked up here too
+    """The API on first use: every command imports this package, and few need what stands behind the API."""
+    if name == "create_app":
+        return import_module("djl_trtllm.server.factory").create_app
+    if name == "__all__" or name[:1].isupper():  # classes of the offline API; names of modules are looked up here too
         offline = import_module("djl_trtllm.offline")
         if name == "__all__":
-            return [*offline.__all__, "__version__"]
+            return [*offline.__all__, "__version__", "create_app"]
         if name in offline.__all__:
             return getattr(offline, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,7 @@ def test_every_name_of_the_offline_api_is_one_of_the_package() -> None:
     names: dict[str, object] = {}
     exec("from djl_trtllm import *", names)
     del names["__builtins__"]
+    assert names.pop("create_app") is djl_trtllm.create_app
     assert names == {"__version__": djl_trtllm.__version__} | {name: getattr(offline, name) for name in offline.__all__}
 
 

@@ -12,12 +12,13 @@ from typing import Any
 from djl_trtllm.backends.registry import this_machine
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.format_setting import format_setting
-from djl_trtllm.config.options.registry import OPTIONS, find, suggest
+from djl_trtllm.config.options.registry import OPTIONS, find
 from djl_trtllm.config.options.values import as_text
+from djl_trtllm.config.sources.keywords import as_arguments
 from djl_trtllm.engines.hardware import Hardware, available_memory
 from djl_trtllm.engines.manifest import installed_versions
 from djl_trtllm.engines.plan import EnginePlan
-from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.finder.load import Load
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.remote.fetch import is_remote
@@ -141,11 +142,8 @@ def open_subject(model: str, options: Mapping[str, Any], load: Load, hardware: H
 
     Raises ConfigError, also for what is no option and for `max_num_tokens`, and DjlTrtllmError.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    if problems := [problem for name in given if (problem := _problem(name)) is not None]:
-        raise ConfigError(problems)
-    arguments = [f"{name}={as_text(value)}" for name, value in given.items()]
-    arguments += [f"option.max_num_tokens={_PLANNED_WITH}", "option.strict_memory=false"]
+    given = as_arguments(options, _measured)
+    arguments = [*given, f"option.max_num_tokens={_PLANNED_WITH}", "option.strict_memory=false"]
     if is_remote(model):
         source = open_remote(model, os.environ, arguments)
     else:
@@ -159,21 +157,13 @@ def open_subject(model: str, options: Mapping[str, Any], load: Load, hardware: H
     if engine_plan.backend is Backend.OPENVINO:
         # Its memory grows with the tokens that are in a step, and there are never more than the requests have.
         highest = min(highest, bounded.tokens * min(bounded.requests, engine_plan.max_sequences))
-    plain = {name: as_text(value) for name, value in given.items()}
+    plain = dict(pair.split("=", 1) for pair in given)
     return Subject(model, plain, config, layout, engine_plan, hardware, bounded, max(LOWEST, highest))
 
 
-def _problem(name: str) -> str | None:
+def _measured(name: str) -> str | None:
     declared = find(name) or find(f"option.{name}")
-    if declared is None:
-        near = suggest(f"option.{name}") or suggest(name)
-        advice = (
-            f"did you mean {near.removeprefix('option.')}?" if near else "docs/options.md has the options there are"
-        )
-        return f"{name} is not an option; {advice}"
-    if declared is OPTIONS["max_num_tokens"]:
-        return f"{name} is what is measured: leave it out"
-    return None
+    return f"{name} is what is measured: leave it out" if declared is OPTIONS["max_num_tokens"] else None
 
 
 def refuse_built(layout: Layout, backend: Backend) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config import Origin
-from djl_trtllm.config.options.registry import find, suggest
-from djl_trtllm.config.options.values import as_text
-from djl_trtllm.errors import ConfigError
+from djl_trtllm.config.options.registry import find
+from djl_trtllm.config.sources.keywords import as_arguments
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.offline.configurations import flattened
 from djl_trtllm.service import Model, open_remote, open_source, prepare
@@ -32,10 +31,8 @@ def open_offline_model(model: str | Path, options: Mapping[str, Any]) -> Model:
     of them: it is a bound on what a client waits, and in a batch requests wait for each other.
     Raises ConfigError, also for what is no option, and DjlTrtllmError.
     """
-    given = {name: value for name, value in flattened(options).items() if value is not None}
-    if problems := [_unknown(name) for name in given if _find(name) is None]:
-        raise ConfigError(problems)
-    arguments = [f"{name}={as_text(value)}" for name, value in given.items()]
+    given = flattened(options)
+    arguments = as_arguments(given, _configuration)
     if isinstance(model, str) and is_remote(model):
         source = open_remote(model, os.environ, arguments)
     else:
@@ -43,21 +40,14 @@ def open_offline_model(model: str | Path, options: Mapping[str, Any]) -> Model:
     prepared = prepare(source)
     if prepared.custom is not None:
         logger.warning("the formatters of model.py are for requests over HTTP: an offline batch does without them")
-    if "predict_timeout" in given:
+    if given.get("predict_timeout") is not None:
         return prepared
     return replace(prepared, config=prepared.config.replace(_NO_DEADLINE, predict_timeout=math.inf))
 
 
-def _find(name: str) -> object:
-    return find(name) or find(f"option.{name}")
-
-
-def _unknown(name: str) -> str:
-    if name.endswith("_config"):
-        return (
-            f"{name} is not one of TensorRT-LLM's configuration objects that have options here; docs/offline.md lists "
-            "them"
-        )
-    near = suggest(f"option.{name}") or suggest(name)
-    advice = f"did you mean {near.removeprefix('option.')}?" if near else "docs/options.md has the options there are"
-    return f"{name} is not an option; {advice}"
+def _configuration(name: str) -> str | None:
+    if not name.endswith("_config") or find(f"option.{name}"):
+        return None
+    return (
+        f"{name} is not one of TensorRT-LLM's configuration objects that have options here; docs/offline.md lists them"
+    )

@@ -15,9 +15,10 @@ from djl_trtllm.api.lmi.dialect import Lmi
 from djl_trtllm.config import Options
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.server import app
-from djl_trtllm.server.app import Server, Startup, run
+from djl_trtllm.server import application
+from djl_trtllm.server.app import Server, run
 from djl_trtllm.server.http_protocol import HttpProtocol
+from djl_trtllm.server.startup import Startup
 from djl_trtllm.service import Model
 from tests.server.application import body
 from tests.support.asgi import Client, lifespan
@@ -30,7 +31,7 @@ from tests.support.virtual_time import in_virtual_time, until
 def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often the garbage collector was settled, which is for a process of its own."""
     times: list[int] = []
-    monkeypatch.setattr(app, "settle_garbage_collector", lambda: times.append(1))
+    monkeypatch.setattr(application, "settle_garbage_collector", lambda: times.append(1))
     return times
 
 
@@ -45,11 +46,6 @@ class Running:
     async def ping(self) -> tuple[int, dict[str, str]]:
         answer = await self.client.get("/ping")
         return answer.status, {name: model["status"] for name, model in answer.json.items()}
-
-    async def metric(self, name: str) -> float:
-        page = (await self.client.get("/metrics")).body.decode()
-        (line,) = [line for line in page.splitlines() if line.startswith(f"djl_trtllm_{name}")]
-        return float(line.split()[-1])
 
     def signal(self, number: signal.Signals) -> None:
         self.server.handle_exit(number, None)
@@ -321,19 +317,3 @@ def test_the_process_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(uvicorn.Server, "run", play)
     assert run(Options(), []) == status
     assert len(ran) == 1
-
-
-# -- how late the event loop is ----------------------------------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_stalls_of_the_event_loop_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = Running([])
-    loop = asyncio.get_running_loop()
-    async with lifespan(running.app):
-        await asyncio.sleep(1.01)
-        assert await running.metric("event_loop_stall_seconds_count") == 50
-        assert await running.metric("event_loop_stall_seconds_sum") < 1e-6
-        loop.now += 0.5  # type: ignore[attr-defined]
-        await asyncio.sleep(0.001)
-        assert await running.metric("event_loop_stall_seconds_sum") == pytest.approx(0.49)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,23 @@ def test_a_directory_is_the_one_model_and_configures_the_server(model: Path) -> 
     assert (prepared.name, prepared.directory) == ("scripted", model)
 
 
+def test_arguments_win_over_the_file_and_the_environment_for_the_server_and_its_models(
+    model: Path, store: Path
+) -> None:
+    environ = {"OPTION_PREDICT_TIMEOUT": "5", "SERVING_MAX_REQUEST_SIZE": "6"}
+    arguments = ["predict_timeout=9", "max_request_size=7", "load_models=red"]
+    options, [planned], _ = plan_startup(str(model), environ, arguments)
+    assert (options.predict_timeout, options.max_request_size) == (9, 7)
+    assert planned.prepare().config.options.predict_timeout == 9
+    options, [planned], _ = plan_startup(None, {**environ, "SERVING_MODEL_STORE": str(store)}, arguments)
+    assert (options.max_request_size, planned.name) == (7, "red")
+    assert planned.prepare().config.options.predict_timeout == 9
+    two = {**environ, "SERVING_LOAD_MODELS": f"a={store / 'red'},b={store / 'blue'}"}
+    options, planned_two, _ = plan_startup(None, two, ["predict_timeout=9", "max_request_size=7"])
+    assert options.max_request_size == 7
+    assert [each.prepare().config.options.predict_timeout for each in planned_two] == [9, 9]
+
+
 def test_what_is_wrong_in_a_directory_is_reported_before_the_server_starts(tmp_path: Path, model: Path) -> None:
     (model / "serving.properties").write_text("option.max_input_len=many\n")
     with pytest.raises(ConfigError, match="max_input_len=many"):
@@ -50,16 +67,16 @@ def test_what_is_wrong_in_a_directory_is_reported_before_the_server_starts(tmp_p
 
 
 def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    opened: list[tuple[str, Mapping[str, str]]] = []
+    opened: list[tuple[str, Mapping[str, str], Sequence[str]]] = []
 
-    def open_remote(text: str, environ: Mapping[str, str]) -> str:
-        opened.append((text, environ))
+    def open_remote(text: str, environ: Mapping[str, str], arguments: Sequence[str]) -> str:
+        opened.append((text, environ, arguments))
         return "source"
 
     monkeypatch.setattr(startup, "open_remote", open_remote)
     monkeypatch.setattr(startup, "prepare", lambda source: f"prepared {source}")
     environ = {"OPTION_PREDICT_TIMEOUT": "77"}
-    options, [planned], store = plan_startup("acme/tiny-stories", environ)
+    options, [planned], store = plan_startup("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])
     assert (planned.name, planned.source, options.predict_timeout, store) == (
         "acme_tiny_stories",
         "acme/tiny-stories",
@@ -68,7 +85,7 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
     )
     assert opened == []
     assert str(planned.prepare()) == "prepared source"
-    assert opened == [("acme/tiny-stories", environ)]
+    assert opened == [("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])]
 
 
 def test_a_remote_model_may_be_named() -> None:

@@ -1,0 +1,64 @@
+"""The application in a server that is not ours, which has no way to abort a connection."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+from tests.support.client import body, raw_post, read_all, read_until, wordy
+from tests.support.models import scripted_model
+from tests.support.server import Server
+from tests.support.waiting import wait_until
+
+PLAIN = ("-m", "tests.support.plain_uvicorn")
+
+
+def test_answers_are_those_of_our_own_server(tmp_path: Path) -> None:
+    model = scripted_model(tmp_path / "model")
+    answers = []
+    for program in (PLAIN, ("-m", "djl_trtllm.cli")):
+        with Server(model, scratch=tmp_path, program=program) as server:
+            server.wait_for_ping()
+            streamed = server.http.post("/invocations", content=body(20, stream=True))
+            chat = {"messages": [{"role": "user", "content": "go on"}], "max_tokens": 5}
+            whole = server.http.post("/v1/chat/completions", json=chat)
+            assert (streamed.status_code, whole.status_code) == (200, 200)
+            answers.append((streamed.content, whole.json()["choices"]))
+    assert answers[0] == answers[1]
+    assert b'"generated_text"' in answers[0][0]
+
+
+def test_a_model_that_does_not_load_ends_the_server(tmp_path: Path) -> None:
+    model = scripted_model(tmp_path / "model", {"start_error": "no such engine"})
+    with Server(model, scratch=tmp_path, program=PLAIN) as server:
+        assert server.process.wait(60) != 0
+        assert server.says("Application startup failed")
+
+
+def test_sigterm_lets_running_streams_end(tmp_path: Path) -> None:
+    model = scripted_model(tmp_path / "model", {"steps_per_second": 20})
+    with Server(model, scratch=tmp_path, program=PLAIN) as server:
+        server.wait_for_ping()
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(raw_post(body(40, stream=True), "Connection: close"))
+            read_until(client, b"token")
+            server.process.send_signal(signal.SIGTERM)
+            rest = read_all(client)
+        assert b'"generated_text"' in rest
+        assert rest.endswith(b"\r\n0\r\n\r\n")
+        server.process.wait(60)
+
+
+def test_a_stream_whose_client_does_not_read_ends_without_its_last_chunk(tmp_path: Path) -> None:
+    model = scripted_model(tmp_path / "model")
+    with Server(model, scratch=tmp_path, program=PLAIN) as server:
+        server.wait_for_ping()
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(wordy(100_000))
+            read_until(client, b"content")
+            wait_until(lambda: server.says("did not read for 1 seconds"), 60)
+            rest = read_all(client)
+        assert not rest.endswith(b"0\r\n\r\n")
+        assert b'"finish_reason":"length"' not in rest
+        assert server.ping() == 200
