@@ -1,0 +1,96 @@
+"""The site of the documents: `scripts/docs` builds it, and dead links fail it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
+# Elements with which a page loads something; links to elsewhere are no such thing.
+LOADED = re.compile(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"(?:https?:)?//|url\(['\"]?(?:https?:)?//")
+
+
+def entries(node: Any) -> Iterator[str]:
+    """The pages of the navigation."""
+    if isinstance(node, dict):
+        yield from (f"{value}.md" for key, value in node.items() if key in ("root", "file"))
+        node = list(node.values())
+    if isinstance(node, list):
+        for each in node:
+            yield from entries(each)
+
+
+def test_every_page_has_its_place_in_the_navigation() -> None:
+    found = sorted(entries(yaml.safe_load((ROOT / "docs" / "_toc.yml").read_text())))
+    assert found == sorted(str(page.relative_to(ROOT)) for page in PAGES)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, by the script."""
+    done = subprocess.run([ROOT / "scripts" / "docs"], cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip().splitlines()[-1]).parent
+
+
+def built(folder: Path, start: str, readme: str) -> subprocess.CompletedProcess[str]:
+    """What Sphinx says of a tree of three pages, with the settings of the site."""
+    docs = folder / "docs"
+    docs.mkdir()
+    shutil.copy(ROOT / "docs" / "conf.py", docs)
+    shutil.copytree(ROOT / "docs" / "_site", docs / "_site")
+    (docs / "_toc.yml").write_text("root: docs/README\nentries:\n  - file: README\n  - file: docs/other\n")
+    (docs / "README.md").write_text(f"# Start\n\n{start}\n")
+    (docs / "other.md").write_text("# Other\n\n## A part\n")
+    (folder / "README.md").write_text(f"# Top\n\n{readme}\n")
+    sphinx = ROOT / ".venv-docs" / "bin" / "sphinx-build"
+    arguments: list[str | Path] = ["-q", "-W", "--keep-going", "-n", "-c", docs, folder, folder / "build"]
+    return subprocess.run([sphinx, *arguments], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_site_has_every_page_a_search_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    for page in PAGES:
+        assert (site / page.relative_to(ROOT)).with_suffix(".html").is_file()
+    for file in ("index.html", "search.html", "searchindex.js"):
+        assert (site / file).is_file()
+    files = [path for path in site.rglob("*") if path.suffix in (".html", ".css")]
+    assert [path for path in files if LOADED.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[a](other.md)", None),
+        ("[a](other.md#a-part)", None),
+        ("[a](nowhere.md)", "nowhere.md"),
+        ("[a](other.md#nothing)", "nothing"),
+        ("[a](#nothing)", "nothing"),
+        ("[a](../README.md#nothing)", "nothing"),
+        ("![a](nowhere.svg)", "nowhere.svg"),
+        ("[a](../nowhere.toml)", "nowhere.toml"),
+    ],
+)
+def test_a_dead_link_anchor_or_picture_fails_it(site: Path, tmp_path: Path, text: str, problem: str | None) -> None:
+    done = built(tmp_path, text, "")
+    assert (done.returncode == 0) == (problem is None), done.stderr
+    assert problem is None or problem in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_dead_link_in_the_readme_fails_it(site: Path, tmp_path: Path) -> None:
+    done = built(tmp_path, "", "[a](docs/other.md#a-part) [b](docs/other.md#a-hart)")
+    assert done.returncode != 0
+    assert "a-hart" in done.stderr and "a-part" not in done.stderr
