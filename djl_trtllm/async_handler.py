@@ -14,7 +14,6 @@ from typing import Any
 
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.headers import properties as properties_of
-from djl_trtllm.api.headers import request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.config import Options
@@ -22,11 +21,21 @@ from djl_trtllm.djl import adapters
 from djl_trtllm.djl.item import Item
 from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.djl.streams import Stream, Streams
-from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, is_passive, load_status, open_worker_model, require_mode
+from djl_trtllm.djl.worker import (
+    METRICS_SECONDS,
+    Metrics,
+    is_passive,
+    load_status,
+    open_worker_model,
+    require_mode,
+    served_request,
+)
 from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.logs import request_context
 from djl_trtllm.request import Origin
 from djl_trtllm.service import ModelService, settle_garbage_collector
 from djl_trtllm.service.worker_threads import parse_call
+from djl_trtllm.telemetry import Telemetry
 
 try:
     from djl_python.outputs import Output  # type: ignore[import-not-found]
@@ -42,7 +51,8 @@ _EXIT_DELAY_SECONDS = 1.0
 
 
 class Worker:
-    def __init__(self, service: ModelService, options: Options) -> None:
+    def __init__(self, service: ModelService, options: Options, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
         self._service = service
         self._options = options
         self._streams = Streams()
@@ -55,6 +65,7 @@ class Worker:
         require_mode(properties, rolling=False)
         loop = asyncio.get_running_loop()
         model = await asyncio.to_thread(open_worker_model, properties)
+        telemetry = Telemetry.open(model.options)
 
         def failed(error: DjlTrtllmError) -> None:
             # DJL starts another worker, up to its retry_threshold; the delay lets responses reach the clients first.
@@ -66,21 +77,22 @@ class Worker:
         service = ModelService(model.name, on_failed=failed)
         await service.load(model)
         settle_garbage_collector()
-        return cls(service, model.options)
+        return cls(service, model.options, telemetry)
 
     async def respond(self, inputs: Any) -> AsyncGenerator[Streams, None]:
         """Generate for a request; yields what djl_python has to send."""
         stream = Stream(self._streams, inputs.get_property("request_tracking_id"))
-        writer = ItemWriter(stream.put, self._options)
+        properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
+        served = served_request(properties, self._service.name)
+        writer = ItemWriter(stream.put, self._options, served, self._telemetry.ended_soon)
         states: list[RequestState] = []
         try:
-            properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
             body = bytes(inputs.get_as_bytes() or b"")
             call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
-            origin = Origin(request_id(properties), DEFAULT.name)
-            call = self._service.with_warnings(call._replace(origin=origin))
+            call = self._service.with_warnings(call._replace(origin=Origin(served.id, served.dialect)))
             writer.expect(call)
-            states = await self._service.generate(call, writer.deliver)
+            with request_context(served.id):
+                served.generations = states = await self._service.generate(call, writer.deliver)
         except Exception as error:
             writer.fail(error)
         try:

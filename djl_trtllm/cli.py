@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 
 from djl_trtllm import __version__
 from djl_trtllm.commands.cache import app as cache
@@ -22,7 +20,10 @@ from djl_trtllm.commands.deploy import deploy
 from djl_trtllm.commands.find_model import SAGEMAKER_MODEL_DIR, find_model
 from djl_trtllm.commands.package import package
 from djl_trtllm.commands.size import size
-from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.config import Options, load
+from djl_trtllm.config.options.choices import LogFormat, LogLevel
+from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.logs import configure
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,14 +60,9 @@ ModelArgument = Annotated[
     ),
 ]
 
-
-def _log_to_stderr(level: str, console: Console | None = None) -> None:
-    if sys.stderr.isatty():
-        console = console or Console(stderr=True)
-        handler: logging.Handler = RichHandler(console=console, show_path=False, rich_tracebacks=False)
-        logging.basicConfig(level=level, format="%(message)s", datefmt="%X", handlers=[handler])
-    else:
-        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+LevelOption = Annotated[
+    LogLevel | None, typer.Option(case_sensitive=False, help="Least level of the log on stderr. Default: log_level.")
+]
 
 
 @app.command()
@@ -80,16 +76,23 @@ def serve(
     strict_memory: Annotated[
         bool, typer.Option("--strict-memory", help="Refuse models that do not fit the GPUs' memory (docs/sizing.md).")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="Log level on stderr.")] = "INFO",
+    log_level: LevelOption = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(case_sensitive=False, help="Format of the log on stderr. Default: log_format.")
+    ] = None,
 ) -> None:
     """Serve models over HTTP: /ping, /invocations, /predictions/NAME, /models, /metrics."""
-    _log_to_stderr(log_level.upper())
     with errors_for_the_reader():
+        environ = dict(os.environ)
+        if log_level is not None:
+            environ["SERVING_LOG_LEVEL"] = log_level.value
+        if log_format is not None:
+            environ["SERVING_LOG_FORMAT"] = log_format.value
+        _log_as_set(environ)
         # Importing the server takes half a second; `config` and `--help` do without.
         from djl_trtllm.server.app import run
         from djl_trtllm.server.startup import plan_startup
 
-        environ = dict(os.environ)
         if port is not None:
             environ["SERVING_INFERENCE_PORT"] = str(port)
         if host is not None:
@@ -101,8 +104,20 @@ def serve(
         # Programs that the server starts, and code of models, have no use for it.
         for name in [name for name in os.environ if name.upper() in ("SERVING_API_KEY", "ARGS_API_KEY")]:
             del os.environ[name]
-        status = run(*plan_startup(model, environ, found=find_model(None)))
+        options, startup, store = plan_startup(model, environ, found=find_model(None))
+        # The model's files may set the log too.
+        configure(options.log_level, json=options.log_format is LogFormat.JSON)
+        status = run(options, startup, store)
     raise typer.Exit(status)
+
+
+def _log_as_set(environ: Mapping[str, str]) -> None:
+    """Set up the log as the environment says; what is wrong there is reported with what else is."""
+    try:
+        options = load(None, environ).options
+    except ConfigError:
+        options = Options()
+    configure(options.log_level, json=options.log_format is LogFormat.JSON)
 
 
 @app.command()
@@ -125,7 +140,7 @@ def generate(
     parameters: Annotated[
         str, typer.Option(metavar="JSON", help="Other request parameters, as /invocations accepts them.")
     ] = "{}",
-    log_level: Annotated[str, typer.Option(help="Log level on stderr.")] = "WARNING",
+    log_level: LevelOption = LogLevel.WARNING,
 ) -> None:
     """Generate text for the prompts in a file and write JSON lines in the same order (docs/offline.md).
 
@@ -133,7 +148,7 @@ def generate(
     130 after Ctrl-C. A line's own parameters override those of the command.
     """
     console = Console(stderr=True, soft_wrap=True)
-    _log_to_stderr(log_level.upper(), console)
+    configure((log_level or LogLevel.WARNING).value, console=console)
     flags = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -191,7 +206,7 @@ def compile(
 
     Without arguments, in a container started by SageMaker Neo, the paths come from Neo's variables.
     """
-    _log_to_stderr("INFO")
+    configure("info")
     with errors_for_the_reader():
         from djl_trtllm.commands.build_flags import read_arguments
         from djl_trtllm.service.compiling import compile_model, compile_with_neo

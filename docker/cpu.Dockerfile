@@ -14,7 +14,7 @@ ARG PYTHON
 ARG EXTRA=cpu
 # Install the dependencies in a separate layer, which stays cached when only the sources change.
 COPY pyproject.toml docker/requirements-cpu.txt docker/install.sh /opt/djl-trtllm/
-RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/requirements-cpu.txt "${EXTRA}" grpc
+RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/requirements-cpu.txt "${EXTRA}" otel grpc
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl && \
     djl-trtllm version && \

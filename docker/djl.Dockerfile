@@ -27,7 +27,7 @@ COPY --from=java /opt/java/openjdk /opt/java/openjdk
 COPY --from=front-end /front-end /opt/djl
 # Install the dependencies in a separate layer, which stays cached when only the sources change.
 COPY pyproject.toml docker/requirements-core.txt docker/install.sh /opt/djl-trtllm/
-RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/requirements-core.txt grpc
+RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/requirements-core.txt otel grpc
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl && \
     djl-trtllm version && \

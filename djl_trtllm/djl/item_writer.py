@@ -10,15 +10,31 @@ from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
 from djl_trtllm.djl.item import Item
 from djl_trtllm.errors import RequestError
+from djl_trtllm.logs import of_request
 from djl_trtllm.request import OutputChunk
+from djl_trtllm.telemetry import ServedRequest
+from djl_trtllm.telemetry.served_request import Asked
 
 logger = logging.getLogger(__name__)
 
+_OK = 200
+
 
 class ItemWriter:
-    """Encodes the output of one request and emits items; exactly one of them is the last."""
+    """Encodes the output of one request and emits items; exactly one of them is the last.
 
-    def __init__(self, put: Callable[[Item], None], options: Options) -> None:
+    `served` is the request; `ended` is called with it after that.
+    """
+
+    def __init__(
+        self,
+        put: Callable[[Item], None],
+        options: Options,
+        served: ServedRequest,
+        ended: Callable[[ServedRequest], None],
+    ) -> None:
+        self._served = served
+        self._ended = ended
         self.complete = False
         self._put = put
         self._options = options
@@ -29,6 +45,7 @@ class ItemWriter:
 
     def expect(self, call: Call) -> None:
         """Call when the request is parsed: its encoder makes the response from now on."""
+        self._served.asked = Asked.of(call.requests[0])
         self._encoder = call.encoder
         self._headers = call.headers
         self._unfinished = call.sequences
@@ -57,19 +74,26 @@ class ItemWriter:
         if self.complete:
             return
         if not isinstance(error, RequestError):
-            logger.error("a request failed", exc_info=error)
+            logger.error("a request failed", exc_info=error, extra=of_request(self._served.id))
+        self._served.error = type(error).__name__
         encoder = self._encoder if self._begun else None
         if encoder is not None and isinstance(error, RequestError) and (data := encoder.error(error)):
             self._send(data, last=True)
             return
         reply = DEFAULT.encode_error(error, self._options)
-        self.complete = True
+        self._complete(reply.status)
         message = str(error) if isinstance(error, RequestError) else "Internal server error, see the server's log."
         self._put(Item(b"", True, reply.status, message, (("Content-Type", "application/json"), *reply.headers)))
+
+    def _complete(self, status: int) -> None:
+        self.complete = True
+        self._served.status = status
+        self._ended(self._served)
 
     def _send(self, data: bytes, last: bool) -> None:
         assert self._encoder is not None
         properties = () if self._begun else (("Content-Type", self._encoder.content_type), *self._headers)
         self._begun = True
-        self.complete = last
+        if last:
+            self._complete(_OK)
         self._put(Item(data, last, None, "", properties))

@@ -16,17 +16,18 @@ from typing import Any, TypeVar
 
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.headers import properties as properties_of
-from djl_trtllm.api.headers import request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.config import Options
 from djl_trtllm.djl.item import Item, take
 from djl_trtllm.djl.item_writer import ItemWriter
-from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics
+from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, served_request
 from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.logs import request_context
 from djl_trtllm.request import Origin
 from djl_trtllm.service import Model, ModelService, settle_garbage_collector
 from djl_trtllm.service.worker_threads import parse_call
+from djl_trtllm.telemetry import ServedRequest, Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,10 @@ _RESTART_SECONDS = 5.0
 class _Request:
     """One entry of DJL's list."""
 
-    def __init__(self, arrived: threading.Event, options: Options) -> None:
+    def __init__(self, arrived: threading.Event, options: Options, served: ServedRequest, telemetry: Telemetry) -> None:
+        self.served = served
         self.items: deque[Item] = deque()
-        self.writer = ItemWriter(self._put, options)
+        self.writer = ItemWriter(self._put, options, served, telemetry.ended_soon)
         self.states: list[RequestState] = []
         self.abandoned = False
         self._arrived = arrived
@@ -63,6 +65,7 @@ class RollingWorker:
     def __init__(self, model: Model) -> None:
         """Start the engine process. Raises ExecutorStartError."""
         self._model = model
+        self._telemetry = Telemetry.open(model.options)
         self._service = ModelService(model.name, on_failed=self._failed)
         self._metrics = Metrics(self._service)
         self._loaded = False
@@ -107,11 +110,12 @@ class RollingWorker:
     # -- in DJL's thread -------------------------------------------------------------------------------------------
 
     def _begin(self, inputs: Any, index: int, properties: dict[str, str], content: Any) -> _Request:
-        request = _Request(self._arrived, self._model.options)
         prefix = f"batch_{index:03d}."
         own = properties_of(
             (key[len(prefix) :], str(value)) for key, value in properties.items() if key.startswith(prefix)
         )
+        served = served_request(own, self._model.name)
+        request = _Request(self._arrived, self._model.options, served, self._telemetry)
         body = bytes(content.get(prefix + "data") or b"")
         asyncio.run_coroutine_threadsafe(self._generate(request, body, own), self._loop)
         return request
@@ -142,10 +146,12 @@ class RollingWorker:
     async def _generate(self, request: _Request, body: bytes, properties: dict[str, str]) -> None:
         try:
             call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
-            origin = Origin(request_id(properties), DEFAULT.name)
-            call = self._service.with_warnings(call._replace(origin=origin))
+            served = request.served
+            call = self._service.with_warnings(call._replace(origin=Origin(served.id, served.dialect)))
             request.writer.expect(call)
-            request.states = await self._service.generate(call, request.writer.deliver)
+            with request_context(served.id):
+                request.states = await self._service.generate(call, request.writer.deliver)
+            served.generations = request.states
         except Exception as error:
             request.writer.fail(error)
             return

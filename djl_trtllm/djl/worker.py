@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.api.headers import request_id
+from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.errors import DjlTrtllmError, ModelError
+from djl_trtllm.logs import mark_lines
 from djl_trtllm.service import Model, ModelService, open_source, prepare
+from djl_trtllm.telemetry import ServedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +36,7 @@ def open_worker_model(properties: Mapping[str, Any]) -> Model:
     Reads the configuration from the directory and the environment, so that every value has its origin. Of DJL's own
     properties it uses only the path of a model that DJL has downloaded.
     """
+    mark_lines()
     # The engine process must not join DJL's MPI world.
     for name in [name for name in os.environ if name.startswith(_MPI_VARIABLES)]:
         del os.environ[name]
@@ -62,6 +67,11 @@ def require_mode(properties: Mapping[str, Any], *, rolling: bool) -> None:
 def load_status(error: DjlTrtllmError) -> int:
     """The status that DJL gets for a model that failed to load; 507 means out of memory."""
     return 507 if "out of memory" in str(error).lower() else 500
+
+
+def served_request(properties: Mapping[str, str], model: str) -> ServedRequest:
+    """What is reported of a request at its end; `properties` are its headers."""
+    return ServedRequest(request_id(properties), "DJL", "/invocations", properties, DEFAULT.name, model)
 
 
 class Metrics:

@@ -49,7 +49,8 @@ class Server(uvicorn.Server):
         self._interrupted = False
         self._deadlines: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[None] | None = None
-        self._connections = Connections(options, self.application.counts, self.application.bodies)
+        shared = self.application
+        self._connections = Connections(options, shared.counts, shared.bodies, shared.telemetry)
         super().__init__(
             uvicorn.Config(
                 self.application,
@@ -85,7 +86,9 @@ class Server(uvicorn.Server):
         application = self.application
         try:
             self.servers += await listen(self._options, protocol, config.backlog, config.ssl)
-            self._grpc = await listen_grpc(application.registry, self._options, application.counts, application.access)
+            self._grpc = await listen_grpc(
+                application.registry, self._options, application.counts, application.access, application.telemetry
+            )
         except ConfigError as error:
             logger.error("%s", error)
             self._exit(1)

@@ -28,6 +28,7 @@ from djl_trtllm.server.startup import Startup
 from djl_trtllm.server.triton_ports import ready_table
 from djl_trtllm.service import Registry, ServedModel, settle_garbage_collector
 from djl_trtllm.service.sessions import open_sessions
+from djl_trtllm.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +58,12 @@ class Application:
         wait_until_ready: bool = False,
         on_failed: Callable[[], None] | None = None,
     ) -> None:
-        """Nothing is loaded yet. Raises ConfigError if the options of access or sessions are wrong."""
+        """Nothing is loaded yet. Raises ConfigError if the options of access, traces or sessions are wrong."""
         self.options = options
         self.counts = ServerCounts()
         self.bodies = BodyMemory(options.max_body_memory)
         self.access = read_access(options)
+        self.telemetry = Telemetry.open(options)
         self.registry = Registry()
         for model in startup:
             self.registry.add(ServedModel(model.name, model.source, on_failed=self._model_failed))
@@ -72,9 +74,19 @@ class Application:
         self._stall = Histogram()
         metrics = MetricsPage(self.registry, self.counts, self._stall)
         sessions = SessionRequests(open_sessions(options))
-        routes = Routes(self.registry, self._models, options, metrics, self.counts, sessions, self.bodies, self.access)
+        routes = Routes(
+            self.registry,
+            self._models,
+            options,
+            metrics,
+            self.counts,
+            sessions,
+            self.bodies,
+            self.access,
+            self.telemetry,
+        )
         self._asgi = BidirectionalStreams(
-            routes.router(self._lifespan), options.max_request_size, self.bodies, self.access
+            routes.router(self._lifespan), options.max_request_size, self.bodies, self.access, self.telemetry
         )
         self._loading: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
@@ -118,6 +130,7 @@ class Application:
             await self.drain()
             stalls.cancel()
             await asyncio.wait({stalls})
+            await asyncio.to_thread(self.telemetry.close)
 
     def _raise_failure(self) -> None:
         for model in self.registry.models.values():

@@ -22,13 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from djl_trtllm.api import Reply
 from djl_trtllm.api.front_end import front_end_error
-from djl_trtllm.api.headers import properties
+from djl_trtllm.api.headers import properties, request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, ForbiddenError
 from djl_trtllm.server.access import EVERYBODY, Access, Role, WrongPort
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.exchange import ABORT
+from djl_trtllm.telemetry import ServedRequest, Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,14 @@ class BidirectionalStreams:
     """An ASGI application: WebSockets here, HTTP and the lifespan in `application`."""
 
     def __init__(
-        self, application: ASGIApp, max_waiting_bytes: int, bodies: BodyMemory, access: Access = EVERYBODY
+        self,
+        application: ASGIApp,
+        max_waiting_bytes: int,
+        bodies: BodyMemory,
+        access: Access = EVERYBODY,
+        telemetry: Telemetry | None = None,
     ) -> None:
+        self._telemetry = telemetry or Telemetry()
         self._application = application
         self._max_waiting_bytes = max_waiting_bytes
         self._bodies = bodies
@@ -60,6 +67,8 @@ class BidirectionalStreams:
         await receive()  # websocket.connect
         refusal = self._refusal(scope)
         if refusal is not None:
+            given = properties(Headers(scope=scope).items())
+            self._telemetry.ended(ServedRequest(request_id(given), "GET", scope["path"], given, status=refusal.status))
             await _refuse(scope, send, refusal)
         else:
             self._open += 1

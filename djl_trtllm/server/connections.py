@@ -15,6 +15,7 @@ from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.config import Options
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,10 @@ class Connection(Protocol):
 class Connections:
     """All connections of a server and what they share."""
 
-    def __init__(self, options: Options, counts: ServerCounts, memory: BodyMemory) -> None:
+    def __init__(
+        self, options: Options, counts: ServerCounts, memory: BodyMemory, telemetry: Telemetry | None = None
+    ) -> None:
+        self.telemetry = telemetry or Telemetry()
         self.options = options
         self.counts = counts
         self.memory = memory

@@ -19,8 +19,12 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, OverloadedError
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.telemetry.served_request import CLIENT_LEFT, ServedRequest
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
+
+REFUSED = "djl_trtllm.refused"
+"""ASGI extension of our server: the `status` with which it has refused a request whose body it does not read on."""
 
 ABORT = "djl_trtllm.abort"
 """ASGI extension of our server: its `call` drops the connection. A normal close would wait for the client to read."""
@@ -56,6 +60,10 @@ class Exchange:
     def __post_init__(self) -> None:
         self.properties = properties(RequestHeaders(scope=self.scope).items())
         self.request_id = request_id(self.properties, self.options.request_id_header_key)
+        method = self.scope["method"]
+        self.served = ServedRequest(
+            self.request_id, method, self.scope["path"], self.properties, reads=method in ("GET", "HEAD")
+        )
 
     @property
     def query(self) -> dict[str, str]:
@@ -95,6 +103,7 @@ class Exchange:
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
+                self.served.status = self.scope.get("extensions", {}).get(REFUSED, {}).get("status", CLIENT_LEFT)
                 raise ClientGone
             part = message.get("body", b"")
             if self._held + len(part) > limit:
@@ -131,6 +140,7 @@ class Exchange:
             headers.append(("content-length", str(length)))
         fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         self.sent_head = True
+        self.served.status = status
         self.counts.response(status)
         await self.send({"type": "http.response.start", "status": status, "headers": [*fields, *_ALWAYS]})
 
@@ -140,6 +150,7 @@ class Exchange:
 
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
         """Send an error with additional headers; nothing may have been sent yet."""
+        self.served.error = type(error).__name__
         reply = self.dialect.encode_error(error, self.options)
         if self.endpoint is not None and self.dialect.sagemaker:
             reply = endpoint_error(error, reply)

@@ -18,8 +18,10 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from djl_trtllm.api.headers import request_id
 from djl_trtllm.server.connections import Connections, Refusal
-from djl_trtllm.server.exchange import ABORT
+from djl_trtllm.server.exchange import ABORT, REFUSED
+from djl_trtllm.telemetry import ServedRequest
 
 _PIECE = 1024
 """Bytes that the parser gets at once, so that little is parsed beyond a limit or beyond the end of a request."""
@@ -263,7 +265,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.deadline = self.loop.time() + _LINGER_SECONDS
         self._connections.note(refusal)
         of_this = self._head_read and not self._read
+        if not self._head_read:
+            self._report(refusal)
         if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.scope["extensions"][REFUSED] = {"status": refusal.status}
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self.cycle.response_started or not of_this:
@@ -276,6 +281,16 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         else:
             self.transport.close()
+
+    def _report(self, refusal: Refusal) -> None:
+        """Report a request that no application gets to see; of its head there may be a part."""
+        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
+        identifier = request_id(given, self._limits.request_id_header_key)
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        method = self.parser.get_method().decode("latin-1") if path else "-"
+        self._connections.telemetry.ended(
+            ServedRequest(identifier, method, path or "-", status=refusal.status, error=Refusal.__name__)
+        )
 
 
 def _refusal_for(error: Exception) -> Refusal:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from djl_trtllm.api import Call
 from djl_trtllm.errors import RequestError
+from djl_trtllm.logs import of_request
 from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.exchange import Exchange
 
@@ -120,7 +121,7 @@ class ResponseWriter:
     def _break_off(self, error: Exception) -> None:
         """End a response that cannot continue. What the engine still generates for it is discarded."""
         if not isinstance(error, RequestError):
-            logger.error("request %s: encoding its response failed", self._exchange.request_id, exc_info=error)
+            logger.error("encoding the response failed", exc_info=error, extra=self._belonging)
         self._complete = True
         if not self._exchange.sent_head:
             self._run(self._exchange.fail(error))
@@ -158,9 +159,9 @@ class ResponseWriter:
             await asyncio.wait_for(rest, self._write_timeout)
         except asyncio.TimeoutError:
             logger.warning(
-                "request %s: its client did not read for %g seconds (option.stream_write_timeout) and is dropped",
-                self._exchange.request_id,
+                "the client did not read for %g seconds (option.stream_write_timeout) and is dropped",
                 self._write_timeout,
+                extra=self._belonging,
             )
             self._exchange.abort()
             self._close()
@@ -176,8 +177,13 @@ class ResponseWriter:
             self._send_encoded(kept)
 
     def _lose(self, error: OSError) -> None:
-        logger.info("request %s: its client is gone: %s", self._exchange.request_id, error)
+        logger.info("the client is gone: %s", error, extra=self._belonging)
         self._close()
+
+    @property
+    def _belonging(self) -> dict[str, str]:
+        """The rolling batch calls for many requests."""
+        return of_request(self._exchange.request_id)
 
     def _close(self) -> None:
         if not self._closed.done():

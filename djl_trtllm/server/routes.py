@@ -29,6 +29,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTooLargeError,
 )
+from djl_trtllm.logs import request_context
 from djl_trtllm.request import Origin
 from djl_trtllm.server.access import Access, Role, WrongPort
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
@@ -43,6 +44,8 @@ from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.server.session_requests import SessionRequests, SessionUse
 from djl_trtllm.service import Registry, State
 from djl_trtllm.service.worker_threads import WORKERS, WorkerThreads, parse_call
+from djl_trtllm.telemetry import Telemetry
+from djl_trtllm.telemetry.served_request import Asked
 from djl_trtllm.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -70,7 +73,7 @@ class Endpoint:
     """A handler as an ASGI application (a class, so that Starlette passes scope, receive and send as they are).
 
     `method` None takes every method; `allow` are those of the path, if there are several. `role` is what the request's
-    API key must have, None without one. Errors are in the format of `dialect`.
+    API key must have, None without one. Errors are in the format of `dialect`. `health`: it answers health checks.
     """
 
     handler: Handler
@@ -79,10 +82,21 @@ class Endpoint:
     role: Role | None
     dialect: Dialect = DEFAULT
     allow: str = ""
+    health: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         routes = self.routes
         exchange = Exchange(scope, receive, send, routes.options, routes.counts, self.dialect, routes.bodies)
+        exchange.served.quiet = self.health
+        try:
+            with request_context(exchange.request_id):
+                await self._answer(exchange)
+        finally:
+            exchange.release()
+            routes.telemetry.ended(exchange.served)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        routes, scope = self.routes, exchange.scope
         try:
             server = scope.get("server")
             routes.access.check(self.role, exchange.properties, None if server is None else server[1])
@@ -100,14 +114,13 @@ class Endpoint:
         except RequestError as error:
             await exchange.fail(error)
         except ConnectionError as error:
-            logger.info("request %s: its client has left (%s)", exchange.request_id, error or type(error).__name__)
+            logger.info("the client has left (%s)", error or type(error).__name__)
         except Exception as error:
+            exchange.served.error = type(error).__name__
             if exchange.sent_head:
                 raise
-            logger.exception("request %s failed", exchange.request_id)
+            logger.exception("the request failed")
             await exchange.fail(error)
-        finally:
-            exchange.release()
 
     def takes(self, method: str) -> bool:
         return method == self.method or (method == "HEAD" and self.method == "GET")
@@ -138,6 +151,7 @@ class Routes:
     sessions: SessionRequests = field(default_factory=lambda: SessionRequests(None))
     bodies: BodyMemory = field(default_factory=BodyMemory)
     access: Access = field(default_factory=Access)
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
     def __post_init__(self) -> None:
         self._description = Description(DIALECTS, self.options, keys=bool(self.access.keys))
@@ -171,7 +185,7 @@ class Routes:
             *((path + "/{adapter}", None, adapters.member, manage) for path in ADAPTER_PATHS),
         ]
         for path, method, handler, role in handlers:
-            yield path, Endpoint(handler, method, self, role)
+            yield path, Endpoint(handler, method, self, role, health=path == "/ping")
 
     def _of_dialects(self) -> Iterator[tuple[str, Endpoint]]:
         for dialect in DIALECTS:
@@ -181,9 +195,9 @@ class Routes:
                 ("POST", dialect.actions, self.act),
             ):
                 for path in paths:
-                    role = None if path in dialect.health else Role.INFER
+                    health = path in dialect.health
                     bound = partial(handler, dialect, path)
-                    yield path, Endpoint(bound, method, self, role, dialect)
+                    yield path, Endpoint(bound, method, self, None if health else Role.INFER, dialect, health=health)
 
     async def ping(self, exchange: Exchange) -> None:
         """200 only if every model that the server was started with is ready.
@@ -225,12 +239,16 @@ class Routes:
         await exchange.reply(self.metrics_page.reply())
 
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+        served = exchange.served
+        served.dialect = dialect.name
         request: RawRequest | None = None
         name = exchange.scope["path_params"].get("model") or exchange.model_name
         if name is None and dialect.names_model:
             request = await _read(exchange, path)
             name = await _name_in(dialect, request)
+        served.model = name or ""
         model = find_model(self.registry, dialect, name, exchange.endpoint)
+        served.model = model.name
         if model.state is State.DRAINING:
             # Keep-alive clients have to open a connection to another server.
             error = NotReadyError(f"model {model.name} is shutting down")
@@ -258,7 +276,8 @@ class Routes:
         del request, use
         exchange.release()
         writer = ResponseWriter(call, exchange)
-        generations = await service.generate(call, writer.deliver)
+        served.asked = Asked.of(call.requests[0])
+        served.generations = generations = await service.generate(call, writer.deliver)
         try:
             await writer.wait()
         finally:
@@ -272,6 +291,7 @@ class Routes:
 
     async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         """A dialect's action, on all models or on the one that the request names."""
+        exchange.served.dialect = dialect.name
         request = await _read(exchange, path)
         name = request.parameters.get("model") or exchange.model_name
         if name is None and dialect.names_model:

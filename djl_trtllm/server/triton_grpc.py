@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from djl_trtllm.api import ModelStatus
 from djl_trtllm.api.base import error_headers
+from djl_trtllm.api.headers import request_id
 from djl_trtllm.api.triton import description, protocol, refusals
 from djl_trtllm.api.triton.dialect import TRITON
 from djl_trtllm.api.triton.errors import DEFECT, status_of
@@ -23,17 +24,19 @@ from djl_trtllm.errors import (
     RequestError,
     UnknownModelError,
 )
+from djl_trtllm.logs import request_context
 from djl_trtllm.server import find_model
 from djl_trtllm.server.access import EVERYBODY, Access, Role
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, start
 from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.telemetry import ServedRequest, Telemetry
 
 logger = logging.getLogger(__name__)
 
 Response = TypeVar("Response")
-Handler: TypeAlias = Callable[[Any, Any], Awaitable[Response]]
-UnaryHandler: TypeAlias = Callable[[bytes, Any], Awaitable[bytes]]
+Handler: TypeAlias = Callable[[Any, Any, ServedRequest], Awaitable[Response]]
+UnaryHandler: TypeAlias = Callable[[bytes, Any, ServedRequest], Awaitable[bytes]]
 
 _CODES = {
     "INVALID_ARG": grpc.StatusCode.INVALID_ARGUMENT,
@@ -57,8 +60,15 @@ class TritonGrpcServer:
     """Serves `inference.GRPCInferenceService`. `options` are the server's."""
 
     def __init__(
-        self, registry: Registry, options: Options, port: int, counts: ServerCounts, access: Access = EVERYBODY
+        self,
+        registry: Registry,
+        options: Options,
+        port: int,
+        counts: ServerCounts,
+        access: Access = EVERYBODY,
+        telemetry: Telemetry | None = None,
     ) -> None:
+        self._telemetry = telemetry or Telemetry()
         self._registry = registry
         self._options = options
         self._access = access
@@ -117,41 +127,61 @@ class TritonGrpcServer:
         handlers = {}
         for method in protocol.methods():
             if method.name == "ModelStreamInfer":
-                handlers[method.name] = grpc.stream_stream_rpc_method_handler(self._counting(self.stream))
+                handlers[method.name] = grpc.stream_stream_rpc_method_handler(self._counting(method.name, self.stream))
                 continue
             handler = self.infer if method.name == "ModelInfer" else self._page(method)
             role = None if method.name in _HEALTH else Role.INFER
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(self._counting(self._answering(handler, role)))
+            answering = self._counting(method.name, self._answering(handler, role))
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(answering)
         for name, explanation in refusals.METHODS.items():
-            handlers[name] = grpc.unary_unary_rpc_method_handler(self._counting(_refusing(explanation)))
+            handlers[name] = grpc.unary_unary_rpc_method_handler(self._counting(name, _refusing(explanation)))
         return handlers
 
     def _answering(self, handler: UnaryHandler, role: Role | None) -> UnaryHandler:
-        async def answer(request: bytes, context: Any) -> bytes:
+        async def answer(request: bytes, context: Any, served: ServedRequest) -> bytes:
             try:
-                self._access.check(role, _headers(context))
-                return await handler(request, context)
+                self._access.check(role, served.headers)
+                return await handler(request, context, served)
             except Exception as error:
+                served.error = type(error).__name__
                 await _abort(context, error)
                 raise AssertionError("abort always raises") from None
 
         return answer
 
-    def _counting(self, handler: Handler[Response]) -> Handler[Response]:
+    def _counting(self, name: str, handler: Handler[Response]) -> Callable[[Any, Any], Awaitable[Response]]:
+        """Counts the calls of a method, and reports each at its end."""
+
         async def call(request: Any, context: Any) -> Response:
-            status = grpc.StatusCode.CANCELLED
+            served = self._begun(name, context)
             try:
-                response = await handler(request, context)
+                with request_context(served.id):
+                    response = await handler(request, context, served)
                 if not context.cancelled():  # a stream of requests ends where its client cancels the call
-                    status = grpc.StatusCode.OK
+                    served.status = grpc.StatusCode.OK.name
             except grpc.aio.AbortError:
-                status = _STATUSES[context.code()]
+                served.status = _STATUSES[context.code()].name
                 raise
             finally:
-                self._counts.grpc_call(status.name)
+                self._counts.grpc_call(str(served.status))
+                self._telemetry.ended(served)
             return response
 
         return call
+
+    def _begun(self, name: str, context: Any) -> ServedRequest:
+        headers = _headers(context)
+        return ServedRequest(
+            request_id(headers, self._options.request_id_header_key),
+            "gRPC",
+            name,
+            headers,
+            TRITON.name,
+            status=grpc.StatusCode.CANCELLED.name,
+            # The requests of a stream have lines of their own.
+            reads=name != "ModelInfer",
+            quiet=name in _HEALTH,
+        )
 
     # -- what needs no engine ------------------------------------------------------------------------------------------
 
@@ -159,7 +189,7 @@ class TritonGrpcServer:
         read, response = (protocol.message(each.name) for each in (method.input_type, method.output_type))
         describe = _PAGES[method.name]
 
-        async def page(message: bytes, _: Any) -> bytes:
+        async def page(message: bytes, *_: Any) -> bytes:
             try:
                 request = read.FromString(message)
             except DecodeError:
@@ -173,10 +203,11 @@ class TritonGrpcServer:
 
     # -- what generates ------------------------------------------------------------------------------------------------
 
-    async def infer(self, request: bytes, context: Any) -> bytes:
+    async def infer(self, request: bytes, context: Any, served: ServedRequest) -> bytes:
         """ModelInfer."""
         response = WholeResponse()
-        running = await start(request, protocol.ModelInferRequest(), self._model_for, response.deliver, streams=False)
+        message = protocol.ModelInferRequest()
+        running = await start(request, message, self._model_for, response.deliver, served, streams=False)
         if headers := [(name.lower(), value) for name, value in running.headers]:
             context.set_trailing_metadata(headers)
         try:
@@ -185,13 +216,14 @@ class TritonGrpcServer:
             # The client may be gone.
             running.cancel()
 
-    async def stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
+    async def stream(self, requests: AsyncIterator[bytes], context: Any, served: ServedRequest) -> None:
         """ModelStreamInfer."""
         fails = any(pair[0] == _ERRORS_END_STREAMS[0] and pair[1] == "true" for pair in context.invocation_metadata())
-        stream = TritonStream(context.write, self._model_for, self._options.stream_write_timeout, fails=fails)
+        timeout = self._options.stream_write_timeout
+        stream = TritonStream(context.write, self._model_for, timeout, served, self._telemetry, fails=fails)
         self._streams.add(stream)
         try:
-            self._access.check(Role.INFER, _headers(context))
+            self._access.check(Role.INFER, served.headers)
             await stream.run(requests)
         except SlowClient:
             logger.warning(
@@ -200,6 +232,7 @@ class TritonGrpcServer:
             )
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the client did not read")
         except Exception as error:
+            served.error = type(error).__name__
             await _abort(context, error)
         finally:
             self._streams.discard(stream)
@@ -219,7 +252,7 @@ def _headers(context: Any) -> dict[str, str]:
 
 
 def _refusing(explanation: str) -> UnaryHandler:
-    async def refuse(_: bytes, context: Any) -> bytes:
+    async def refuse(_: bytes, context: Any, served: ServedRequest) -> bytes:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, explanation)
         raise AssertionError("abort always raises")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from djl_trtllm.config.compat.triton import repository_files
 from djl_trtllm.server.access import EVERYBODY, Access
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.service import Registry
+from djl_trtllm.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from djl_trtllm.server.triton_grpc import TritonGrpcServer
@@ -23,7 +25,11 @@ _VERSION = "1"
 
 
 async def listen_grpc(
-    registry: Registry, options: Options, counts: ServerCounts, access: Access = EVERYBODY
+    registry: Registry,
+    options: Options,
+    counts: ServerCounts,
+    access: Access = EVERYBODY,
+    telemetry: Telemetry | None = None,
 ) -> TritonGrpcServer | None:
     """Listen on the port of Triton's gRPC API, if there is one and grpcio. Raises ConfigError if it is in use."""
     if not options.triton_grpc_port:
@@ -35,9 +41,11 @@ async def listen_grpc(
             options.triton_grpc_port,
         )
         return None
+    # gRPC's library writes to standard error itself, beside the log; every program that is started makes it say so.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from djl_trtllm.server.triton_grpc import TritonGrpcServer
 
-    server = TritonGrpcServer(registry, options, options.triton_grpc_port, counts, access)
+    server = TritonGrpcServer(registry, options, options.triton_grpc_port, counts, access, telemetry)
     await server.start()
     logger.info("listening on %s:%d for gRPC (triton_grpc_port)", options.host, server.bound_port)
     return server

@@ -11,19 +11,23 @@ from google.protobuf.message import DecodeError
 
 from djl_trtllm.api.headers import REQUEST_ID, request_id
 from djl_trtllm.api.triton.dialect import TRITON
-from djl_trtllm.api.triton.errors import DEFECT
+from djl_trtllm.api.triton.errors import DEFECT, status_of
 from djl_trtllm.api.triton.protocol import ModelInferRequest
 from djl_trtllm.api.triton.rpc import RpcEncoder, failure, parse_rpc
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.errors import InvalidRequestError, RequestError
+from djl_trtllm.logs import request_context
 from djl_trtllm.request import Origin, OutputChunk
 from djl_trtllm.service import ModelService, ServedModel
+from djl_trtllm.telemetry import ServedRequest, Telemetry
+from djl_trtllm.telemetry.served_request import Asked
 
 logger = logging.getLogger(__name__)
 
 Deliver: TypeAlias = "Callable[[Running, OutputChunk], None]"
 FindModel: TypeAlias = Callable[[Any], ServedModel]
 
+_OK, _CANCELLED = "OK", "CANCELLED"
 _MOST_RUNNING = 256
 """Requests of one stream: the next is read when one has ended."""
 
@@ -31,7 +35,15 @@ _MOST_RUNNING = 256
 class Running:
     """A request that runs. `unfinished` counts its sequences."""
 
-    def __init__(self, encoder: Any, sequences: int, headers: Iterable[tuple[str, str]], service: ModelService) -> None:
+    def __init__(
+        self,
+        encoder: Any,
+        sequences: int,
+        headers: Iterable[tuple[str, str]],
+        service: ModelService,
+        served: ServedRequest,
+    ) -> None:
+        self.served = served
         self.encoder: RpcEncoder = encoder
         self.unfinished = sequences
         self.headers = tuple(headers)
@@ -49,19 +61,28 @@ class Running:
         self._service.cancel(self.generations)
 
 
-async def start(data: bytes, request: Any, find: FindModel, deliver: Deliver, *, streams: bool) -> Running:
+async def start(
+    data: bytes, request: Any, find: FindModel, deliver: Deliver, served: ServedRequest, *, streams: bool
+) -> Running:
     """Start a request, whose chunks go to `deliver`: `request` becomes the message of `data`. Raises RequestError."""
     try:
         request.ParseFromString(data)
     except DecodeError:
         raise InvalidRequestError("the message is not a valid inference.ModelInferRequest") from None
+    if request.id:
+        served.id = request_id({REQUEST_ID: request.id})
+    served.model = request.model_name
     model = find(request)
+    served.model = model.name
     call = parse_rpc(request, model.model, streams=streams)
     service = model.pick()
-    origin = Origin(request_id({REQUEST_ID: request.id}), TRITON.name)
+    origin = Origin(served.id, TRITON.name)
     call = service.with_warnings(call._replace(origin=origin))
-    running = Running(call.encoder, call.sequences, call.headers, service)
-    running.generations = await service.generate(call, lambda chunk: deliver(running, chunk))
+    running = Running(call.encoder, call.sequences, call.headers, service, served)
+    served.asked = Asked.of(call.requests[0])
+    with request_context(served.id):
+        states = await service.generate(call, lambda chunk: deliver(running, chunk))
+    served.generations = running.generations = states
     return running
 
 
@@ -95,8 +116,17 @@ class TritonStream:
     """
 
     def __init__(
-        self, write: Callable[[bytes], Awaitable[None]], find: FindModel, write_timeout: float, *, fails: bool
+        self,
+        write: Callable[[bytes], Awaitable[None]],
+        find: FindModel,
+        write_timeout: float,
+        call: ServedRequest,
+        telemetry: Telemetry,
+        *,
+        fails: bool,
     ) -> None:
+        self._call = call
+        self._telemetry = telemetry
         self._write = write
         self._find = find
         self._write_timeout = write_timeout
@@ -140,6 +170,8 @@ class TritonStream:
             for running in self._running:
                 running.ended = True
                 running.cancel()
+                running.served.status = _CANCELLED
+                self._telemetry.ended(running.served)
             # The call itself ends only when its client reads or disconnects.
             self._kept.clear()
 
@@ -148,11 +180,13 @@ class TritonStream:
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         async for data in requests:
             await self._room.acquire()
-            request = ModelInferRequest()
+            request, call = ModelInferRequest(), self._call
+            served = ServedRequest(call.id, call.method, call.path, call.headers, call.dialect)
             try:
-                running = await start(data, request, self._find, self._deliver, streams=True)
+                running = await start(data, request, self._find, self._deliver, served, streams=True)
             except Exception as error:
                 self._room.release()
+                self._ended(served, error)
                 self._tell(error, request)
                 continue
             self._running.add(running)
@@ -196,14 +230,20 @@ class TritonStream:
 
     def _fail(self, running: Running, error: Exception) -> None:
         self._tell(error, running.encoder.head)
-        self._forget(running)
         running.cancel()
+        self._forget(running, error)
 
-    def _forget(self, running: Running) -> None:
+    def _forget(self, running: Running, error: Exception | None = None) -> None:
         running.ended = True
+        self._ended(running.served, error)
         self._kept.pop(running, None)
         self._running.discard(running)
         self._room.release()
+
+    def _ended(self, served: ServedRequest, error: Exception | None) -> None:
+        served.status = _OK if error is None else status_of(error).grpc
+        served.error = "" if error is None else type(error).__name__
+        self._telemetry.ended(served)
 
     def _tell(self, error: Exception, head: Any) -> None:
         if self._fails:

@@ -83,7 +83,7 @@ def test_options_are_frozen_and_refuse_unknown_names() -> None:
         Options(no_such_option=1)
 
 
-def test_only_the_operator_decides_about_foreign_code_adapters_keys_and_certificates() -> None:
+def test_only_the_operator_decides_about_foreign_code_adapters_keys_certificates_and_where_traces_go() -> None:
     assert [name for name, declared in OPTIONS.items() if declared.option.scope is Scope.OPERATOR] == [
         "install_requirements",
         "adapter_roots",
@@ -92,6 +92,7 @@ def test_only_the_operator_decides_about_foreign_code_adapters_keys_and_certific
         "certificate_file",
         "private_key_file",
         "client_ca_file",
+        "otlp_traces_endpoint",
     ]
 
 

@@ -10,6 +10,7 @@ from djl_trtllm.djl.item import Item
 from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
 from djl_trtllm.request import GenerationRequest, Sampling
+from djl_trtllm.telemetry import ServedRequest
 from tests.support.word_encoder import WordEncoder, chunk
 
 JSON = ("Content-Type", "application/json")
@@ -22,9 +23,14 @@ class Answered:
     def __init__(self, encoder: WordEncoder | None = None, *, sequences: int = 1) -> None:
         self.items: list[Item] = []
         self.encoder = encoder or WordEncoder()
-        self.answer = ItemWriter(self.items.append, Options(throttle_error_http_code=529))
+        self.served = ServedRequest("r-1", "DJL", "/invocations")
+        self.told: list[tuple[int | str, str]] = []
+        self.answer = ItemWriter(self.items.append, Options(throttle_error_http_code=529), self.served, self._tell)
         request = GenerationRequest(sampling=Sampling(n=sequences))
         self.answer.expect(Call((request,), self.encoder))
+
+    def _tell(self, served: ServedRequest) -> None:
+        self.told.append((served.status, served.error))
 
 
 def test_every_chunk_is_an_item_and_the_first_says_what_they_are() -> None:
@@ -34,6 +40,7 @@ def test_every_chunk_is_an_item_and_the_first_says_what_they_are() -> None:
         answered.answer.deliver(each)
     assert answered.answer.complete
     assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf"), Item(b".", True)]
+    assert answered.told == [(200, "")]
 
 
 def test_the_headers_of_a_call_come_with_the_first_item() -> None:
@@ -72,6 +79,7 @@ def test_nothing_comes_after_the_last_item() -> None:
     answered.answer.deliver(chunk("b"))
     answered.answer.fail(InvalidRequestError("late"))
     assert answered.items == [Item(b"a.", True, properties=(WORDS,))]
+    assert answered.told == [(200, "")]
 
 
 def test_an_error_before_anything_was_sent_is_a_status() -> None:
@@ -79,6 +87,7 @@ def test_an_error_before_anything_was_sent_is_a_status() -> None:
     answered.answer.deliver(chunk(error=OverloadedError("full", queue_depth=1, capacity=1, retry_after=7)))
     assert answered.answer.complete
     assert answered.items == [Item(b"", True, 529, "full", (JSON, ("Retry-After", "7")))]
+    assert answered.told == [(529, "OverloadedError")]
 
 
 def test_an_error_in_a_stream_is_encoded_as_its_dialect_does() -> None:
@@ -90,7 +99,10 @@ def test_an_error_in_a_stream_is_encoded_as_its_dialect_does() -> None:
 
 def test_a_request_that_could_not_be_read_is_refused() -> None:
     items: list[Item] = []
-    ItemWriter(items.append, Options()).fail(InvalidRequestError("no such field"))
+    served = ServedRequest("r-1", "DJL", "/invocations")
+    told: list[ServedRequest] = []
+    ItemWriter(items.append, Options(), served, told.append).fail(InvalidRequestError("no such field"))
+    assert (told, served.status, served.error) == ([served], 424, "InvalidRequestError")
     assert items == [Item(b"", True, 424, "no such field", (JSON,))]
 
 

@@ -207,7 +207,7 @@ def test_where_tritons_launcher_is_there_is_grpc(dockerfile: Path) -> None:
     assert install.split()[-1] == "grpc"
 
 
-@pytest.mark.parametrize(("image", "extras"), [("core", ["grpc"]), ("cpu", ["grpc", "cpu"])])
+@pytest.mark.parametrize(("image", "extras"), [("core", ["grpc", "otel"]), ("cpu", ["grpc", "otel", "cpu"])])
 def test_an_image_gets_what_the_project_asks_for(image: str, extras: list[str]) -> None:
     locked, optional, dependencies = read_locked(image), project()["optional-dependencies"], project()["dependencies"]
     assert isinstance(optional, dict) and isinstance(dependencies, list)

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
+from djl_trtllm.logs.context import request_id_of
 from djl_trtllm.request import OutputChunk
 from tests.server.answered import Answered
 from tests.support.virtual_time import in_virtual_time
@@ -153,7 +154,7 @@ async def test_a_defect_is_for_the_log_and_not_for_the_client(caplog: pytest.Log
     assert b"secret" not in answered.client.body
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert "secret" in caplog.text and answered.answer._exchange.request_id in record.getMessage()
+    assert "secret" in caplog.text and answered.answer._exchange.request_id == request_id_of(record)
 
 
 @in_virtual_time

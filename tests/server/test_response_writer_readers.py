@@ -136,7 +136,7 @@ async def test_a_write_that_fails_is_the_end_of_the_answer(caplog: pytest.LogCap
     answered.client.vanish()
     answered.deliver(chunk("d"))
     await answered.sees(b"a", complete=False)
-    assert "its client is gone: the client is gone" in caplog.text
+    assert "the client is gone: the client is gone" in caplog.text
 
 
 @in_virtual_time

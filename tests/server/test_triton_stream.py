@@ -13,6 +13,8 @@ from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from djl_trtllm.server import triton_stream
 from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, joined, start
 from djl_trtllm.service import ServedModel
+from djl_trtllm.telemetry import ServedRequest, Telemetry
+from djl_trtllm.telemetry.served_request import Generated
 from tests.server.application import application
 from tests.support.in_process import PROMPT, Hosts
 from tests.support.virtual_time import in_virtual_time
@@ -28,6 +30,27 @@ def message(tokens: int = 4, name: str = "story", identifier: str = "7", *, stre
     return data
 
 
+def generated(request: ServedRequest) -> Generated:
+    found = request.generated()
+    assert found is not None
+    return found
+
+
+def request() -> ServedRequest:
+    return ServedRequest("call", "gRPC", "ModelInfer")
+
+
+class Told(Telemetry):
+    """Keeps what it is told."""
+
+    def __init__(self, requests: list[ServedRequest]) -> None:
+        super().__init__()
+        self._requests = requests
+
+    def ended(self, request: ServedRequest) -> None:
+        self._requests.append(request)
+
+
 class Talk:
     """A stream over a model, and what its client sends and receives."""
 
@@ -37,7 +60,9 @@ class Talk:
         self._reads = asyncio.Event()
         self._reads.set()
         self._sent: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.stream = TritonStream(self._write, self._find, write_timeout, fails=fails)
+        self.told: list[ServedRequest] = []
+        call = ServedRequest("call", "gRPC", "ModelStreamInfer", {"a": "b"}, "triton")
+        self.stream = TritonStream(self._write, self._find, write_timeout, call, Told(self.told), fails=fails)
         self.task = asyncio.ensure_future(self.stream.run(self._requests()))
 
     def reads(self, whether: bool) -> None:
@@ -48,6 +73,11 @@ class Talk:
         """Send requests, None for the end."""
         for each in messages:
             self._sent.put_nowait(each)
+
+    @property
+    def lines(self) -> list[tuple[str, str, int | str, str]]:
+        """What was told of each request that has ended."""
+        return [(one.id, one.model, one.status, one.error) for one in self.told]
 
     @property
     def texts(self) -> list[str]:
@@ -94,6 +124,11 @@ async def test_requests_run_together_and_end_with_the_stream(hosts: Hosts, token
         assert ids == ["a", "b", "a", "a", "b", "b", "b"]
         finals = [response.infer_response.parameters["triton_final_response"].bool_param for response in talk.received]
         assert finals == [False, False, False, True, False, False, True]
+        assert talk.lines == [("a", "story", "OK", ""), ("b", "story", "OK", "")]
+        assert [generated(one).reasons for one in talk.told] == [("length",)] * 2
+        assert all(
+            (one.path, one.dialect, one.headers["a"]) == ("ModelStreamInfer", "triton", "b") for one in talk.told
+        )
 
 
 @in_virtual_time
@@ -142,6 +177,12 @@ async def test_errors_are_responses_and_leave_the_stream_open(hosts: Hosts, toke
         assert len(talk.errors) == 4 and "the engine failed" in talk.errors[-1]
         talk.send(None)
         await asyncio.wait_for(talk.task, 30)
+        assert talk.lines == [
+            ("1", "hen", "NOT_FOUND", "UnknownModelError"),
+            ("call", "", "INVALID_ARGUMENT", "InvalidRequestError"),
+            ("2", "story", "INTERNAL", "GenerationError"),
+            ("3", "story", "INTERNAL", "GenerationError"),
+        ]
 
 
 @in_virtual_time
@@ -186,6 +227,8 @@ async def test_a_client_that_leaves_ends_its_requests(hosts: Hosts, tokenizer: T
         with pytest.raises(asyncio.CancelledError):
             await talk.task
         assert len(hosts.last.cancelled) == 2
+        assert talk.lines == [("7", "story", "CANCELLED", "")] * 2
+        assert [generated(one).reasons for one in talk.told] == [("cancelled",)] * 2
 
 
 @in_virtual_time
@@ -227,7 +270,7 @@ async def test_one_request_by_itself(hosts: Hosts, tokenizer: Tokenizer) -> None
         model = served.registry.models["story"]
         response = WholeResponse()
         running = await start(
-            message(2, stream=False), ModelInferRequest(), lambda _: model, response.deliver, streams=False
+            message(2, stream=False), ModelInferRequest(), lambda _: model, response.deliver, request(), streams=False
         )
         hosts.last.step(2)
         data = await asyncio.wait_for(response.of(running), 30)
@@ -235,13 +278,13 @@ async def test_one_request_by_itself(hosts: Hosts, tokenizer: Tokenizer) -> None
         assert text == tokenizer.decode(tokenizer.encode(PROMPT)[:2])
         failing = WholeResponse()
         running = await start(
-            message(2, stream=False), ModelInferRequest(), lambda _: model, failing.deliver, streams=False
+            message(2, stream=False), ModelInferRequest(), lambda _: model, failing.deliver, request(), streams=False
         )
         hosts.last.die()
         with pytest.raises(GenerationError):
             await asyncio.wait_for(failing.of(running), 30)
         with pytest.raises(InvalidRequestError, match="not a valid"):
-            await start(b"\xff", ModelInferRequest(), lambda _: model, failing.deliver, streams=False)
+            await start(b"\xff", ModelInferRequest(), lambda _: model, failing.deliver, request(), streams=False)
 
 
 def test_chunks_of_a_sequence_are_joined() -> None:

@@ -31,6 +31,11 @@ class Status(NamedTuple):
     name: str
     http: int
 
+    @property
+    def grpc(self) -> str:
+        """gRPC's name of it."""
+        return "INVALID_ARGUMENT" if self.name == "INVALID_ARG" else self.name
+
 
 INTERNAL = Status("INTERNAL", 500)
 _INVALID = Status("INVALID_ARG", 400)

@@ -29,6 +29,7 @@ from djl_trtllm.config.options.quantization import QuantizationOptions
 from djl_trtllm.config.options.scheduler import SchedulerOptions
 from djl_trtllm.config.options.server import ServerOptions
 from djl_trtllm.config.options.serving import ServingOptions
+from djl_trtllm.config.options.telemetry import TelemetryOptions
 from djl_trtllm.config.options.triton import TritonOptions
 
 
@@ -36,6 +37,7 @@ class Options(
     LegacyOptions,  # type: ignore[valid-type, misc]
     DjlServerOptions,
     TritonOptions,
+    TelemetryOptions,
     ConnectionOptions,
     AccessOptions,
     ServerOptions,
@@ -89,6 +91,7 @@ GROUPS: tuple[Group, ...] = (
     Group("server", "The server process", ServerOptions),
     Group("connections", "Connections", ConnectionOptions),
     Group("access", "API keys, TLS and the management API", AccessOptions),
+    Group("telemetry", "Log and traces", TelemetryOptions),
     Group("triton", "Triton's API and model repositories", TritonOptions),
     Group("djl_handler", "Options of DJL Serving's handlers"),
     Group("djl_worker", "DJL Serving's workers"),

@@ -268,3 +268,16 @@ class Orchestrator(Choice):
 class LoadFormat(Choice):
     AUTO = "auto"
     DUMMY = "dummy"
+
+
+class LogFormat(Choice):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(Choice):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"

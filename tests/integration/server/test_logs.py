@@ -1,0 +1,250 @@
+"""The log and the traces of a real server: each request, whatever became of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from djl_trtllm.api.triton import protocol
+from tests.support.client import JSON, lmi
+from tests.support.models import scripted_model
+from tests.support.server import Server, free_port, serving
+from tests.support.waiting import wait_until
+from tests.telemetry.requests import TRACEPARENT
+
+SECRET = "a-prompt-that-nobody-reads"
+FORGED = "x%0A2026-11-22%2020:00:00,000%20INFO%20root:%20forged"
+
+
+class Collector:
+    """Receives traces by OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                assert self.path == "/v1/traces"
+                data = self.rfile.read(int(self.headers["content-length"]))
+                for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
+                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def of_request(self, identifier: str) -> dict[str, Any]:
+        """The spans of a request, by name."""
+        roots = [span for span in self.spans if attributes(span).get("gen_ai.request.id") == identifier]
+        return {
+            span.name: span
+            for root in roots
+            for span in self.spans
+            if span is root or span.parent_span_id == root.span_id
+        }
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
+    """A server with the log as JSON, and traces."""
+    environ = {
+        "SERVING_LOG_FORMAT": "json",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+        "SERVING_API_KEY": "key-of-the-server",
+        "SERVING_TRITON_GRPC_PORT": str(free_port()),
+    }
+    script = {"steps_per_second": 500}
+    model = scripted_model(tmp_path_factory.mktemp("told") / "model", script, max_request_size=100_000)
+    with Server(model, environ) as server:
+        server.http.headers["Authorization"] = "Bearer key-of-the-server"
+        server.wait_for_ping()
+        server.grpc_port = int(environ["SERVING_TRITON_GRPC_PORT"])  # type: ignore[attr-defined]
+        yield server
+
+
+def lines(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.log]
+
+
+def line_of(server: Server, identifier: str) -> dict[str, Any]:
+    """The one line of a request."""
+
+    def found() -> list[dict[str, Any]]:
+        return [
+            line
+            for line in lines(server)
+            if line.get("request_id") == identifier and line["logger"] == "djl_trtllm.requests"
+        ]
+
+    wait_until(lambda: bool(found()), what=f"the line of {identifier}")
+    (line,) = found()
+    return line
+
+
+def post(server: Server, identifier: str, path: str = "/invocations", **changes: Any) -> httpx.Response:
+    headers = {**JSON, "x-request-id": identifier, **changes.pop("headers", {})}
+    return server.http.post(path, headers=headers, **{"json": lmi(SECRET, max_new_tokens=3), **changes})
+
+
+def test_a_request_that_generated_has_a_line_with_its_numbers(told: Server) -> None:
+    assert post(told, "plain").status_code == 200
+    line = line_of(told, "plain")
+    expected = {
+        "level": "INFO",
+        "method": "POST",
+        "path": "/invocations",
+        "status": 200,
+        "model": "scripted",
+        "dialect": "lmi",
+        "output_tokens": 3,
+        "finish_reason": "length",
+    }
+    assert expected.items() <= line.items()
+    assert 0 < line["ttft_seconds"] <= line["total_seconds"]
+
+
+def test_refusals_have_a_line_with_status_and_error(told: Server) -> None:
+    cases: dict[str, tuple[int, str | None, dict[str, Any]]] = {
+        "unknown": (404, "UnknownModelError", {"path": "/predictions/hen"}),
+        "malformed": (424, "InvalidRequestError", {"json": None, "content": b'{"inputs":'}),
+        "no-key": (401, "AuthenticationError", {"headers": {"Authorization": ""}}),
+        "large": (413, "RequestTooLargeError", {"json": None, "content": b"x" * 100_001}),
+        "method": (405, "MethodNotAllowedError", {"path": "/openapi.json"}),
+        "nothing": (404, None, {"path": f"/{FORGED}"}),
+    }
+    for identifier, (status, error, changes) in cases.items():
+        assert post(told, identifier, **changes).status_code == status
+        line = line_of(told, identifier)
+        assert (line["status"], line.get("error")) == (status, error), identifier
+
+
+def test_a_request_that_no_application_sees_has_a_line(told: Server) -> None:
+    with pytest.raises(httpx.HTTPStatusError):
+        post(told, "head", headers={"x": "x" * 40_000}).raise_for_status()
+    wait_until(lambda: any(line.get("status") == 431 for line in lines(told)), what="the line")
+
+
+def test_a_client_that_leaves_has_a_line(told: Server) -> None:
+    stream = {**lmi(SECRET, max_new_tokens=100_000), "stream": True}
+    with told.http.stream("POST", "/invocations", json=stream, headers={"x-request-id": "left"}) as response:
+        next(response.iter_bytes())
+    line = line_of(told, "left")
+    assert (line["status"], line.get("finish_reason")) == (200, "cancelled"), line
+
+
+def test_messages_and_handshakes_of_a_websocket_have_lines(told: Server) -> None:
+    url = f"ws://127.0.0.1:{told.port}/invocations-bidirectional-stream"
+    with connect(url, additional_headers={"Authorization": "Bearer key-of-the-server", "x-request-id": "ws"}) as socket:
+        socket.send(json.dumps(lmi(SECRET, max_new_tokens=3)))
+        socket.recv()
+    assert line_of(told, "ws")["output_tokens"] == 3
+    with pytest.raises(InvalidStatus):
+        connect(url, additional_headers={"x-request-id": "ws-refused"})
+    assert line_of(told, "ws-refused")["status"] == 401
+
+
+def message(identifier: str, model: str = "ensemble") -> bytes:
+    made = protocol.ModelInferRequest(model_name=model, id=identifier)
+    made.inputs.add(name="text_input", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(SECRET.encode())
+    made.inputs.add(name="max_tokens", datatype="INT32", shape=(1, 1)).contents.int_contents.append(3)
+    data: bytes = made.SerializeToString()
+    return data
+
+
+def test_requests_over_grpc_have_lines_and_traces(told: Server, collector: Collector) -> None:
+    metadata = (("authorization", "Bearer key-of-the-server"), ("traceparent", TRACEPARENT))
+    with grpc.insecure_channel(f"127.0.0.1:{told.grpc_port}") as channel:  # type: ignore[attr-defined]
+        infer = channel.unary_unary(f"/{protocol.SERVICE}/ModelInfer")
+        infer(message("rpc"), metadata=metadata)
+        with pytest.raises(grpc.RpcError):
+            infer(message("rpc-refused", "hen"), metadata=metadata)
+        stream = channel.stream_stream(f"/{protocol.SERVICE}/ModelStreamInfer")
+        list(stream(iter([message("rpc-1"), message("rpc-2", "hen")]), metadata=metadata))
+    names = {"rpc": "OK", "rpc-refused": "NOT_FOUND", "rpc-1": "OK", "rpc-2": "NOT_FOUND"}
+    assert {name: line_of(told, name)["status"] for name in names} == names
+    assert line_of(told, "rpc-1")["path"] == "ModelStreamInfer"
+    wait_until(lambda: bool(collector.of_request("rpc-1")), what="the trace")
+    assert collector.of_request("rpc-1")["llm_request"].parent_span_id.hex() == TRACEPARENT.split("-")[2]
+
+
+def test_a_trace_arrives_with_the_parent_that_was_given(told: Server, collector: Collector) -> None:
+    attribute = {"X-Amzn-SageMaker-Custom-Attributes": f"traceparent={TRACEPARENT}"}
+    post(told, "traced", headers={"traceparent": TRACEPARENT})
+    post(told, "by-sagemaker", headers=attribute)
+    for identifier in ("traced", "by-sagemaker"):
+        wait_until(lambda: len(collector.of_request(identifier)) == 5, what="the trace")  # noqa: B023
+        spans = collector.of_request(identifier)
+        root = spans["llm_request"]
+        assert f"00-{root.trace_id.hex()}-{root.parent_span_id.hex()}-01" == TRACEPARENT
+        times = [(spans[name].start_time_unix_nano, spans[name].end_time_unix_nano) for name in PHASES]
+        assert times == sorted(times)
+        assert attributes(root)["gen_ai.usage.completion_tokens"] == 3
+        assert line_of(told, identifier)["span_id"] == root.span_id.hex()
+
+
+PHASES = ("receive", "queue", "prefill", "decode")
+
+
+def test_health_checks_have_no_line(told: Server) -> None:
+    told.http.get("/ping", headers={"x-request-id": "ping"})
+    post(told, "after-ping")
+    line_of(told, "after-ping")
+    assert not any(line.get("request_id") == "ping" for line in lines(told))
+
+
+def test_nothing_that_was_sent_is_in_the_log_or_the_traces(told: Server, collector: Collector) -> None:
+    post(told, "secret", "/invocations?token=hf_abcdefghijklmnop", headers={"x-amzn-trace": SECRET})
+    line_of(told, "secret")
+    text = "\n".join(told.log)
+    for secret in (SECRET, "key-of-the-server", "hf_abcdefghijklmnop"):
+        assert secret not in text
+        assert all(secret not in str(span) for span in collector.spans)
+
+
+def test_text_lines_cannot_be_forged_and_lines_of_requests_can_be_off(tmp_path: Path) -> None:
+    with serving(scripted_model(tmp_path / "model"), SERVING_LOG_LEVEL="debug") as server:
+        post(server, "forger", f"/predictions/{FORGED}")
+        wait_until(lambda: server.says("[forger] POST"), what="the line")
+        assert not any(line.startswith("2026-11-22 20:00:00,000") for line in server.log)
+        assert server.says("GET /ping 200")
+    with serving(scripted_model(tmp_path / "quiet"), SERVING_REQUEST_LOG="false") as server:
+        post(server, "quiet")
+        assert not server.says("djl_trtllm.requests")
+
+
+def test_a_collector_that_is_away_costs_no_request(tmp_path: Path) -> None:
+    with serving(scripted_model(tmp_path / "model"), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1") as server:
+        assert post(server, "alone").status_code == 200

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from djl_trtllm.logs.context import request_id_of
+from djl_trtllm.telemetry import ServedRequest
+from djl_trtllm.telemetry.request_log import RequestLog
+from tests.support.virtual_time import in_virtual_time
+from tests.telemetry.requests import served, state
+
+NOW = 112.5
+
+
+def lines_of(
+    caplog: pytest.LogCaptureFixture, *requests: ServedRequest, level: int = logging.DEBUG
+) -> list[logging.LogRecord]:
+    caplog.set_level(level, "djl_trtllm.requests")
+    caplog.clear()
+    log = RequestLog(lambda: NOW)
+
+    async def write() -> None:
+        for request in requests:
+            log.write(request, {})
+
+    asyncio.run(write())
+    return list(caplog.records)
+
+
+def line_of(caplog: pytest.LogCaptureFixture, request: ServedRequest) -> str:
+    (line,) = lines_of(caplog, request)
+    return line.getMessage()
+
+
+def test_a_request_that_generated_has_its_numbers_and_none_of_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    assert line_of(caplog, served(state())) == (
+        "POST /invocations 200 model=story dialect=lmi prompt_tokens=7 output_tokens=5 queue_seconds=2.0 "
+        "ttft_seconds=6.0 finish_reason=length total_seconds=12.5"
+    )
+
+
+def test_the_line_has_each_number_as_a_field_and_the_id_of_its_request(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = lines_of(caplog, served(state()))
+    fields: dict[str, Any] = {
+        "method": "POST",
+        "path": "/invocations",
+        "status": 200,
+        "model": "story",
+        "dialect": "lmi",
+        "prompt_tokens": 7,
+        "output_tokens": 5,
+        "queue_seconds": 2.0,
+        "ttft_seconds": 6.0,
+        "total_seconds": 12.5,
+        "finish_reason": "length",
+    }
+    assert fields.items() <= vars(line).items()
+    assert (request_id_of(line), line.levelno, line.name) == ("r-1", logging.INFO, "djl_trtllm.requests")
+
+
+def test_a_refusal_has_its_status_and_the_class_of_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    refused = served(status=503, error="OverloadedError")
+    assert line_of(caplog, refused) == (
+        "POST /invocations 503 model=story dialect=lmi error=OverloadedError total_seconds=12.5"
+    )
+
+
+def test_an_error_while_it_generated_is_that_of_its_record(caplog: pytest.LogCaptureFixture) -> None:
+    assert " error=GenerationError " in line_of(caplog, served(state(error="GenerationError")))
+
+
+def test_a_request_that_waited_to_its_end_has_no_times_of_what_did_not_happen(caplog: pytest.LogCaptureFixture) -> None:
+    text = line_of(caplog, served(state(started=None, first_token_at=None, last_token_at=None)))
+    assert "queue_seconds" not in text
+    assert "ttft_seconds" not in text
+
+
+def test_what_a_client_names_is_quoted_and_no_longer_than_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    text = line_of(caplog, served(status=404, model='a b=1 "x"\nINFO forged', path="/" + "x" * 5000))
+    assert '"a b=1 \\"x\\"\\\\nINFO forged"' in text
+    assert "\n" not in text
+    assert len(text) < 500
+
+
+def test_health_checks_and_pages_that_were_read_are_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+    shown = [
+        served(status=503, quiet=True),
+        served(status=200, reads=True),
+        served(status=404, reads=True),
+        served(status=200),
+    ]
+    assert [line.levelno for line in lines_of(caplog, *shown)] == [10, 10, 20, 20]
+    assert len(lines_of(caplog, *shown, level=logging.INFO)) == 2
+    assert lines_of(caplog, *shown, level=logging.WARNING) == []
+
+
+def test_a_flood_of_refusals_is_ten_lines_a_second_and_a_number(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "djl_trtllm.requests")
+
+    async def flood() -> None:
+        log = RequestLog(asyncio.get_running_loop().time)
+        for _ in range(2):
+            for number in range(1000):
+                log.write(served(status=503 if number % 4 else 429), {})
+            await asyncio.sleep(1.5)
+
+    in_virtual_time(flood)()
+    texts = [line.getMessage() for line in caplog.records]
+    count = "990 more requests did not generate and have no line: 247 with 429, 743 with 503"
+    assert texts[10] == texts[21] == count
+    assert len(texts) == 22
+
+
+def test_requests_that_generated_have_a_line_each_in_a_flood_too(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(lines_of(caplog, *[served(state())] * 50)) == 50
+
+
+def test_a_request_without_an_id_belongs_to_none(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = lines_of(caplog, served(status=400, id=""))
+    assert not hasattr(line, "request_id")

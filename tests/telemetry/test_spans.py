@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanKind, StatusCode
+
+from djl_trtllm.telemetry import ServedRequest
+from djl_trtllm.telemetry.spans import SpanTraces, http_exporter
+from djl_trtllm.telemetry.traces import _with_path
+from tests.telemetry.requests import BEGAN, TRACEPARENT, served, state
+
+NOW = 112.0
+WALL = 1_795_000_000.0
+
+
+class Collected(SpanExporter):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.spans += spans
+        return SpanExportResult.SUCCESS
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is 112 seconds after the start of the monotonic clock."""
+    monkeypatch.setattr(time, "monotonic", lambda: NOW)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(NOW * 1e9))
+    monkeypatch.setattr(time, "time_ns", lambda: int((WALL + NOW) * 1e9))
+
+
+def traced(request: ServedRequest) -> dict[str, ReadableSpan]:
+    """The spans of a request, by name."""
+    exporter = Collected()
+    traces = SpanTraces(exporter)
+    traces.record(request)
+    traces._provider.force_flush()
+    return {span.name: span for span in exporter.spans}
+
+
+def times(span: ReadableSpan) -> tuple[float, float]:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return span.start_time / 1e9 - WALL, span.end_time / 1e9 - WALL
+
+
+def attributes(request: ServedRequest) -> dict[str, object]:
+    return dict(traced(request)["llm_request"].attributes or {})
+
+
+def test_a_request_is_a_span_of_the_server_and_its_phases_are_children() -> None:
+    spans = traced(served(state()))
+    assert {name: times(span) for name, span in spans.items()} == {
+        "llm_request": (BEGAN, NOW),
+        "receive": (100.0, 101.0),
+        "queue": (101.0, 103.0),
+        "prefill": (103.0, 106.0),
+        "decode": (106.0, 110.0),
+    }
+    root = spans.pop("llm_request")
+    assert (root.kind, root.parent) == (SpanKind.SERVER, None)
+    assert root.context is not None
+    assert all(span.parent is not None and span.parent.span_id == root.context.span_id for span in spans.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "phases"),
+    [
+        ({"first_token_at": None, "last_token_at": None}, {"receive": 101.0, "queue": 103.0, "prefill": NOW}),
+        ({"started": None, "first_token_at": None, "last_token_at": None}, {"receive": 101.0, "queue": NOW}),
+    ],
+)
+def test_the_phase_in_which_a_request_ended_early_is_the_last(
+    changes: dict[str, None], phases: dict[str, float]
+) -> None:
+    spans = traced(served(state(**changes)))
+    del spans["llm_request"]
+    assert {name: times(span)[1] for name, span in spans.items()} == phases
+
+
+def test_the_parent_is_that_of_the_request() -> None:
+    span = traced(served(headers={"traceparent": TRACEPARENT, "tracestate": "a=b"}))["llm_request"]
+    assert span.parent is not None
+    assert span.context is not None
+    assert f"00-{span.context.trace_id:032x}-{span.parent.span_id:016x}-01" == TRACEPARENT
+    assert span.context.trace_state.get("a") == "b"
+
+
+@pytest.mark.parametrize("header", ["", "00-0-0-01", "x" * 5000, TRACEPARENT.replace("-01", "-01-extra")])
+def test_a_header_that_is_none_begins_a_trace(header: str) -> None:
+    assert traced(served(headers={"traceparent": header}))["llm_request"].parent is None
+
+
+def test_a_caller_that_does_not_sample_is_followed() -> None:
+    assert traced(served(state(), headers={"traceparent": TRACEPARENT[:-1] + "0"})) == {}
+
+
+def test_the_attributes_have_the_names_of_the_conventions_and_of_other_servers() -> None:
+    assert attributes(served(state())) == {
+        "gen_ai.provider.name": "djl-trtllm",
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.request.id": "r-1",
+        "gen_ai.request.model": "story",
+        "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0.0,
+        "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.n": 1,
+        "gen_ai.response.model": "story",
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.prompt_tokens": 7,
+        "gen_ai.usage.completion_tokens": 5,
+        "gen_ai.latency.time_in_queue": 2.0,
+        "gen_ai.latency.time_to_first_token": 6.0,
+        "gen_ai.latency.e2e": 12.0,
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "url.path": "/invocations",
+        "djl_trtllm.dialect": "lmi",
+    }
+
+
+def test_a_refusal_has_its_error_and_no_phases() -> None:
+    spans = traced(served(status=429, error="OverloadedError", asked=None))
+    assert list(spans) == ["llm_request"]
+    found = spans["llm_request"].attributes or {}
+    assert (found["error.type"], found["http.response.status_code"]) == ("OverloadedError", 429)
+    assert "gen_ai.operation.name" not in found
+
+
+def test_a_call_of_grpc_has_its_method_and_status() -> None:
+    found = attributes(served(status="NOT_FOUND", method="gRPC", path="ModelInfer"))
+    assert (found["rpc.method"], found["rpc.response.status_code"]) == ("ModelInfer", "NOT_FOUND")
+    assert "http.request.method" not in found
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (200, StatusCode.UNSET),
+        (429, StatusCode.UNSET),
+        (500, StatusCode.ERROR),
+        ("OK", StatusCode.UNSET),
+        ("INVALID_ARGUMENT", StatusCode.UNSET),
+        ("INTERNAL", StatusCode.ERROR),
+    ],
+)
+def test_a_span_fails_where_the_server_is_at_fault(status: int | str, code: StatusCode) -> None:
+    assert traced(served(status=status))["llm_request"].status.status_code is code
+
+
+@pytest.mark.parametrize("changes", [{"quiet": True}, {"reads": True}, {"dialect": ""}])
+def test_only_what_generates_is_traced(changes: dict[str, Any]) -> None:
+    assert traced(served(**changes)) == {}
+
+
+def test_the_log_gets_the_ids_of_the_trace() -> None:
+    traces = SpanTraces(Collected())
+    found = traces.record(served(headers={"traceparent": TRACEPARENT}))
+    assert found["trace_id"] == TRACEPARENT.split("-")[1]
+    assert len(found["span_id"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({}, "djl-trtllm"),
+        ({"OTEL_SERVICE_NAME": "own"}, "own"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=own,a=b"}, "own"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "a=b"}, "djl-trtllm"),
+    ],
+)
+def test_the_service_has_the_name_that_the_environment_gives_it(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], name: str
+) -> None:
+    for variable, value in environ.items():
+        monkeypatch.setenv(variable, value)
+    resource = traced(served())["llm_request"].resource
+    assert resource.attributes["service.name"] == name
+    assert resource.attributes.get("a") == ("b" if "a=b" in str(environ) else None)
+
+
+def test_an_address_without_a_path_gets_that_of_traces() -> None:
+    assert _with_path("http://x:4318") == _with_path("http://x:4318/") == "http://x:4318/v1/traces"
+    assert _with_path("http://x/own") == "http://x/own"
+    assert http_exporter("http://x/own")._endpoint == "http://x/own"  # type: ignore[attr-defined]
+
+
+def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djl_trtllm.telemetry.spans._LAST_SECONDS", 0.0)
+    answers = threading.Event()
+
+    class Waiting(Collected):
+        def shutdown(self) -> None:
+            answers.wait(60)
+
+    SpanTraces(Waiting()).close()
+    answers.set()

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from djl_trtllm.config import load
+from djl_trtllm.telemetry import ServedRequest, Telemetry
+from djl_trtllm.telemetry.request_log import RequestLog
+from tests.telemetry.requests import served, state
+
+
+class Traced:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.requests: list[ServedRequest] = []
+        self.closed = False
+        self._error = error
+
+    def record(self, request: ServedRequest) -> dict[str, Any]:
+        if self._error is not None:
+            raise self._error
+        self.requests.append(request)
+        return {"trace_id": "7"}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def tell(telemetry: Telemetry, request: ServedRequest) -> None:
+    async def ended() -> None:
+        telemetry.ended(request)
+
+    asyncio.run(ended())
+
+
+def test_the_line_of_a_request_names_its_trace(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    traced = Traced()
+    request = served(state())
+    telemetry = Telemetry(RequestLog(), traced)
+    tell(telemetry, request)
+    assert traced.requests == [request]
+    assert caplog.records[0].getMessage().endswith(" trace_id=7")
+    telemetry.close()
+    assert traced.closed
+
+
+def test_the_log_of_requests_may_be_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    environ = {"SERVING_REQUEST_LOG": "false"}
+    tell(Telemetry.open(load(None, environ).options, environ), served(state()))
+    assert [line for line in caplog.records if line.name == "djl_trtllm.requests"] == []
+
+
+def test_the_log_of_requests_is_on_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    tell(Telemetry.open(load(None, {}).options, {}), served(state()))
+    assert len(caplog.records) == 1
+
+
+def test_what_goes_wrong_while_telling_does_not_reach_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    tell(Telemetry(RequestLog(), Traced(ValueError("wrong"))), served(state()))
+    assert [line.levelname for line in caplog.records] == ["ERROR"]
+    assert caplog.records[0].request_id == "r-1"  # type: ignore[attr-defined]
