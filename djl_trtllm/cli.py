@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from djl_trtllm import __version__
+from djl_trtllm.commands.bench import bench
 from djl_trtllm.commands.cache import app as cache
 from djl_trtllm.commands.config import show_configuration, show_differences
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
@@ -50,6 +51,7 @@ def options(
 app.command()(package)
 app.command()(deploy)
 app.command()(size)
+app.command()(bench)
 app.add_typer(cache, name="cache")
 
 ModelArgument = Annotated[

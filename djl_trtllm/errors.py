@@ -16,6 +16,7 @@
     │   ├── ExecutorStartError      it did not start
     │   └── ExecutorDiedError       it was killed, stopped responding or raised an error
     ├── SizingError                 no such GPU or instance type, or numbers that no memory can be estimated from
+    ├── BenchmarkError              no server to measure, or a load that cannot be made
     ├── DeploymentError             AWS refused a call, or an endpoint did not start
     └── RequestError                one request; other requests are not affected
         ├── InvalidRequestError     malformed, or a value out of range
@@ -142,6 +143,10 @@ class ExecutorDiedError(ExecutorError):
 
 class SizingError(DjlTrtllmError):
     """A GPU or instance type is unknown, or the numbers for an estimate are impossible."""
+
+
+class BenchmarkError(DjlTrtllmError):
+    """No server to measure, or a load that cannot be made."""
 
 
 class DeploymentError(DjlTrtllmError):

@@ -1,0 +1,220 @@
+"""`djl-trtllm bench`: put load on a server and report what its clients notice."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from djl_trtllm.commands.columns import columns
+from djl_trtllm.commands.console import errors_for_the_reader, say
+from djl_trtllm.errors import BenchmarkError
+
+if TYPE_CHECKING:
+    from djl_trtllm.bench.load import Load
+    from djl_trtllm.bench.session import Result
+
+_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0}
+_OBJECTIVES = ("ttft", "itl", "e2e")
+
+
+def bench(
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="The server.")] = "http://localhost:8080",
+    api: Annotated[str, typer.Option(help="API: chat, completions (OpenAI's), lmi, tgi, triton.")] = "chat",
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Closed loop: clients that send one request after another.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="R[,R...]", help="Open loop: requests per second at random times (Poisson).")
+    ] = None,
+    max_concurrency: Annotated[int, typer.Option(min=1, help="Most clients of a sweep.")] = 1024,
+    duration: Annotated[float, typer.Option(help="Seconds that each load is measured.")] = 10.0,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests that are measured, in place of a duration.")
+    ] = None,
+    warmup: Annotated[float, typer.Option(min=0, help="Seconds of each load that are not measured.")] = 2.0,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of synthetic prompts, about.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for a prompt.")] = 128,
+    dataset: Annotated[
+        str, typer.Option(metavar="synthetic|sharegpt|FILE", help="Prompts; a file has JSON lines.")
+    ] = "synthetic",
+    ignore_eos: Annotated[bool, typer.Option(help="Ask for outputs of exactly the requested length.")] = True,
+    slo: Annotated[
+        str | None, typer.Option(metavar="ttft=500ms,itl=50ms,e2e=10s", help="Objectives, for the goodput.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the model. Default: the server's first.")] = None,
+    parameters: Annotated[str, typer.Option(metavar="JSON", help="Other parameters of each request.")] = "{}",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="BENCH_API_KEY", help="API key, as a bearer token.", show_envvar=True)
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="Header of each request; may be repeated.")
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificates to trust (PEM), for https.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that the last requests of a load may take.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and arrival times.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report with plots.")] = None,
+) -> None:
+    """Measure a server under load: throughput, time to first token, inter-token latency (docs/benchmarking.md).
+
+    Without --concurrency and --rate a sweep finds the knee: the smallest number of clients at which the server
+    generates nearly as much as it can. Exit status: 0; 3 if requests failed; 1 if none was answered; 130 after Ctrl-C,
+    which prints what was measured until then.
+    """
+    with errors_for_the_reader():
+        # numpy and the client take a tenth of a second; other commands do without.
+        from djl_trtllm.bench.apis import APIS
+        from djl_trtllm.bench.client import Target
+        from djl_trtllm.bench.figures import Objectives
+        from djl_trtllm.bench.load import Load
+        from djl_trtllm.bench.session import Plan
+
+        if api not in APIS:
+            raise BenchmarkError(f"--api {api}: expected one of {', '.join(APIS)}")
+        if concurrency is not None and rate is not None:
+            raise BenchmarkError("--concurrency and --rate: give one of them")
+        for name, value in (("--duration", duration), ("--timeout", timeout)):
+            if not 0 < value < 1e6:
+                raise BenchmarkError(f"{name} {value:g}: expected seconds, above 0")
+        if html is not None and not html.parent.is_dir():
+            raise BenchmarkError(f"--html {html}: there is no folder {html.parent}")
+        template = Load(
+            duration=None if requests else duration,
+            requests=requests,
+            warmup=warmup,
+            drain=drain,
+            objectives=Objectives(_objectives(slo)),
+        )
+        plan = Plan(
+            target=Target.parse(url, _headers(header or [], api_key), None if ca is None else str(ca)),
+            api=api,
+            model=model,
+            parameters=_parameters(parameters),
+            ignore_end=ignore_eos,
+            dataset=dataset,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            seed=seed,
+            timeout=timeout,
+            loads=_loads(template, concurrency, rate),
+            template=template,
+            most_clients=max_concurrency,
+        )
+        result = _measure(plan)
+        if html is not None:
+            _write(html, result)
+    _print(result, as_json=as_json)
+    raise typer.Exit(_status(result))
+
+
+def _measure(plan: Any) -> Result:
+    import contextlib
+
+    import uvloop
+
+    from djl_trtllm.bench.display import Display
+    from djl_trtllm.bench.session import Result, run
+
+    result = Result(plan)
+    display = Display(Console(stderr=True))
+    try:
+        with contextlib.closing(uvloop.new_event_loop()) as loop:
+            loop.run_until_complete(run(plan, display.show, display.say, result))
+    finally:
+        display.stop()
+    return result
+
+
+def _print(result: Result, *, as_json: bool) -> None:
+    from djl_trtllm.bench import report
+
+    errors = Console(stderr=True)
+    for warning in result.warnings:
+        say(errors, warning, label="warning:", style="bold yellow")
+    if as_json:
+        print(json.dumps(report.as_json(result), indent=2))
+        return
+    if not result.figures:
+        return
+    rows = report.table(result)
+    for line in columns(rows, right=range(1, len(rows[0]))):
+        print(line)
+    for text in (*report.conclusion(result), report.counting(result)):
+        if text:
+            say(Console(), text)
+
+
+def _write(path: Path, result: Result) -> None:
+    from djl_trtllm.bench.html import page
+
+    try:
+        path.write_text(page(result), encoding="utf-8")
+    except OSError as error:
+        raise BenchmarkError(f"--html {path}: cannot write it: {error.strerror}") from None
+
+
+def _status(result: Result) -> int:
+    if result.interrupted:
+        return 130
+    if not any(figures.succeeded for figures in result.figures):
+        return 1
+    return 3 if any(figures.failed for figures in result.figures) else 0
+
+
+def _loads(template: Load, concurrency: str | None, rate: str | None) -> tuple[Load, ...]:
+    if concurrency is not None:
+        counts = _numbers("--concurrency", concurrency)
+        if any(count != int(count) for count in counts):
+            raise BenchmarkError(f"--concurrency {concurrency}: expected whole numbers")
+        return tuple(replace(template, concurrency=int(count)) for count in counts)
+    return tuple(replace(template, rate=each) for each in _numbers("--rate", rate)) if rate is not None else ()
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 < value < 1e6 for value in values):
+        raise BenchmarkError(f"{option} {text}: expected numbers above 0, separated by commas")
+    return values
+
+
+def _objectives(text: str | None) -> dict[str, float]:
+    found = {}
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*([0-9.]+)\s*(ms|s|)\s*", part)
+        try:
+            if match is None or match[1] not in _OBJECTIVES:
+                raise ValueError
+            found[match[1]] = float(match[2]) * _UNITS[match[3]]
+        except ValueError:
+            raise BenchmarkError(f"--slo {part}: expected ttft, itl or e2e with a duration, as ttft=500ms") from None
+    return found
+
+
+def _headers(given: list[str], api_key: str | None) -> dict[str, str]:
+    headers = {}
+    for text in given:
+        name, colon, value = text.partition(":")
+        if not colon:
+            raise BenchmarkError(f"--header {text}: expected NAME:VALUE")
+        headers[name.strip()] = value.strip()
+    return headers | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        raise BenchmarkError(f"--parameters {text}: expected a JSON object: {error}") from None
+    return value

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from djl_trtllm import cli
+from tests.support.openai_stub import OpenAiStub
+
+SMALL = ("--requests", "6", "--warmup", "0", "--prompt-tokens", "10", "--output-tokens", "4")
+
+
+def bench(*arguments: str, **environ: str) -> Result:
+    result = CliRunner().invoke(cli.app, ["bench", *arguments], env=environ)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_the_table_has_a_row_for_each_number_of_clients() -> None:
+    with OpenAiStub().serving() as url:
+        result = bench(url, "--concurrency", "1,2", *SMALL)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[:3] == ["load", "tok/s", "req/s"]
+    assert [line.split("  ")[0].strip() for line in lines[1:3]] == ["1 client", "2 clients"]
+    assert lines[-1] == "How tokens are counted: usage in each event."
+
+
+def test_json_is_all_of_standard_output() -> None:
+    with OpenAiStub().serving() as url:
+        result = bench(url, "--rate", "200", "--slo", "ttft=10s,itl=900ms,e2e=1000", "--json", *SMALL)
+    (load,) = json.loads(result.stdout)["loads"]
+    assert (load["rate"], load["requests"]["succeeded"], load["goodput_share"]) == (200.0, 6, 1.0)
+    assert load["objectives_seconds"] == {"ttft": 10.0, "itl": 0.9, "e2e": 1000.0}
+    assert load["output_tokens_mean"] == 4
+
+
+def test_the_report_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    with OpenAiStub().serving() as url:
+        assert bench(url, "--concurrency", "1", "--html", str(file), *SMALL).exit_code == 0
+    assert file.read_text().startswith("<!doctype html>")
+
+
+def test_key_headers_model_and_parameters_are_sent() -> None:
+    stub = OpenAiStub()
+    with stub.serving() as url:
+        options = ("--header", "X-One: 1", "--model", "mine", "--parameters", '{"top_k": 3}', "--no-ignore-eos")
+        bench(url, "--concurrency", "1", *options, *SMALL, BENCH_API_KEY="secret")
+    assert stub.requests[-1].headers["authorization"] == "Bearer secret"
+    assert stub.requests[-1].headers["x-one"] == "1"
+    assert (stub.bodies[-1]["model"], stub.bodies[-1]["top_k"]) == ("mine", 3)
+    assert "ignore_eos" not in stub.bodies[-1]
+
+
+def test_failed_requests_are_status_3_and_listed() -> None:
+    with OpenAiStub(fails_after=3).serving() as url:
+        result = bench(url, "--concurrency", "1", *SMALL)
+    assert result.exit_code == 3
+    assert "1 client: 4 failed: HTTP 429: the queue is full" in result.stdout
+
+
+def test_no_success_is_status_1() -> None:
+    with OpenAiStub(fails_after=1).serving() as url:
+        assert bench(url, "--concurrency", "1", *SMALL).exit_code == 1
+
+
+def test_a_server_that_is_not_there_is_status_1() -> None:
+    result = bench("http://127.0.0.1:1", "--model", "m")
+    assert result.exit_code == 1
+    assert "connection refused" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--api", "grpc"), "--api grpc: expected one of chat, completions, lmi, tgi, triton"),
+        (("--concurrency", "1", "--rate", "1"), "--concurrency and --rate: give one of them"),
+        (("--concurrency", "1.5"), "--concurrency 1.5: expected whole numbers"),
+        (("--concurrency", "0"), "--concurrency 0: expected numbers above 0"),
+        (("--concurrency", "a,1"), "--concurrency a,1: expected numbers above 0"),
+        (("--rate", ""), "--rate : expected numbers above 0"),
+        (("--rate", "nan"), "--rate nan: expected numbers above 0"),
+        (("--slo", "ttft"), "--slo ttft: expected ttft, itl or e2e"),
+        (("--slo", "tpot=1s"), "--slo tpot=1s: expected ttft, itl or e2e"),
+        (("--slo", "ttft=1.2.3s"), "--slo ttft=1.2.3s: expected"),
+        (("--duration", "0"), "--duration 0: expected seconds, above 0"),
+        (("--timeout", "-1"), "--timeout -1: expected seconds, above 0"),
+        (("--parameters", "[]"), "--parameters []: expected a JSON object"),
+        (("--header", "nonsense"), "--header nonsense: expected NAME:VALUE"),
+        (("--html", "/nowhere/report.html"), "--html /nowhere/report.html: there is no folder /nowhere"),
+        (("--dataset", "/nowhere.jsonl"), "--dataset /nowhere.jsonl: cannot read it"),
+    ],
+)
+def test_a_wrong_flag_is_an_error_that_names_it(arguments: tuple[str, ...], error: str) -> None:
+    result = bench("http://127.0.0.1:1", "--model", "m", *arguments)
+    assert result.exit_code == 1
+    assert error in " ".join(result.stderr.split())

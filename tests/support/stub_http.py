@@ -1,0 +1,78 @@
+"""A server for clients' tests: a function gets each request and writes the response's bytes itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+import orjson
+
+
+class Asked(NamedTuple):
+    """A request that has arrived."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+Answer = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
+
+
+def chunked(*pieces: bytes) -> bytes:
+    """Chunks of a body."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def streamed(*pieces: bytes) -> bytes:
+    """A whole response in chunks."""
+    return HEAD + chunked(*pieces) + END
+
+
+def whole(status: int, body: bytes) -> bytes:
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+def usage_events(tokens: int) -> list[bytes]:
+    """Events of a chat, one for each token, with the usage in each."""
+    return [
+        b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n' % number
+        for number in range(1, tokens + 1)
+    ]
+
+
+@contextlib.asynccontextmanager
+async def stub_server(answer: Answer) -> AsyncIterator[int]:
+    """The port of a server in this event loop; connections end with the block."""
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while not writer.is_closing():
+                asked = await _read(reader)
+                await answer(asked, writer)
+                await writer.drain()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+
+
+async def _read(reader: asyncio.StreamReader) -> Asked:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    method, path, _ = head[0].split(" ")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Asked(method, path, headers, orjson.loads(body) if body else None)
