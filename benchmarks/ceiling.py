@@ -1,13 +1,15 @@
 """What the server costs: the scripted executor through the whole road, beside a bare uvicorn application.
 
-    python benchmarks/ceiling.py [--streams 64 256] [--seconds 10] [--offered 28000] [--executor tensorrt_llm]
-    python benchmarks/ceiling.py --api jsonlines chat [...] [--rounds 5] [--before CHECKOUT]
+    python -m benchmarks.ceiling [--streams 64 256] [--seconds 10] [--offered 28000 56000] [--svg FOLDER]
+                                 [--executor tensorrt_llm]
+    python -m benchmarks.ceiling --api jsonlines chat [...] [--rounds 5] [--before CHECKOUT]
 
 Everything above the executor is real: host process, messages, rolling batch, detokeniser, dialect, HTTP. The measure
 is streamed tokens per CPU-second of the server process (its engine process not counted), because client, server and
 engine share the machine. `saturated`: the engine is faster than the server. `paced`: it offers a fixed rate, one token
 for every stream per step; added inter-token latency is the client's p99 less the step's period. The bare application
-streams as many tokens, in chunks of the size that the server was seen to send.
+streams as many tokens, in chunks of the size that the server was seen to send. `tok/s` are tokens over wall time, from
+the first request to the last token. The server's batch size is the number of streams, so that all run at once.
 
 With `--executor tensorrt_llm` the paced run goes through TensorRT-LLM's executor and the fake TensorRT-LLM's engine
 backend, whose objects do per response in the engine process what the real ones do (tests/fakes): 28,000 tokens per
@@ -20,40 +22,45 @@ checkout. The figures are medians over the rounds, the ratios those of each roun
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from load import percentile, post, run_streams
 from rich.console import Console
 from rich.table import Table
-from servers import TICK, Server, cpu_seconds, free_port, serving, started
 
+from benchmarks.load import Post, percentile, post, run_streams, wall_seconds
+from benchmarks.servers import TICK, Server, cpu_seconds, free_port, serving, started
+from djl_trtllm.bench.streams import EventReader, Reader, Stream, TokenReader
+from djl_trtllm.bench.svg import Axis, Series, chart
 from tests.support.models import scripted_model, tensorrt_llm_model
 
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother and there she met the wolf"
 
+OURS, BARE = "djl-trtllm", "bare uvicorn"
 MESSAGES = [{"role": "user", "content": PROMPT}]
-APIS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "jsonlines": ("/invocations", {"inputs": PROMPT, "parameters": {}, "stream": True}, "max_new_tokens"),
-    "jsonlines_chat": ("/invocations", {"messages": MESSAGES, "stream": True}, "max_tokens"),
-    "chat": ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}, "max_tokens"),
-    "completions": ("/v1/completions", {"prompt": PROMPT, "stream": True}, "max_tokens"),
-    "tgi": ("/generate_stream", {"inputs": PROMPT, "parameters": {}}, "max_new_tokens"),
-    "triton": ("/v2/models/ensemble/generate_stream", {"text_input": PROMPT}, "max_tokens"),
-    "truss": ("/predict", {"prompt": PROMPT}, "max_tokens"),
+APIS: dict[str, tuple[str, dict[str, Any], str, Callable[[Stream], Reader]]] = {
+    "jsonlines": ("/invocations", {"inputs": PROMPT, "parameters": {}, "stream": True}, "max_new_tokens", TokenReader),
+    "jsonlines_chat": ("/invocations", {"messages": MESSAGES, "stream": True}, "max_tokens", EventReader),
+    "chat": ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}, "max_tokens", EventReader),
+    "completions": ("/v1/completions", {"prompt": PROMPT, "stream": True}, "max_tokens", EventReader),
+    "tgi": ("/generate_stream", {"inputs": PROMPT, "parameters": {}}, "max_new_tokens", TokenReader),
+    "triton": ("/v2/models/ensemble/generate_stream", {"text_input": PROMPT}, "max_tokens", EventReader),
+    "truss": ("/predict", {"prompt": PROMPT}, "max_tokens", Reader),
 }
-"""By name: path, body of a stream, and the parameter with the number of tokens."""
+"""By name: path, body of a stream, the parameter with the number of tokens, and how its body is read."""
 
 
 @dataclass
 class Measured:
-    """One run."""
+    """One run. Shares are CPU-seconds per second; `latency` is what is added to the p99 of the step's period."""
 
     tokens_per_cpu_second: float
     tokens_per_second: float
@@ -63,40 +70,37 @@ class Measured:
     host_share: float = 0.0
 
 
-def measure(process: psutil.Process, port: int, requests: list[bytes], period: float | None) -> Measured:
+def measure(process: psutil.Process, port: int, requests: list[Post], period: float | None) -> Measured:
     hosts = process.children()
     before, host_before = cpu_seconds(process), sum(map(cpu_seconds, hosts))
     results = run_streams(port, requests)
     cpu, host_cpu = max(TICK, cpu_seconds(process) - before), sum(map(cpu_seconds, hosts)) - host_before
-    failures = [result.failed for result in results if result.failed]
-    if failures:
-        sys.exit(f"{len(failures)} streams failed, the first with: {failures[0]}")
-    tokens = sum(result.tokens for result in results)
-    seconds = max(r.arrivals[-1][0] for r in results) - min(r.arrivals[0][0] for r in results)
-    # Stream by stream, because they do not all begin at once.
-    told = [result for result in results if len(result.arrivals) > 1]
-    rate = sum((r.tokens - r.arrivals[0][1]) / (r.arrivals[-1][0] - r.arrivals[0][0]) for r in told)
-    chunks = sum(len(result.arrivals) for result in results)
+    tokens, seconds = sum(result.tokens for result in results), wall_seconds(results)
+    chunks = sum(len(result.times) for result in results)
     latency = None
     if period is not None:
         latency = percentile([gap for result in results for gap in result.intervals()], 0.99) - period
-    return Measured(tokens / cpu, rate, cpu / seconds, tokens / chunks, latency, host_cpu / seconds)
+    return Measured(tokens / cpu, tokens / seconds, cpu / seconds, tokens / chunks, latency, host_cpu / seconds)
+
+
+def sized_for(streams: int, steps_per_second: float) -> tuple[dict[str, object], dict[str, object]]:
+    """Script and options of a server that runs this number of streams at once."""
+    script: dict[str, object] = {"steps_per_second": steps_per_second, "max_sequences": streams}
+    return script, {"option.max_rolling_batch_size": streams}
 
 
 def ours_measured(root: Path, executor: str, streams: int, steps_per_second: float, tokens: int) -> Measured:
     directory = root / f"model-{len(list(root.iterdir()))}"
-    script = {"steps_per_second": steps_per_second}
-    options = {"option.max_rolling_batch_size": 256}
+    script, options = sized_for(streams, steps_per_second)
     environ: dict[str, str] = {}
     if executor == "tensorrt_llm":
         model, environ = tensorrt_llm_model(directory, script, **{"option.backend": "tensorrt"}, **options)
     else:
         model = scripted_model(directory, script, **options)
-    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens}, "stream": True}
     with serving(model, root, **environ) as server:
-        run_streams(server.port, [post("/invocations", {**body, "parameters": {"max_new_tokens": 8}})] * streams)
+        run_streams(server.port, [stream_of("jsonlines", 8)] * streams)
         period = 1 / steps_per_second if steps_per_second else None
-        return measure(server.process, server.port, [post("/invocations", body)] * streams, period)
+        return measure(server.process, server.port, [stream_of("jsonlines", tokens)] * streams, period)
 
 
 def bare_measured(streams: int, steps_per_second: float, tokens: int, tokens_per_chunk: int) -> Measured:
@@ -109,24 +113,21 @@ def bare_measured(streams: int, steps_per_second: float, tokens: int, tokens_per
         return measure(process, port, [post("/stream", body)] * streams, period)
 
 
-def stream_of(api: str, tokens: int) -> bytes:
+def stream_of(api: str, tokens: int) -> Post:
     """The request for a stream."""
-    path, body, limit = APIS[api]
+    path, body, limit, reader = APIS[api]
     if "parameters" in body:
-        return post(path, {**body, "parameters": {limit: tokens}})
-    return post(path, {**body, limit: tokens})
+        return post(path, {**body, "parameters": {limit: tokens}}, reader)
+    return post(path, {**body, limit: tokens}, reader)
 
 
 def cost(server: Server, api: str, streams: int, tokens: int) -> float:
     """Streamed tokens per CPU-second of the server process."""
     generated = server.metric("generated_tokens_total")
     before = cpu_seconds(server.process)
-    results = run_streams(server.port, [stream_of(api, tokens)] * streams)
+    run_streams(server.port, [stream_of(api, tokens)] * streams)
     spent = max(TICK, cpu_seconds(server.process) - before)
     generated = server.metric("generated_tokens_total") - generated
-    failures = [result.failed for result in results if result.failed]
-    if failures:
-        sys.exit(f"{len(failures)} streams of {api} failed, the first with: {failures[0]}")
     if generated != streams * tokens:
         sys.exit(f"{streams} streams of {api} had {generated:.0f} tokens, not {tokens} each")
     return generated / spent
@@ -139,11 +140,11 @@ def compare(arguments: argparse.Namespace, folder: Path) -> Table:
     for streams in arguments.streams:
         for load, steps, rate in (
             ("saturated", 0.0, 100_000),
-            ("paced", arguments.offered / streams, arguments.offered),
+            ("paced", arguments.offered[0] / streams, arguments.offered[0]),
         ):
             tokens = max(16, int(arguments.seconds * rate / streams))
-            script = {"steps_per_second": steps}
-            model = scripted_model(folder / f"{load}-{streams}", script, **{"option.max_rolling_batch_size": 256})
+            script, options = sized_for(streams, steps)
+            model = scripted_model(folder / f"{load}-{streams}", script, **options)
             with ExitStack() as stack:
                 now = stack.enter_context(serving(model, folder))
                 contestants = [(api, now, api) for api in arguments.api]
@@ -171,51 +172,84 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--seconds", type=float, default=10.0, help="roughly, per run")
-    parser.add_argument("--offered", type=float, default=28_000, help="tokens per second of the paced runs")
+    parser.add_argument(
+        "--offered", type=float, nargs="+", default=[28_000.0], help="tokens per second of the paced runs"
+    )
     parser.add_argument("--executor", choices=["scripted", "tensorrt_llm"], default="scripted")
     parser.add_argument("--api", choices=APIS, nargs="+", help="compare these, in turns")
     parser.add_argument("--rounds", type=int, default=5, help="of each API")
+    parser.add_argument("--svg", type=Path, metavar="FOLDER", help="write the rows (JSON) and pictures there")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="measure nothing: show the rows of an earlier --svg")
     parser.add_argument("--before", help="another checkout, to compare the first API with")
     arguments = parser.parse_args()
     if arguments.api:
         with tempfile.TemporaryDirectory() as folder:
             Console(width=140).print(compare(arguments, Path(folder)))
         return
-    table = Table(title="Streamed tokens per CPU-second of the server process")
-    for column in (
-        "load",
-        "streams",
-        "server",
-        "tok per CPU-s",
-        "tok/s",
-        "CPU-s per s",
-        "host CPU-s per s",
-        "tok per chunk",
-        "added ITL p99",
-    ):
-        table.add_column(column, justify="left" if column in ("load", "server") else "right")
+    if arguments.rows is not None:
+        written = json.loads(arguments.rows.read_text())
+        rows = [(load, streams, server, Measured(**measured)) for load, streams, server, measured in written]
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = list(measured_rows(arguments, Path(folder)))
+    Console(width=140).print(as_table(rows))
+    if arguments.svg is not None:
+        draw(arguments.svg, rows)
 
-    def row(load: str, streams: int, server: str, m: Measured) -> None:
+
+Row = tuple[str, int, str, Measured]
+"""Load, streams, server."""
+
+
+def measured_rows(arguments: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    for streams in arguments.streams:
+        for offered in arguments.offered:
+            steps = offered / streams
+            tokens = max(16, int(arguments.seconds * steps))
+            load = f"{offered:,.0f} tok/s"
+            yield load, streams, OURS, ours_measured(folder, arguments.executor, streams, steps, tokens)
+            yield load, streams, BARE, bare_measured(streams, steps, tokens, 1)
+        if arguments.executor == "scripted":
+            tokens = max(16, int(arguments.seconds * 100_000 / streams))
+            saturated = ours_measured(folder, "scripted", streams, 0, tokens)
+            yield "saturated", streams, OURS, saturated
+            chunk = max(1, round(saturated.tokens_per_chunk))
+            yield "saturated", streams, BARE, bare_measured(streams, 0, tokens, chunk)
+
+
+def as_table(rows: list[Row]) -> Table:
+    table = Table(title="Streamed tokens per CPU-second of the server process")
+    names = ("tok per CPU-s", "tok/s", "CPU-s per s", "host CPU-s per s", "tok per chunk", "added ITL p99")
+    for column in ("load", "streams", "server", *names):
+        table.add_column(column, justify="left" if column in ("load", "server") else "right")
+    for load, streams, server, m in rows:
         latency = "" if m.latency is None else f"{m.latency * 1000:.1f} ms"
         cells = (f"{m.tokens_per_cpu_second:,.0f}", f"{m.tokens_per_second:,.0f}", f"{m.cpu_share:.2f}")
         host = f"{m.host_share:.2f}" if m.host_share else ""
         table.add_row(load, str(streams), server, *cells, host, f"{m.tokens_per_chunk:.1f}", latency)
+    return table
 
-    with tempfile.TemporaryDirectory() as folder:
-        for streams in arguments.streams:
-            if arguments.executor == "scripted":
-                tokens = max(16, int(arguments.seconds * 100_000 / streams))
-                saturated = ours_measured(Path(folder), "scripted", streams, 0, tokens)
-                row("saturated", streams, "djl-trtllm", saturated)
-                chunk = max(1, round(saturated.tokens_per_chunk))
-                row("saturated", streams, "bare uvicorn", bare_measured(streams, 0, tokens, chunk))
-            steps = arguments.offered / streams
-            tokens = max(16, int(arguments.seconds * steps))
-            paced = ours_measured(Path(folder), arguments.executor, streams, steps, tokens)
-            row(f"{arguments.offered:,.0f} tok/s", streams, "djl-trtllm", paced)
-            bare = bare_measured(streams, steps, tokens, 1)
-            row(f"{arguments.offered:,.0f} tok/s", streams, "bare uvicorn", bare)
-    Console(width=140).print(table)
+
+def draw(folder: Path, rows: list[Row]) -> None:
+    """Write the rows and pictures of them: what the server costs by throughput, and what it adds to latencies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [(load, streams, server, asdict(measured)) for load, streams, server, measured in rows]
+    (folder / "ceiling.json").write_text(json.dumps(written, indent=1) + "\n")
+    costs: dict[str, list[tuple[float, float]]] = {}
+    latencies: dict[str, list[tuple[float, float]]] = {}
+    for load, streams, server, m in rows:
+        costs.setdefault(f"{server}, {streams} streams", []).append((m.tokens_per_second, m.cpu_share))
+        if m.latency is not None:
+            latencies.setdefault(f"{server}, {load}", []).append((streams, 1000 * m.latency))
+    speed = Axis("tokens per second", log=True, show="{:,.0f}".format)
+    pictures = {
+        "ceiling-cost": ("CPU-seconds per second of the server process", speed, Axis("CPU-s per s"), costs),
+        "ceiling-latency": ("Added to the p99 of the time between two tokens", Axis("streams"), Axis("ms"), latencies),
+    }
+    for name, (title, x, y, lines) in pictures.items():
+        if any(len(points) > 1 for points in lines.values()):
+            series = [Series(line, sorted(points), [""] * len(points)) for line, points in lines.items()]
+            (folder / f"{name}.svg").write_text(chart(title, x, y, series) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a well-behaved client notices of a crowd that is a burden: idle, slow, and flooding clients at once.
 
-    python benchmarks/crowd.py [--idle 10000] [--readers 200] [--senders 100] [--flooders 20] [--seconds 20]
+    python -m benchmarks.crowd [--idle 10000] [--readers 200] [--senders 100] [--flooders 20] [--seconds 20]
 
 The engine is the scripted one with 50 steps per second, so that a first token takes 20 ms and more, as with a real one.
 /ping is asked on a connection of its own each time. Server time is the CPU time that the server used until the answer,
@@ -15,11 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from load import percentile
 from rich.console import Console
 from rich.table import Table
-from servers import serving
 
+from benchmarks.load import percentile
+from benchmarks.servers import serving
 from tests.support.behaved import Seen, observe
 from tests.support.crowd import Crowd, crowded
 from tests.support.models import scripted_model

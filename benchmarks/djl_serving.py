@@ -1,6 +1,6 @@
 """Inside DJL Serving: our handlers beside DJL's own base class and helpers, and beside `djl-trtllm serve`.
 
-    python benchmarks/djl_serving.py [--streams 16 64 256] [--tokens 128] [--steps-per-second 400] [--rounds 4]
+    python -m benchmarks.djl_serving [--streams 16 64 256] [--tokens 128] [--steps-per-second 400] [--rounds 4]
                                      [--checkout DIR]
 
 The same scripted tokens everywhere: one per stream and step. The handlers run under the real Java engine of DJL (Maven
@@ -20,17 +20,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from load import post, run_streams
 from rich.console import Console
 from rich.table import Table
-from servers import free_port, serving, started
 
+from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
+from benchmarks.servers import free_port, serving, started
 from tests.integration.djl.java_engine import JavaEngine
 from tests.integration.djl.models import djl_model
 
 HERE = Path(__file__).parent
 PROMPT = "the little red riding hood went into the dark wood"
-_MOST_STREAMS = 256
 
 
 @dataclass
@@ -42,14 +41,14 @@ class Measured:
     ttft_p99: float
 
 
-def our_model(root: Path, mode: str, steps: float) -> Path:
+def our_model(root: Path, mode: str, steps: float, streams: int) -> Path:
     """The scripted executor behind one of our handlers."""
-    script = {"steps_per_second": steps} if steps else {}
+    script = {"steps_per_second": steps, "max_sequences": streams}
     directory = root / f"ours-{mode}"
-    return djl_model(directory, mode, script, **{"option.max_rolling_batch_size": _MOST_STREAMS})
+    return djl_model(directory, mode, script, **{"option.max_rolling_batch_size": streams})
 
 
-def peer_model(root: Path, mode: str, steps: float) -> Path:
+def peer_model(root: Path, mode: str, steps: float, streams: int) -> Path:
     """DJL's own way with the same tokens."""
     directory = root / f"djl-{mode}"
     shutil.copytree(HERE / "djl_peers" / mode, directory)
@@ -58,7 +57,7 @@ def peer_model(root: Path, mode: str, steps: float) -> Path:
         "minWorkers": 1,
         "maxWorkers": 1,
         "option.model_id": "none",
-        "option.max_rolling_batch_size": _MOST_STREAMS,
+        "option.max_rolling_batch_size": streams,
         "option.rolling_batch": "auto" if mode == "rolling" else "disable",
         "option.async_mode": str(mode == "async").lower(),
         "option.steps_per_second": steps,
@@ -74,14 +73,10 @@ def over_http(port: int, path: str, body: dict[str, object], streams: int, round
     firsts: list[float] = []
     for _ in range(rounds):
         results = run_streams(port, [post(path, body)] * streams)
-        failed = [result.failed for result in results if result.failed]
-        if failed:
-            sys.exit(f"{len(failed)} streams failed, the first with: {failed[0]}")
-        seconds += max(result.arrivals[-1][0] for result in results) - min(result.started for result in results)
+        seconds += wall_seconds(results)
         tokens += sum(result.tokens for result in results)
-        firsts += [result.time_to_first_token for result in results]
-    firsts.sort()
-    return Measured(tokens / seconds, firsts[len(firsts) // 2], firsts[int(len(firsts) * 0.99)])
+        firsts += map(time_to_first_token, results)
+    return Measured(tokens / seconds, percentile(firsts, 0.5), percentile(firsts, 0.99))
 
 
 def in_java(model: Path, body: bytes, streams: list[int], rounds: int) -> dict[int, Measured]:
@@ -115,15 +110,15 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, help="a checkout of djl-serving, for its HTTP front end")
     arguments = parser.parse_args()
     request = {"inputs": PROMPT, "parameters": {"max_new_tokens": arguments.tokens}, "stream": True}
-    body, steps = json.dumps(request).encode(), arguments.steps_per_second
+    body, steps, most = json.dumps(request).encode(), arguments.steps_per_second, max(arguments.streams)
     results: dict[str, dict[int, Measured]] = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         models = {
-            "DJL's base class, rolling batch": peer_model(root, "rolling", steps),
-            "djl_trtllm.handler, rolling batch": our_model(root, "rolling", steps),
-            "DJL's helpers, async": peer_model(root, "async", steps),
-            "djl_trtllm.async_handler": our_model(root, "async", steps),
+            "DJL's base class, rolling batch": peer_model(root, "rolling", steps, most),
+            "djl_trtllm.handler, rolling batch": our_model(root, "rolling", steps, most),
+            "DJL's helpers, async": peer_model(root, "async", steps, most),
+            "djl_trtllm.async_handler": our_model(root, "async", steps, most),
         }
         for name, model in models.items():
             results[name] = in_java(model, body, arguments.streams, arguments.rounds)

@@ -1,6 +1,6 @@
 """What is left of the engine's speed over HTTP: a model served, beside the raw executor in its own process.
 
-    python benchmarks/end_to_end.py [MODEL] [--streams 1 16 32 64] [--runs 5] [--tokens 128]
+    python -m benchmarks.end_to_end [MODEL] [--streams 1 16 32 64] [--runs 5] [--tokens 128]
 
 Both run the same compiled engine with the same options on the same prompts, in turns; the ratio is the median over the
 runs, because single runs of the raw executor spread by 20 %. Streams are jsonlines with log-probabilities, as the LMI
@@ -18,11 +18,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from load import StreamResult, percentile, post, run_streams
 from rich.console import Console
 from rich.table import Table
-from servers import Server, of_the_shell, serving
 
+from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
+from benchmarks.servers import Server, of_the_shell, serving
+from djl_trtllm.bench.streams import Stream
 from djl_trtllm.service import Model, open_source, prepare
 
 MODEL = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
@@ -33,7 +34,6 @@ BEGINNINGS = (
     "Tell me a story about a fox and a bear",
 )
 OPTIONS = {
-    "OPTION_MAX_ROLLING_BATCH_SIZE": "64",
     "OPTION_MAX_INPUT_LEN": "2200",
     "OPTION_MAX_OUTPUT_LEN": "1000",
 }
@@ -85,14 +85,11 @@ def stall_p99(before: dict[str, float], after: dict[str, float]) -> str:
     return "?"
 
 
-def served(server: Server, prompts: list[str], tokens: int) -> tuple[float, list[StreamResult]]:
+def served(server: Server, prompts: list[str], tokens: int) -> tuple[float, list[Stream]]:
     parameters = {"max_new_tokens": tokens, "ignore_eos_token": True}
     requests = [post("/invocations", {"inputs": p, "parameters": parameters, "stream": True}) for p in prompts]
     results = run_streams(server.port, requests)
-    if failed := [result.failed for result in results if result.failed]:
-        sys.exit(f"{len(failed)} streams failed, the first with: {failed[0]}")
-    seconds = max(r.arrivals[-1][0] for r in results) - min(r.started for r in results)
-    return sum(r.tokens for r in results) / seconds, results
+    return sum(result.tokens for result in results) / wall_seconds(results), results
 
 
 def measure_row(
@@ -100,14 +97,14 @@ def measure_row(
 ) -> None:
     ids = [model.tokenizer.encode(prompt) for prompt in prompts]
     pairs: list[tuple[float, float]] = []
-    results: list[StreamResult] = []
+    results: list[Stream] = []
     before = stall_buckets(server)
     for _ in range(runs):
         ours_speed, streams = served(server, prompts, tokens)
         pairs.append((ours_speed, raw.run(ids, tokens)))
         results += streams
     ratios = [ours_speed / raw_speed for ours_speed, raw_speed in pairs]
-    first = [result.time_to_first_token * 1000 for result in results]
+    first = [time_to_first_token(result) * 1000 for result in results]
     gaps = [gap * 1000 for result in results for gap in result.intervals()]
     table.add_row(
         name,
@@ -129,7 +126,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     arguments = parser.parse_args()
     logging.basicConfig(level="WARNING")
-    environ = of_the_shell(**OPTIONS)
+    environ = of_the_shell(**OPTIONS, OPTION_MAX_ROLLING_BATCH_SIZE=str(max(16, *arguments.streams)))
     model = prepare(open_source(arguments.model, environ))
     table = Table(title=f"{arguments.model.name}, {arguments.tokens} tokens per stream, {arguments.runs} runs each")
     for column in ("streams", "served tok/s", "raw tok/s", "ratio", "spread", "TTFT p50/p99 ms", "ITL p50/p99 ms"):

@@ -1,6 +1,6 @@
 """What hostile requests cost a server: how long each refusal takes, and what everybody else notices meanwhile.
 
-    python benchmarks/hostile.py [--seconds 5] [--only TEXT] [--saturated]
+    python -m benchmarks.hostile [--seconds 5] [--only TEXT] [--saturated]
 
 Each request of `tests/support/hostile.py` is sent again and again, one after the other. `refusal` is the time from the
 last byte that the server took to the first byte of its response. `stall` is the time of a /ping on a connection of its
@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from load import percentile
 from rich.console import Console
 from rich.table import Table
-from servers import Server, serving
 
+from benchmarks.load import percentile
+from benchmarks.servers import Server, serving
 from tests.support.behaved import Times, cpu_seconds
 from tests.support.client import wordy
 from tests.support.crowd import PING

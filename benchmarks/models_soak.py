@@ -1,6 +1,6 @@
 """Models registered, served, scaled and unregistered at random, under load: nothing may be left of them.
 
-    python benchmarks/models_soak.py [--minutes 7] [--clients 16] [--models 4] [--seed 1]
+    python -m benchmarks.models_soak [--minutes 7] [--clients 16] [--models 4] [--seed 1]
 
 One server with a model store, on the scripted executor. One thread changes models, the clients send requests to any of
 them, streamed and whole, some hang up in mid-stream. A request may be answered with 200, with 404 where its model is
@@ -23,8 +23,8 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.table import Table
-from servers import Server, serving
 
+from benchmarks.servers import Server, serving
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model
 from tests.support.waiting import wait_until

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.server import Server, free_port, serving
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")

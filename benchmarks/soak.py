@@ -1,4 +1,4 @@
-"""Memory of the server and its engine process over many requests: `python benchmarks/soak.py [MODEL] [--requests N]`.
+"""Memory of the server and its engine process over many requests: `python -m benchmarks.soak [MODEL] [--requests N]`.
 
 OpenVINO touches its KV cache block by block, so memory grows until the pool has been walked once, and until the
 engine's other caches (kernels by shape, among others) are full. The pool is small here, and growth is counted over the
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers import Server, of_the_shell, serving
+from benchmarks.servers import Server, of_the_shell, serving
 
 BUNDLED = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
 WORDS = ("the", "wolf", "girl", "grandmother", "wood", "house", "basket", "red", "hood", "little", "old", "ran", "in")

@@ -95,7 +95,7 @@ def test_the_source_distribution_has_what_builds_the_wheel_and_the_documents(sdi
         "setup.py",
         TOOLKIT,
     }
-    documents = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    documents = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.is_file()}
     assert {name for name in names if not name.startswith("djl_trtllm.egg-info/")} == package_files() | root | documents
 
 
