@@ -108,6 +108,7 @@ class Deployment:
             )
         configuration: dict[str, Any] = {"EndpointConfigName": self.name, "ProductionVariants": [variant]}
         if self.detailed_metrics:
+            container["ContainerMetricsConfig"] = {"MetricsEndpoints": [{"MetricsEndpointPath": "/metrics"}]}
             configuration["MetricsConfig"] = {"EnableEnhancedMetrics": True, "EnableDetailedObservability": True}
         return [
             AwsCall(

@@ -37,6 +37,7 @@ LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.base.name="docker.io/library/python:${PYTHON}"
 
+# For requests, and for /metrics, which SageMaker scrapes there (docs/metrics.md).
 EXPOSE 8080
 # Use 0 if the server must write SageMaker's mounts: Neo, training jobs.
 ARG RUN_AS=1000

@@ -185,15 +185,20 @@ def test_without_region_or_credentials_the_error_says_so(tmp_path: Path, monkeyp
 def test_routing_and_metrics_are_in_the_configuration() -> None:
     plan = replace(STORY, routing=Routing.parse("prefix-aware:2048"), detailed_metrics=True)
     skip_without_prefix_aware()
-    _, configuration, _ = plan.calls()
+    model, configuration, _ = plan.calls()
+    validate(model)
     validate(configuration)
+    assert model.arguments["PrimaryContainer"]["ContainerMetricsConfig"] == {
+        "MetricsEndpoints": [{"MetricsEndpointPath": "/metrics"}]
+    }
     (variant,) = configuration.arguments["ProductionVariants"]
     assert variant["RoutingConfig"]["PrefixAwareRoutingConfig"] == {"PrefixLength": 2048}
     assert configuration.arguments["MetricsConfig"] == {
         "EnableEnhancedMetrics": True,
         "EnableDetailedObservability": True,
     }
-    _, plain, _ = STORY.calls()
+    plain_model, plain, _ = STORY.calls()
+    assert "ContainerMetricsConfig" not in plain_model.arguments["PrimaryContainer"]
     assert "MetricsConfig" not in plain.arguments and "RoutingConfig" not in plain.arguments["ProductionVariants"][0]
     with pytest.raises(DeploymentError, match="the routing 'NEAREST' is not one"):
         replace(STORY, routing=Routing("NEAREST")).check()

@@ -60,6 +60,12 @@ class RequestRecord:
         return _seconds(self.first_token_at, self.last_token_at)
 
     @property
+    def time_per_output_token(self) -> float | None:
+        """Mean seconds from one token of a sequence to the next."""
+        gaps = self.generated_tokens - self.sequences
+        return None if self.decode_time is None or gaps < 1 else self.decode_time * self.sequences / gaps
+
+    @property
     def inference_time(self) -> float | None:
         """From the queue to the last token so far."""
         return _seconds(self.started, self.last_token_at)

@@ -60,7 +60,6 @@ class RollingBatch:
     ) -> None:
         self.limits = limits
         self.statistics = statistics
-        self.engine_stats = Stats()
         self._tokenizer = tokenizer
         self._clock = clock
         self._waiting: dict[int, Slot] = {}
@@ -99,6 +98,11 @@ class RollingBatch:
     def attach(self, executor: ExecutorPort) -> None:
         """Start sequences in this executor from now on; those in another one end there."""
         limits = executor.limits
+        self.block_size = limits.block_size
+        """Tokens in a KV cache block."""
+        blocks = limits.kv_blocks
+        # What is known of an engine that has not run yet.
+        self.engine_stats = Stats(kv_usage=0.0, kv_blocks=blocks, kv_blocks_used=0) if blocks else Stats()
         self._max_running = self.limits.max_batch_size + limits.lookahead
         self._places: Places | None = Places(executor, self._max_running)
         self._sequence_limits = SequenceLimits(self.limits, limits)
@@ -348,7 +352,7 @@ class RollingBatch:
     def _retry_after(self) -> int:
         """Seconds until the present queue is probably empty, 1 to 30."""
         times = self.statistics.request_time
-        finished = sum(times.counts)
+        finished = times.count
         mean = times.sum / finished if finished else 1.0
         return max(1, min(30, math.ceil(mean * self.waiting / self.limits.max_batch_size)))
 

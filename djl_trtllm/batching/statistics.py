@@ -12,6 +12,9 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from math import inf
 
 from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.batching.slot import Slot
@@ -23,6 +26,28 @@ _REMEMBERED = 512
 """Records of ended requests."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+# Buckets by quantity: those of TensorRT-LLM (tensorrt_llm/metrics/collector.py), some of them with finer ones below.
+FIRST_TOKEN_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+PREFILL_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+PER_TOKEN_SECONDS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_SECONDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+    *(1920.0, 7680.0),
+)
+_FINE_PER_TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, *PER_TOKEN_SECONDS)
+_FINE_REQUEST_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, *REQUEST_SECONDS)
+_TOKENS = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000),
+    1_000_000,
+)
 
 
 class Histogram:
@@ -36,6 +61,15 @@ class Histogram:
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def cumulative(self, bounds: Sequence[float] | None = None) -> list[tuple[float, int]]:
+        """How many observations each bound has at or below it, infinity last. `bounds` are some of its own."""
+        totals = dict(zip((*self.bounds, inf), accumulate(self.counts), strict=True))
+        return [(bound, totals[bound]) for bound in (*(self.bounds if bounds is None else bounds), inf)]
 
 
 @dataclass
@@ -53,12 +87,22 @@ class Statistics:
     prompt_tokens: int = 0
     reused_prompt_tokens: int = 0
     generated_tokens: int = 0
-    time_to_first_token: Histogram = field(default_factory=Histogram)
-    inter_token_latency: Histogram = field(default_factory=Histogram)
+    ended_requests: Counter[FinishReason] = field(default_factory=Counter)
+    """Requests by finish reason: that of its sequence which ended worst."""
+    time_to_first_token: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN_SECONDS))
+    inter_token_latency: Histogram = field(default_factory=partial(Histogram, _FINE_PER_TOKEN_SECONDS))
     """Between two tokens of a sequence. Of tokens that arrive together each has its share of the time since those
     before them; with the first of a sequence, the others arrive after 0 seconds."""
-    queue_time: Histogram = field(default_factory=Histogram)
-    request_time: Histogram = field(default_factory=Histogram)
+    time_per_output_token: Histogram = field(default_factory=partial(Histogram, _FINE_PER_TOKEN_SECONDS))
+    """The mean of a request, without its first token."""
+    queue_time: Histogram = field(default_factory=partial(Histogram, _FINE_REQUEST_SECONDS))
+    prefill_time: Histogram = field(default_factory=partial(Histogram, PREFILL_SECONDS))
+    decode_time: Histogram = field(default_factory=partial(Histogram, _FINE_REQUEST_SECONDS))
+    inference_time: Histogram = field(default_factory=partial(Histogram, _FINE_REQUEST_SECONDS))
+    request_time: Histogram = field(default_factory=partial(Histogram, _FINE_REQUEST_SECONDS))
+    prompt_length: Histogram = field(default_factory=partial(Histogram, _TOKENS))
+    """Tokens, as the next one."""
+    output_length: Histogram = field(default_factory=partial(Histogram, _TOKENS))
     live: dict[int, RequestRecord] = field(default_factory=dict)
     """Queued and running requests by `RequestRecord.number`, in their order. Admission limits them."""
     ended: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
@@ -118,7 +162,18 @@ class Statistics:
         """The last sequence of the request has ended. Every queued request comes here, once."""
         record.ended, record.reason = now, result.reason
         record.error = None if result.error is None else type(result.error).__name__
-        self.request_time.observe(now - record.arrived)
+        self.ended_requests[result.reason] += 1
+        self.prompt_length.observe(record.prompt_tokens)
+        self.output_length.observe(record.generated_tokens)
+        for histogram, value in (
+            (self.prefill_time, record.prefill_time),
+            (self.decode_time, record.decode_time),
+            (self.time_per_output_token, record.time_per_output_token),
+            (self.inference_time, record.inference_time),
+            (self.request_time, record.total_time),
+        ):
+            if value is not None:
+                histogram.observe(value)
         del self.live[record.number]
         self.ended.append(record)
         for observer in self.observers:

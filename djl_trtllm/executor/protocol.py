@@ -160,20 +160,20 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
 class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The engine's state after an iteration. `kv_usage` is the used share of the KV cache, 0 to 1.
 
-    Figures that an engine does not report are 0. `queued` requests wait inside it, `paused` ones gave up their KV cache
-    for others. It has run `iterations`, the last in `iteration_seconds`. `kv_hit_rate` is the share of KV cache blocks
-    that were reused, 0 to 1.
+    Figures that an engine does not report are None. `queued` requests wait inside it, `paused` ones gave up their KV
+    cache for others. It has run `iterations`, the last in `iteration_seconds`. `kv_hit_rate` is the share of KV cache
+    blocks that were reused, 0 to 1.
     """
 
     running: int = 0
-    kv_usage: float = 0.0
-    queued: int = 0
-    paused: int = 0
-    iterations: int = 0
-    iteration_seconds: float = 0.0
-    kv_blocks: int = 0
-    kv_blocks_used: int = 0
-    kv_hit_rate: float = 0.0
+    kv_usage: float | None = None
+    queued: int | None = None
+    paused: int | None = None
+    iterations: int | None = None
+    iteration_seconds: float | None = None
+    kv_blocks: int | None = None
+    kv_blocks_used: int | None = None
+    kv_hit_rate: float | None = None
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):

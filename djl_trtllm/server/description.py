@@ -52,6 +52,8 @@ def _adapter_operations(path: str) -> dict[tuple[str, str], Operation]:
     }
 
 
+_METRICS = Operation("Prometheus", responses={"text/plain": STRING, "application/openmetrics-text": STRING})
+
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/"): _json(
         "What this server is",
@@ -70,7 +72,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         _OBJECT,
         errors={500: "A model has failed", 503: "A model is loading, recovering, shutting down or unregistered"},
     ),
-    ("get", "/metrics"): Operation("Prometheus", responses={"text/plain": STRING}),
+    ("get", "/metrics"): _METRICS,
+    ("get", "/prometheus/metrics"): _METRICS,
     ("get", MODELS): _json(
         "The models",
         _MODELS,

@@ -54,6 +54,10 @@ class Exchange:
     dialect: Dialect = DEFAULT
     bodies: BodyMemory = field(default_factory=BodyMemory)
     """The memory of all requests' bodies."""
+    route: str = ""
+    """The path of the route, with its placeholders; empty if none matches."""
+    model: str = ""
+    """The model that generates, as soon as it is known."""
     sent_head: bool = False
     _held: int = 0
 
@@ -141,7 +145,7 @@ class Exchange:
         fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         self.sent_head = True
         self.served.status = status
-        self.counts.response(status)
+        self.counts.response(status, self.route, self.model)
         await self.send({"type": "http.response.start", "status": status, "headers": [*fields, *_ALWAYS]})
 
     async def reply(self, reply: Reply) -> None:

@@ -1,53 +1,50 @@
-"""`GET /metrics`: the statistics of every model in Prometheus' text format."""
+"""`GET /metrics`: the statistics of the server and of every model for Prometheus.
+
+Two sets of names have the figures of models: our own (`model_metrics`), and those of TensorRT-LLM's server
+(`trtllm_metrics`), which dashboards and gateways know. docs/metrics.md lists all of them.
+"""
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from functools import partial
-from itertools import accumulate
+from collections.abc import Collection, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 
 from djl_trtllm.api import Reply
-from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.batching.statistics import Histogram
-from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.server.metric_families import PREFIX, histogram
+from djl_trtllm.server.model_figures import ModelFigures
+from djl_trtllm.server.model_metrics import model_metrics
+from djl_trtllm.server.trtllm_metrics import trtllm_metrics
+from djl_trtllm.service import Registry
+from djl_trtllm.version import __version__
 
-_PREFIX = "djl_trtllm_"
-
-_HISTOGRAMS = {
-    "time_to_first_token": "Seconds from arrival to the first token of a request.",
-    "inter_token_latency": "Seconds between two tokens of a sequence.",
-    "queue_time": "Seconds a request waited before it ran.",
-    "request_time": "Seconds from arrival to the end of a request.",
-}
-
-_ENGINE_GAUGES = (
-    ("kv_cache_usage_ratio", "kv_usage", "Used share of the KV cache, 0 to 1."),
-    ("kv_cache_blocks", "kv_blocks", "Blocks of the KV cache (TensorRT-LLM)."),
-    ("kv_cache_used_blocks", "kv_blocks_used", "Used blocks of the KV cache (TensorRT-LLM)."),
-    ("kv_cache_hit_ratio", "kv_hit_rate", "Share of KV cache blocks that were reused, 0 to 1 (TensorRT-LLM)."),
-    ("engine_queued", "queued", "Sequences that wait inside the engine (TensorRT-LLM)."),
-    ("engine_paused", "paused", "Sequences that gave up their KV cache for others (TensorRT-LLM)."),
-    ("engine_iterations", "iterations", "Number of the last iteration (TensorRT-LLM)."),
-    ("engine_iteration_seconds", "iteration_seconds", "Duration of the last iteration (TensorRT-LLM)."),
-)
-"""Metric, field of `Stats`, help text. Statistics that an engine does not provide are 0."""
+_UNKNOWN_ROUTE = "unknown"
+"""The route of all requests that match none, or are refused before one is known: a client may send any path."""
 
 
 class ServerCounts:
     def __init__(self) -> None:
-        self.responses: Counter[int] = Counter()
+        self.responses: Counter[tuple[int, str, str]] = Counter()
+        """By status, route and model."""
         self.grpc_calls: Counter[str] = Counter()
 
-    def response(self, status: int) -> None:
-        self.responses[status] += 1
+    def response(self, status: int, route: str = "", model: str = "") -> None:
+        """A response begins. `route` is the path with its placeholders, `model` the one that generates, if one does."""
+        self.responses[status, route or _UNKNOWN_ROUTE, model] += 1
 
     def grpc_call(self, status: str) -> None:
         """A call of Triton's gRPC API has ended; a stream is one call."""
         self.grpc_calls[status] += 1
+
+    def keep(self, models: Collection[str]) -> None:
+        """Forget the responses of models that are not here any more: clients may register any number one by one."""
+        for key in [key for key in self.responses if key[2] and key[2] not in models]:
+            del self.responses[key]
 
 
 class MetricsPage:
@@ -59,77 +56,39 @@ class MetricsPage:
         self._stall = stall
         self._prometheus = CollectorRegistry()
         self._prometheus.register(self)
+        ProcessCollector(registry=self._prometheus)
 
-    def reply(self) -> Reply:
-        return Reply(200, "text/plain; version=0.0.4; charset=utf-8", generate_latest(self._prometheus))
+    def reply(self, accept: str = "") -> Reply:
+        """The page in Prometheus' text format, or as OpenMetrics if the header `Accept` asks for it."""
+        encode, content_type = choose_encoder(accept)
+        return Reply(200, content_type, encode(self._prometheus))
+
+    def describe(self) -> list[Metric]:
+        """Nothing: registering this object must not collect."""
+        return []
 
     def collect(self) -> Iterator[Metric]:
-        responses = CounterMetricFamily(_PREFIX + "http_responses", "HTTP responses by status.", labels=["status"])
-        for status, count in sorted(self._counts.responses.items()):
-            responses.add_metric([str(status)], count)
+        yield from self._server()
+        figures = [ModelFigures.of(model) for model in self._registry.models.values()]
+        yield from model_metrics(figures)
+        yield from trtllm_metrics(figures, self._counts.responses)
+
+    def _server(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily(PREFIX + "build_info", "1, with the versions.", labels=["version", "python"])
+        build.add_metric([__version__, platform.python_version()], 1)
+        yield build
+        self._counts.keep(self._registry.models)
+        responses = CounterMetricFamily(
+            PREFIX + "http_responses",
+            "HTTP responses by status, path and model.",
+            labels=["status", "route", "model"],
+        )
+        for (status, route, model), count in sorted(self._counts.responses.items()):
+            responses.add_metric([str(status), route, model], count)
         yield responses
-        calls = CounterMetricFamily(_PREFIX + "grpc_calls", "Calls of Triton's gRPC API by status.", labels=["status"])
+        calls = CounterMetricFamily(PREFIX + "grpc_calls", "Calls of Triton's gRPC API by status.", labels=["status"])
         for name, count in sorted(self._counts.grpc_calls.items()):
             calls.add_metric([name], count)
         yield calls
-        yield _histogram("event_loop_stall_seconds", "How late the event loop ran a timer.", {"server": self._stall})
-        models = list(self._registry.models.values())
-        yield from _gauges(models)
-        yield from _counters(models)
-        for name, text in _HISTOGRAMS.items():
-            yield _histogram(name + "_seconds", text, {m.name: getattr(m.statistics, name) for m in models})
-
-
-def _by_model(
-    family: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, values: Mapping[str, float]
-) -> Metric:
-    metric = family(_PREFIX + name, text, labels=["model"])
-    for model, value in values.items():
-        metric.add_metric([model], value)
-    return metric
-
-
-def _gauges(models: list[ServedModel]) -> Iterator[Metric]:
-    gauge = partial(_by_model, GaugeMetricFamily)
-    batches = {model.name: [worker.batch for worker in model.workers if worker.batch] for model in models}
-    yield gauge("ready", "1 while the model can generate.", {m.name: float(m.state is State.READY) for m in models})
-    yield gauge("workers", "Engine processes of the model.", {m.name: float(len(m.workers)) for m in models})
-    yield gauge(
-        "waiting", "Sequences in the queue.", {n: float(sum(b.waiting for b in bs)) for n, bs in batches.items()}
-    )
-    yield gauge(
-        "running", "Sequences in the engine.", {n: float(sum(b.running for b in bs)) for n, bs in batches.items()}
-    )
-    memory = {m.name: float(sum(worker.memory for worker in m.workers)) for m in models}
-    yield gauge("executor_memory_bytes", "Resident memory of the engine processes.", memory)
-    for name, field, text in _ENGINE_GAUGES:
-        # Of several workers the largest value.
-        values = {n: max((float(getattr(b.engine_stats, field)) for b in bs), default=0.0) for n, bs in batches.items()}
-        yield gauge(name, text, values)
-
-
-def _counters(models: list[ServedModel]) -> Iterator[Metric]:
-    counter = partial(_by_model, CounterMetricFamily)
-    statistics = {model.name: model.statistics for model in models}
-    yield counter("requests", "Requests queued.", {n: s.requests for n, s in statistics.items()})
-    resumed = {n: s.resumed for n, s in statistics.items()}
-    yield counter("resumed", "Requests that went on in a new engine process.", resumed)
-    yield counter("prompt_tokens", "Prompt tokens.", {n: s.prompt_tokens for n, s in statistics.items()})
-    reused = {n: s.reused_prompt_tokens for n, s in statistics.items()}
-    yield counter("reused_prompt_tokens", "Prompt tokens taken from the prefix cache.", reused)
-    yield counter("generated_tokens", "Tokens generated.", {n: s.generated_tokens for n, s in statistics.items()})
-    yield counter("executor_restarts", "Engine processes replaced.", {m.name: m.restarts for m in models})
-    finished = CounterMetricFamily(_PREFIX + "finished", "Sequences by finish reason.", labels=["model", "reason"])
-    for name, figures in statistics.items():
-        for reason, count in figures.finished.items():
-            finished.add_metric([name, FINISH_REASONS[reason]], count)
-    yield finished
-
-
-def _histogram(name: str, text: str, values: dict[str, Histogram]) -> Metric:
-    family = HistogramMetricFamily(_PREFIX + name, text, labels=["model"])
-    for model, histogram in values.items():
-        bounds = [*map(str, histogram.bounds), "+Inf"]
-        totals = map(float, accumulate(histogram.counts))
-        family.add_metric([model], list(zip(bounds, totals, strict=True)), histogram.sum)
-    return family
+        late = "How late the event loop ran a timer."
+        yield histogram(PREFIX + "event_loop_stall_seconds", late, (), [((), self._stall)])

@@ -74,6 +74,7 @@ class Endpoint:
 
     `method` None takes every method; `allow` are those of the path, if there are several. `role` is what the request's
     API key must have, None without one. Errors are in the format of `dialect`. `health`: it answers health checks.
+    `path` is its own, with placeholders.
     """
 
     handler: Handler
@@ -83,10 +84,12 @@ class Endpoint:
     dialect: Dialect = DEFAULT
     allow: str = ""
     health: bool = False
+    path: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         routes = self.routes
         exchange = Exchange(scope, receive, send, routes.options, routes.counts, self.dialect, routes.bodies)
+        exchange.route = self.path
         exchange.served.quiet = self.health
         try:
             with request_context(exchange.request_id):
@@ -160,7 +163,7 @@ class Routes:
         # Of two paths that match, the one with more fixed characters is meant: {model}:predict before {model}.
         by_path: dict[str, list[Endpoint]] = {}
         for path, endpoint in (*self._own(), *self._of_dialects()):
-            by_path.setdefault(path, []).append(endpoint)
+            by_path.setdefault(path, []).append(replace(endpoint, path=path))
         routes = [
             Route(path, endpoints[0] if len(endpoints) == 1 else SharedPath(endpoints))
             for path, endpoints in sorted(by_path.items(), key=lambda item: -_fixed_characters(item[0]))
@@ -179,6 +182,7 @@ class Routes:
             ("/ping", "GET", self.ping, None),
             ("/ping", "POST", self.ping, None),
             ("/metrics", "GET", self.metrics, Role.METRICS),
+            ("/prometheus/metrics", "GET", self.metrics, Role.METRICS),
             (MODELS, None, self.models.collection, manage),
             (MODELS + "/{model}", None, self.models.member, manage),
             *((path, None, adapters.collection, manage) for path in ADAPTER_PATHS),
@@ -236,7 +240,7 @@ class Routes:
         await exchange.reply(self._description.page())
 
     async def metrics(self, exchange: Exchange) -> None:
-        await exchange.reply(self.metrics_page.reply())
+        await exchange.reply(self.metrics_page.reply(exchange.properties.get("accept", "")))
 
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         served = exchange.served
@@ -248,7 +252,7 @@ class Routes:
             name = await _name_in(dialect, request)
         served.model = name or ""
         model = find_model(self.registry, dialect, name, exchange.endpoint)
-        served.model = model.name
+        served.model = exchange.model = model.name
         if model.state is State.DRAINING:
             # Keep-alive clients have to open a connection to another server.
             error = NotReadyError(f"model {model.name} is shutting down")

@@ -117,6 +117,14 @@ class ServedModel:
         return self.workers[0].model
 
     @property
+    def engine(self) -> str | None:
+        """The name of the backend that runs it; None while its files are being prepared."""
+        if self._model is None:
+            return None
+        # A backend is a folder.
+        return self._model.start.executor.partition(":")[0].split(".")[-2]
+
+    @property
     def adapters(self) -> Adapters:
         """The model's LoRA adapters, shared by its workers. Raises NotReadyError while it is being prepared."""
         return self.workers[0].adapters

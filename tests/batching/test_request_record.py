@@ -17,6 +17,16 @@ TIMES = {
 }
 
 
+@pytest.mark.parametrize(("sequences", "tokens", "seconds"), [(1, 5, 2.0), (2, 10, 2.0), (1, 1, None), (2, 2, None)])
+def test_the_first_token_of_a_sequence_has_no_time_before_it(
+    sequences: int, tokens: int, seconds: float | None
+) -> None:
+    record = RequestRecord(Origin(), 100, 3, sequences, first_token_at=106, last_token_at=114, generated_tokens=tokens)
+    assert record.time_per_output_token == seconds
+    record.first_token_at = None
+    assert record.time_per_output_token is None
+
+
 @pytest.mark.parametrize("name", TIMES)
 def test_a_duration_is_known_when_both_of_its_ends_are(name: str) -> None:
     record = RequestRecord(Origin(), 100, 3, 1, started=102, first_token_at=106, last_token_at=114, ended=130)

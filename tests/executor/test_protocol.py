@@ -117,7 +117,7 @@ def test_a_message_for_the_other_direction_is_refused() -> None:
 def test_what_a_message_does_not_say_is_neutral() -> None:
     assert Submit(1, [5], Sampling(9)) == Submit(1, [5], Sampling(9), [], [], [], None, None, False)
     assert Delta(1, [5]) == Delta(1, [5], None, None, None, 0)
-    assert Stats() == Stats(0, 0.0, 0, 0, 0, 0.0, 0, 0, 0.0)
+    assert Stats() == Stats(0, *[None] * 8)
     assert Limits(1, 2, 3, 4).lookahead == 0
     assert Ready(Limits(1, 2, 3, 4)) == Ready(Limits(1, 2, 3, 4), {}, frozenset())
     assert Guide(GuideKind.JSON_OBJECT).value == ""

@@ -114,7 +114,7 @@ async def test_refusals_are_counted_and_one_of_each_kind_is_logged(caplog: pytes
         assert len(caplog.messages) == 2
         await asyncio.sleep(61)
         shared.note(Refusal(431, "too many headers"))
-    assert shared.counts.responses == {431: 4, 408: 1}
+    assert shared.counts.responses == {(431, "unknown", ""): 4, (408, "unknown", ""): 1}
     assert [message[:43] for message in caplog.messages] == [
         "a request is refused with 431: too many hea",
         "a request is refused with 408: too slow (no",

@@ -189,7 +189,7 @@ async def test_a_reply_is_whole() -> None:
         "cache-control": "no-cache",
         "x-content-type-options": "nosniff",
     }
-    assert pair.counts.responses == {201: 1}
+    assert pair.counts.responses == {(201, "unknown", ""): 1}
 
 
 @in_virtual_time
@@ -225,3 +225,11 @@ async def test_a_connection_is_dropped_where_the_server_can_do_so() -> None:
         bare.client.scope.update(extensions)
         bare.exchange.abort()
         assert not bare.client.aborted
+
+
+@in_virtual_time
+async def test_a_response_is_counted_with_its_route_and_its_model() -> None:
+    pair = Pair()
+    pair.exchange.route, pair.exchange.model = "/v1/completions", "story"
+    await pair.exchange.reply(Reply(201, "text/plain", b""))
+    assert pair.counts.responses == {(201, "/v1/completions", "story"): 1}

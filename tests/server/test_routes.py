@@ -66,6 +66,8 @@ async def test_an_endpoints_name_says_nothing_where_there_is_one_model(hosts: Ho
         answer = await served.client.post("/endpoints/any-name/invocations", body())
         assert answer.status == 400
         assert answer.headers["x-amzn-errortype"] == "ValidationError"
+        route = "/endpoints/{endpoint}/invocations"
+        assert served.counts.responses == {(200, route, "story"): 1, (400, route, ""): 1}
         assert answer.json["Message"] == "there is no model named 'any-name' here; loaded: fable, story"
 
 
@@ -258,7 +260,7 @@ async def test_a_model_that_ends_tells_clients_to_go_elsewhere(hosts: Hosts, tok
 async def test_an_unknown_path_is_404_in_djls_shape(method: str, path: str) -> None:
     async with application() as served:
         answer = await served.client.get(path, method=method)
-        assert (answer.status, served.counts.responses) == (404, {404: 1})
+        assert (answer.status, served.counts.responses) == (404, {(404, "unknown", ""): 1})
         assert answer.json == {
             "code": 404,
             "type": "ResourceNotFoundException",
@@ -288,7 +290,7 @@ async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, path: 
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize("path", ["/ping", "/metrics", "/models"])
+@pytest.mark.parametrize("path", ["/ping", "/metrics", "/prometheus/metrics", "/models"])
 @in_virtual_time
 async def test_pages_take_get_and_head(method: str, path: str) -> None:
     async with application() as served:
@@ -300,7 +302,7 @@ async def test_metrics_show_what_was_answered() -> None:
     async with application() as served:
         await served.client.get("/nowhere")
         page = await served.client.get("/metrics")
-        assert b'djl_trtllm_http_responses_total{status="404"} 1.0' in page.body
+        assert b'djl_trtllm_http_responses_total{model="",route="unknown",status="404"} 1.0' in page.body
 
 
 @pytest.mark.parametrize("path", ["/models/story", "/models/story/adapters", "/adapters", "/adapters/dutch"])

@@ -157,9 +157,9 @@ class OpenVinoExecutor:
 
     def stats(self) -> Stats:
         # The pipeline's figures are those of its last schedule, stale when it has nothing to run.
-        if not self._sequences:
-            return Stats()
-        return Stats(running=len(self._sequences), kv_usage=self._pipeline.get_metrics().cache_usage / 100)
+        usage = self._pipeline.get_metrics().cache_usage / 100 if self._sequences else 0.0
+        blocks = self.limits.kv_blocks
+        return Stats(len(self._sequences), usage, kv_blocks=blocks, kv_blocks_used=round(usage * blocks))
 
     def _collect(self, request_id: int, sequence: _Sequence) -> Delta | None:
         if sequence.cancelled:

@@ -22,17 +22,20 @@ class IterationStatistics:
         last = self._last
         cache = last.get("kvCacheStats") or {}
         batch = last.get("inflightBatchingStats") or {}
-        total = int(cache.get("maxNumBlocks") or 0)
-        used = int(cache.get("usedNumBlocks") or 0) if running else 0
-        queued = int(last.get("numQueuedRequests") or 0) if running else 0
+        total = cache.get("maxNumBlocks") or None
+        used, queued, paused = (
+            value if running or value is None else 0
+            for value in (cache.get("usedNumBlocks"), last.get("numQueuedRequests"), batch.get("numPausedRequests"))
+        )
+        milliseconds = last.get("iterLatencyMS")
         return Stats(
-            running=max(0, running - queued),
-            kv_usage=used / total if total else 0.0,
+            running=max(0, running - (queued or 0)),
+            kv_usage=None if total is None or used is None else used / total,
             queued=queued,
-            paused=int(batch.get("numPausedRequests") or 0) if running else 0,
-            iterations=int(last.get("iter") or 0),
-            iteration_seconds=float(last.get("iterLatencyMS") or 0.0) / 1000,
+            paused=paused,
+            iterations=last.get("iter"),
+            iteration_seconds=None if milliseconds is None else milliseconds / 1000,
             kv_blocks=total,
-            kv_blocks_used=used,
-            kv_hit_rate=float(cache.get("cacheHitRate") or 0.0),
+            kv_blocks_used=None if total is None else used,
+            kv_hit_rate=cache.get("cacheHitRate"),
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor
-from djl_trtllm.executor.protocol import Delta, Submit
+from djl_trtllm.executor.protocol import Delta, Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
 
@@ -326,9 +326,14 @@ def test_limits_details_and_statistics(executor: OpenVinoExecutor, prompt: list[
     executor.submit(Submit(1, prompt, Sampling(4)))
     executor.step()
     assert executor.stats().running == 1
-    assert 0 < executor.stats().kv_usage <= 1
+    # A block for the prompt and the first token, and what OpenVINO takes besides.
+    used = executor.stats().kv_blocks_used
+    assert used
+    assert -(-len(prompt) // 32) <= used <= -(-len(prompt) // 32) + 2
+    assert executor.stats().kv_blocks == 60
+    assert executor.stats().kv_usage == pytest.approx(used / 60)
     finish(executor)
-    assert executor.stats().running == executor.stats().kv_usage == 0
+    assert executor.stats() == Stats(0, 0.0, kv_blocks=60, kv_blocks_used=0)
 
 
 def test_torch_is_not_imported_for_serving(engine: Path) -> None:

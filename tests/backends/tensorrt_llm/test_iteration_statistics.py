@@ -36,7 +36,7 @@ def test_without_requests_nothing_is_used() -> None:
     assert (idle.iterations, idle.kv_blocks) == (812, 400)
 
 
-def test_what_is_not_reported_is_0() -> None:
+def test_what_is_not_reported_is_unknown_and_not_0() -> None:
     statistics = IterationStatistics()
     assert statistics.stats(4) == Stats(running=4)
     statistics.take({"iter": 1, "kvCacheStats": None, "inflightBatchingStats": {}})
