@@ -128,6 +128,11 @@ class _Finder(ast.NodeVisitor):
     def visit_Assert(self, node: ast.Assert) -> None:
         """Asserts are there for the type checker."""
 
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        """The values of a Literal are a type."""
+        if not (isinstance(node.value, ast.Name) and node.value.id == "Literal"):
+            self.generic_visit(node)
+
     def visit_If(self, node: ast.If) -> None:
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             return

@@ -80,10 +80,6 @@ def _rows() -> dict[str, tuple[Row, ...]]:
     }
 
 
-def _tokens(cell: int | str) -> int | None:
-    return None if cell == _OUT_OF_MEMORY else int(cell)
-
-
 TABLES: Mapping[str, tuple[Row, ...]] = MappingProxyType(_rows())
 """The rows by LMI's version."""
 

@@ -46,7 +46,7 @@ class Search:
     @classmethod
     def over(cls, numbers: Sequence[int], guess: int | None = None) -> Search:
         """A search that has not begun; `guess` is a number, not a place."""
-        place = None if guess is None else min(max(bisect_right(numbers, guess) - 1, 0), len(numbers) - 1)
+        place = None if guess is None else max(bisect_right(numbers, guess) - 1, 0)
         return cls(numbers, -1, len(numbers), most_trials(len(numbers)), place)
 
     @property

@@ -93,8 +93,33 @@ def test_downloads_are_shown_while_it_is_open() -> None:
         console, text = shown()
         with Display(console):
             logger.info("fetching %s", "acme/model")
+        logger.setLevel(logging.INFO)
         logger.info("later")
+        logger.setLevel(logging.NOTSET)
         assert text.getvalue() == "fetching acme/model\n"
         assert logger.level == logging.NOTSET
     finally:
         logger.setLevel(before)
+
+
+@pytest.mark.parametrize(
+    ("bracket", "shown_as"),
+    [
+        ((None, None), ""),
+        ((5000, None), " (5,000 fits)"),
+        ((None, 9000), " (9,000 does not)"),
+        ((5000, 9000), " (5,000 fits, 9,000 does not)"),
+    ],
+)
+def test_a_trial_says_what_is_known_so_far(bracket: tuple[int | None, int | None], shown_as: str) -> None:
+    console, text = shown()
+    Display(console).trial(Step(2, 9, 7000, bracket))
+    assert text.getvalue() == f"trial 2 of at most 9, max_num_tokens 7,000{shown_as}: starting, 0 s\n"
+
+
+def test_the_end_of_a_phase_is_not_its_beginning() -> None:
+    console, text = shown()
+    display = Display(console)
+    display.report(Report("load", done=True))
+    display.report(Report("load", error="no"))
+    assert text.getvalue() == ""

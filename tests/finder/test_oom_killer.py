@@ -8,9 +8,9 @@ from djl_trtllm.finder.oom_killer import oom_kills
 
 
 def test_the_control_group_counts_its_own_kills(tmp_path: Path) -> None:
-    own = tmp_path / "cgroup" / "a" / "b"
+    own = tmp_path / "cgroup" / "X:a" / "b"
     own.mkdir(parents=True)
-    (tmp_path / "membership").write_text("4:memory:/other\n0::/a/b\n")
+    (tmp_path / "membership").write_text("4:memory:/other\n0::/X:a/b\n")
     (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 40\n")
     arguments = (tmp_path / "cgroup", tmp_path / "vmstat", tmp_path / "membership")
     assert oom_kills(*arguments) == 40

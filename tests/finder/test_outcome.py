@@ -105,3 +105,9 @@ def test_a_crash_is_a_signal_of_a_program_that_went_wrong() -> None:
     assert is_crash(Outcome("failed", "load", "the trial's process ended with status -6 while loading the engine"))
     assert not is_crash(Outcome("failed", "load", "it was killed by SIGKILL"))
     assert not is_crash(Outcome("memory", "load", "SIGSEGV"))
+
+
+def test_a_signal_has_its_name_or_its_number() -> None:
+    for message in ("it ended with signal 9", "it was killed by SIGKILL"):
+        assert "somebody else" in classify(Failure("load", message)).reason
+    assert classify(Failure("load", "it ended with signal 99")).reason == "it ended with signal 99"

@@ -76,3 +76,14 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
 def test_the_log_is_beside_the_state(tmp_path: Path) -> None:
     file = StateFile(tmp_path, CONDITIONS)
     assert file.log_path.parent == tmp_path and file.log_path.suffix == ".log"
+
+
+def test_folders_are_made_and_the_file_is_written_where_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only within a folder is a file replaced as a whole.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    file = StateFile(tmp_path / "a" / "b", CONDITIONS)
+    with file.held():
+        file.write(State(CONDITIONS, 5, ATTEMPTS))
+    assert file.read().attempts == ATTEMPTS

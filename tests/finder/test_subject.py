@@ -88,3 +88,24 @@ def test_a_compiled_engine_has_its_number_already() -> None:
     refuse_built(layout, Backend.OPENVINO)
     layout.kind.is_engine = False
     refuse_built(layout, Backend.TENSORRT)
+
+
+def test_the_guess_on_the_host_leaves_room_for_libraries_and_weights_in_float32(tiny_stories: Path) -> None:
+    subject = open_subject(str(tiny_stories), {}, Load())
+    shape = subject.layout.shape
+    assert shape.hidden and shape.intermediate
+    weights = 2 * (tiny_stories / "model.safetensors").stat().st_size
+    left = 3 * 10**9 // 4 - weights - 260 * 1024**2
+    assert subject.guess(10**9) == left // (4 * (4 * shape.intermediate + 8 * shape.hidden))
+
+
+def test_folders_beside_the_model_and_the_bound_in_conditions(tiny_stories: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_stories, tmp_path / "model"))
+    subject = open_subject(str(model), {}, Load())
+    before = subject.conditions(None, 0.01)
+    (model / "notes").mkdir()
+    assert subject.conditions(None, 0.01) == before
+    assert subject.conditions(5, 0.01) == {**before, "memory": 5}
+    assert sorted(name for name, *_ in before["files"]) == sorted(
+        path.name for path in model.iterdir() if path.is_file()
+    )

@@ -33,6 +33,15 @@ print(f"Summary:\\nmodel: {model}\\n tp: {tp}\\n max_tokens: {max_tokens}")
 """The program of the finder document, as it is there."""
 
 
+def test_progress_is_no_output_and_the_model_no_option(
+    tmp_path: Path, trials: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    max_token_finder({"model_id": str(model_with(tmp_path / "model")), "dtype": "float16"})
+    output = capsys.readouterr()
+    assert output.out == "" and "trial 1 of at most" in output.err
+    assert not [name for name in trials.specs[0].options if "model_id" in name]
+
+
 def test_the_maximum_is_not_halved(tmp_path: Path, trials: Played) -> None:
     model = str(model_with(tmp_path / "model"))
     assert max_token_finder({"model_id": model, "tensor_parallel_degree": "1"}) == (model, "1", 24_000)

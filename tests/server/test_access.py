@@ -146,6 +146,7 @@ ROW = "- {name: a, key: secret, roles: [infer]}"
         ("- secret", "key 1: expected name, key"),
         ("- {name: a, key: secret, roles: [infer], rolse: 1}", "key 1: unknown member 'rolse'"),
         ("- {key: secret, roles: [infer]}", "key 1: name: expected a text in one line"),
+        ("- {name: '', key: secret, roles: [infer]}", "key 1: name: expected a text in one line"),
         ('- {name: "a\\nb", key: secret, roles: [infer]}', "key 1: name: expected"),
         ("- {name: a, key: secret}", "key 1: roles: expected a list of infer, manage, metrics"),
         ("- {name: a, key: secret, roles: [admin]}", "key 1: roles: expected"),
@@ -260,3 +261,7 @@ async def test_the_description_says_what_needs_a_key() -> None:
         described = (await app.client.get("/openapi.json")).json
     assert "security" not in described
     assert "securitySchemes" not in described["components"]
+
+
+def test_roles_have_the_names_of_the_page() -> None:
+    assert {role.value for role in Role} == {"infer", "manage", "metrics"}

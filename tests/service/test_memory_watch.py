@@ -67,3 +67,15 @@ async def test_recyclings_are_a_minute_apart() -> None:
     await asyncio.sleep(1.1)
     assert one.may_recycle()
     assert not one.may_recycle()
+
+
+def test_growth_by_exactly_a_quarter_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    one = watch()
+    one.look(2 * GB + GB // 2 - 1)
+    assert caplog.messages == []
+    one.look(2 * GB + GB // 2)
+    assert len(caplog.messages) == 1
+
+
+def test_before_there_is_a_process_nothing_is_resident() -> None:
+    assert MemoryWatch("story", None).resident == 0

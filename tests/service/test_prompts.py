@@ -90,3 +90,45 @@ async def test_the_renderer_is_made_once_and_closed(tokenizer: Tokenizer) -> Non
         assert texts == {tokenizer.render_chat(messages)}
         await prompts.close()
         await prompts.close()
+
+
+@in_virtual_time
+async def test_a_prompt_of_ids_is_taken_as_it_is(tokenizer: Tokenizer) -> None:
+    assert await reader(tokenizer).read(GenerationRequest(prompt_ids=[5, 6])) == (None, [5, 6])
+
+
+@in_virtual_time
+async def test_ids_have_their_text_and_each_its_own(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the wolf", False)
+    prompts = reader(tokenizer)
+    assert await prompts.text(ids) == tokenizer.decode(ids)
+    assert [token.id for token in await prompts.tokens(ids)] == ids
+    assert [token.text for token in await prompts.tokens(ids)] == [tokenizer.decode([one], False) for one in ids]
+
+
+@in_virtual_time
+async def test_only_long_texts_are_worth_a_thread(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    async def noting(work: Any) -> Any:
+        asked.append(work)
+        return work()
+
+    monkeypatch.setattr(WORKERS, "run", noting)
+    prompts = reader(tokenizer, max_input_len=10_000)
+    for characters, threads in ((2048, 0), (2049, 1)):
+        await prompts.read(GenerationRequest(prompt="a" * characters))
+        assert len(asked) == threads
+        assert await prompts.work_of(characters, lambda: 7) == 7
+        assert len(asked) == 2 * threads
+
+
+@in_virtual_time
+async def test_before_a_truncated_prompt_some_text_is_kept(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for longest, kept in ((tokenizer.longest_token, (tokenizer.longest_token or 0) * 5), (None, 1024 * 5)):
+        monkeypatch.setattr(tokenizer, "longest_token", longest)
+        for length, left in ((2 * (kept + 65_536), 2 * (kept + 65_536)), (2 * (kept + 65_536) + 1, kept + 65_536)):
+            text, _ = await reader(tokenizer).read(GenerationRequest(prompt="a" * length, truncate=5))
+            assert text is not None and len(text) == left

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from djl_trtllm.sizing.advice import warnings_of
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
@@ -63,3 +66,39 @@ def test_windows_that_nothing_uses_are_named() -> None:
     sizes = replace(CheckpointSizes.from_config(gpt_oss()), exact=True)
     assert "option.max_attention_window" in said(sizes)
     assert said(sizes, attention_windows=(128, 0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("cache", "sequences", "few"),
+    [(10 * GIB - 1, 31, True), (10 * GIB, 31, False), (10 * GIB - 1, 32, False), (10 * GIB - 1, 1, True)],
+)
+def test_a_small_cache_for_few_sequences_is_said(cache: int, sequences: int, few: bool) -> None:
+    narrow: Any = SimpleNamespace(
+        conditions=Conditions(1, max_input_len=5),
+        sizes=LLAMA,
+        max_num_tokens=1,
+        recommended=9,
+        kv_bytes=lambda tokens: cache,
+        sequences_of=lambda length, tokens: sequences,
+    )
+    assert ("requests will wait" in "".join(warnings_of(narrow))) == few
+
+
+def test_parts_below_a_twentieth_of_a_gib_are_not_listed() -> None:
+    large: Any = SimpleNamespace(
+        conditions=Conditions(GIB),
+        sizes=LLAMA,
+        max_num_tokens=0,
+        weights=9 * GIB,
+        logits=GIB // 20,
+        communication=GIB // 20 + 1,
+        overhead=0,
+    )
+    (text,) = warnings_of(large, 5)
+    assert "does not fit: 9.0 GiB of weights, 0.1 GiB of communication on each" in text
+
+
+def test_a_prompt_as_long_as_the_number_needs_no_chunks() -> None:
+    fitting = estimate(LLAMA, Conditions(80 * GIB, max_input_len=3000))
+    assert not any("longest prompt" in text for text in warnings_of(fitting, 3000))
+    assert any("longest prompt" in text for text in warnings_of(fitting, 2999))

@@ -61,3 +61,12 @@ def test_eight_ranks_of_an_engine_and_its_runtime_take_what_was_fitted() -> None
     assert buffers.communication(Conditions(1, tensor_parallel=4), constants) == 392 * MIB
     assert buffers.overhead(Conditions(1), constants) == 5
     assert 3 * GIB < buffers.overhead(Conditions(1, backend="pytorch"), constants) < 3.5 * GIB
+
+
+def test_the_constants_of_an_engine_are_the_fitted_ones() -> None:
+    assert buffers.EngineConstants(scale=2.4, overhead=2560 * 1024**2, eight_ranks=2816 * 1024**2) == buffers.FITTED
+    assert (MIB, GIB) == (1024**2, 1024**3)
+
+
+def test_a_model_without_a_vocabulary_has_no_logits() -> None:
+    assert buffers.logits(CheckpointSizes.from_config({}), Conditions(1)) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.comparison import best_of_each, candidates, cheapest, degrees_of, smallest
 from djl_trtllm.sizing.conditions import Conditions
@@ -83,3 +85,20 @@ def test_the_smallest_has_the_least_memory_in_all() -> None:
     many = smallest(found, few.sequences + 1)
     assert many is not None and (many.machine.name, many.tensor_parallel) == ("L4", 2)
     assert smallest(found, 10**9) is None
+
+
+def test_exactly_as_many_sequences_as_asked_are_enough() -> None:
+    found = candidates(SMALL, [of_instance("g6e.12xlarge")], size_of(SMALL), length=1000, degrees=(1,))
+    one = replace(found[0], sequences=1)
+    for asked in (0, 1):
+        assert cheapest([one], SMALL, asked) is smallest([one], asked) is one
+    assert cheapest([one], SMALL, 2) is smallest([one], 2) is None
+
+
+def test_the_memory_in_all_is_that_of_all_gpus() -> None:
+    found = candidates(SMALL, [of_gpu("l4"), of_gpu("a100-40gb")], size_of(SMALL), length=100, degrees=(1, 2))
+    two_small, one_large = (
+        next(one for one in found if (one.machine.name, one.tensor_parallel) == wanted)
+        for wanted in (("L4", 2), ("A100-40GB", 1))
+    )
+    assert smallest([two_small, one_large], 1) is one_large

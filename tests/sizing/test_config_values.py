@@ -7,7 +7,9 @@ import pytest
 from djl_trtllm.sizing.config_values import first_positive, listed, model_type, part, positive
 
 
-@pytest.mark.parametrize(("value", "expected"), [(3, 3), (0, None), (-1, None), (True, None), (2.5, None), ("3", None)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(3, 3), (1, 1), (0, None), (-1, None), (True, None), (2.5, None), ("3", None)]
+)
 def test_only_whole_numbers_above_zero_are_sizes(value: Any, expected: int | None) -> None:
     assert positive({"a": value}, "a") == expected
 

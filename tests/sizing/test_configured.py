@@ -78,3 +78,8 @@ def test_windows_and_adapters_are_passed_on() -> None:
     assert (found.attention_windows, found.lora) == ((512, 1024), LoraSlots(adapters=0, rank=8, free_share=0.05))
     found = conditions_of(configured(**options, lora_target_modules="attn_q"), SHAPE, gpu_memory=1)
     assert found.lora == LoraSlots(adapters=0, rank=8, free_share=0.05, modules=("attn_q",))
+
+
+def test_a_model_runs_as_an_engine_unless_it_is_said_otherwise() -> None:
+    assert conditions_of(configured(), SHAPE, gpu_memory=1).backend == "tensorrt"
+    assert conditions_of(configured(), SHAPE, gpu_memory=1, compiled=False).backend == "pytorch"

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from djl_trtllm.sizing.advice import warnings_of
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import GIB, MOST, Conditions, Estimate, LoraSlots, estimate
 from djl_trtllm.sizing.gpus import gpu_named
+from djl_trtllm.sizing.weights import weights_by_stage
 from tests.sizing.configs import deepseek, gpt_oss, llama, nemotron_h, qwen3_32b_fp8
 
 LLAMA = CheckpointSizes.from_config(llama())
@@ -184,3 +186,24 @@ def test_more_memory_never_gives_less(
 def test_more_ranks_never_hold_more_weights_each(backend: Any) -> None:
     held = [estimate(LLAMA, Conditions(GIB, ranks, backend=backend)).weights for ranks in (1, 2, 4, 8, 16)]
     assert held == sorted(held, reverse=True)
+
+
+def test_the_weights_are_those_of_the_stage_with_most() -> None:
+    stages = weights_by_stage(LLAMA, Conditions(GIB, pipeline_parallel=3))
+    assert estimate(LLAMA, Conditions(GIB, pipeline_parallel=3)).weights == max(stages) > min(stages)
+
+
+def test_the_longest_sequence_has_twice_the_number_up_to_what_limits_are_widened_to() -> None:
+    found = estimate(LLAMA, Conditions(80 * GIB))
+    assert (found.longest(100), found.longest(10_000)) == (200, 8192)
+
+
+def test_pytorchs_allocator_keeps_a_part_of_the_cache() -> None:
+    found = estimate(LLAMA, Conditions(80 * GIB, fraction=0.5, backend="pytorch"))
+    left = 80 * GIB - found.weights - found.communication - found.overhead - found.activations(512)
+    assert found.kv_bytes(512) == int(left * 0.5 * (1 - 0.015))
+
+
+def test_an_estimate_has_its_warnings() -> None:
+    found = estimate(LLAMA, Conditions(8 * GIB))
+    assert found.warnings == warnings_of(found) != ()

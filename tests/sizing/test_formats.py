@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from djl_trtllm.config.options.choices import KvCacheDType, QuantAlgorithm, Quantization
 from djl_trtllm.errors import SizingError
-from djl_trtllm.sizing.formats import cache_bits, weight_bits
+from djl_trtllm.sizing.formats import WEIGHT_FORMATS, cache_bits, weight_bits
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,28 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 
 def test_the_cache_in_nvfp4_has_a_scale_per_16_elements() -> None:
     assert [cache_bits(name) for name in ("fp8", "int8", "nvfp4", "bfloat16", "fp32")] == [8, 8, 4.5, 16, 32]
+
+
+SCALES = {"GPTQ": 0.25, "AWQ": 0.125, "PER_GROUP": 0.125, "BLOCK_SCALES": 32 / 128**2, "NVFP4": 0.5, "MXFP4": 0.25}
+"""Bits per weight of the scales, by what the name of a format contains."""
+
+
+@pytest.mark.parametrize("name", sorted(set(WEIGHT_FORMATS) - {"no_quant", "mixed_precision"}))
+def test_a_format_has_the_bits_of_its_name_and_those_of_its_scales(name: str) -> None:
+    bits = re.search(r"(?:w|fp|int)(\d)", name)
+    assert bits is not None
+    scales = [size for part, size in SCALES.items() if part.lower() in name]
+    assert WEIGHT_FORMATS[name] == int(bits[1]) + sum(scales)
+
+
+def test_every_value_of_the_option_has_bits() -> None:
+    for value in Quantization:
+        assert 4 <= weight_bits(value.value) <= 8
+    assert (weight_bits("none"), weight_bits("mixed_precision")) == (16, 8)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "int8", "fp16", "float16", "bf16", "bfloat16", "fp32", "float32", "nvfp4"])
+def test_a_type_of_the_cache_has_the_bits_of_its_name(dtype: str) -> None:
+    bits = re.search(r"\d+", dtype)
+    assert bits is not None
+    assert cache_bits(dtype) == int(bits[0]) + (0.5 if dtype == "nvfp4" else 0)

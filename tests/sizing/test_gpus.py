@@ -118,3 +118,9 @@ def test_memory_is_what_nvml_reports() -> None:
         "H200": 143771,
         "GB300": 284208,
     }
+
+
+def test_a_longer_name_is_another_gpu() -> None:
+    for name in ("NVIDIA H100 NVL", "NVIDIA H100"):
+        found = gpu_found(name, None)
+        assert found is not None and f"NVIDIA {found.nvml}" == name

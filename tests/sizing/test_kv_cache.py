@@ -8,6 +8,7 @@ import pytest
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.conditions import Conditions
 from djl_trtllm.sizing.kv_cache import model_windows, stage_caches
+from djl_trtllm.sizing.layer_caches import LayerCache
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
 
 KIB = 1024
@@ -91,3 +92,16 @@ def test_mamba_layers_keep_a_state_per_sequence() -> None:
     assert cache.per_token == 4 * 2 * 8 * 128 * 2
     assert cache.state == 2 * 25_903_104
     assert cache.sequence(100) == 100 * cache.per_token + cache.state
+
+
+def test_the_state_of_a_draft_model_is_beside_the_models_own() -> None:
+    hybrid = CheckpointSizes.from_config(nemotron_h())
+    (both,) = stage_caches(hybrid, Conditions(1, draft=hybrid))
+    (one,) = stage_caches(hybrid, Conditions(1))
+    assert (both.state, both.per_token) == (2 * one.state, 2 * one.per_token)
+
+
+def test_only_layers_that_attend_have_windows() -> None:
+    layers = (LayerCache("attention", 8, 64, 128), LayerCache("state", state=8), LayerCache("latent", 1, 576, 64))
+    sizes = replace(CheckpointSizes.from_config(llama()), layers=layers)
+    assert model_windows(sizes) == (128, 64)

@@ -166,3 +166,42 @@ def test_a_list_of_kinds_gives_the_number_of_layers() -> None:
     config = nemotron_h(layers_block_type=["mamba", "moe", "attention"])
     del config["num_hidden_layers"], config["hybrid_override_pattern"]
     assert [layer.kind for layer in layer_caches(config)] == ["state", "none", "attention"]
+
+
+def test_kimi_linear_keeps_the_inputs_of_three_convolutions() -> None:
+    config = llama(
+        full_attention_interval=2,
+        linear_attn_config={"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 3},
+    )
+    state = next(layer for layer in layer_caches(config) if layer.kind == "state")
+    assert state.state_elements == 3 * 4 * 16 * 2 + 4 * 16 * 16
+
+
+@pytest.mark.parametrize("names", [("mamba_num_heads", "mamba_head_dim"), ("mamba_n_heads", "mamba_d_head")])
+def test_the_heads_of_mamba_decide_its_width(names: tuple[str, str]) -> None:
+    config = llama(attn_layer_indices=[1], mamba_d_state=16, mamba_d_conv=5, **dict(zip(names, (3, 32), strict=True)))
+    assert layer_caches(config)[0].state_elements == 4 * 96 + 96 * 16
+
+
+@pytest.mark.parametrize(("family", "step"), [("gemma2", 2), ("gemma3", 6), ("gemma3_text", 6), ("cohere2", 4)])
+def test_every_nth_layer_of_some_families_sees_everything(family: str, step: int) -> None:
+    found = windows(llama(model_type=family, sliding_window=64))
+    assert [index + 1 for index, window in enumerate(found) if window is None] == list(range(step, 33, step))
+
+
+@pytest.mark.parametrize("size", ["ssm_state_size", "mamba_d_state", "state_size"])
+@pytest.mark.parametrize("width", ["hidden_size", "d_model", "n_embd"])
+@pytest.mark.parametrize("factor", ["mamba_expand", "expand"])
+def test_a_state_is_found_under_every_name_of_its_sizes(size: str, width: str, factor: str) -> None:
+    config = {"model_type": "mamba", "num_hidden_layers": 1, width: 100, size: 8, factor: 3, "conv_kernel": 3}
+    assert layer_caches(config)[0].state_elements == 2 * 300 + 300 * 8
+
+
+@pytest.mark.parametrize(("kernel", "inputs"), [(None, 3), (6, 5)])
+def test_gated_delta_nets_keep_the_inputs_of_their_convolution(kernel: int | None, inputs: int) -> None:
+    config = llama(full_attention_interval=4, linear_num_value_heads=2, linear_conv_kernel_dim=kernel)
+    assert layer_caches(config)[0].state_elements == inputs * (2 * 256 + 256) + 256 * 128
+
+
+def test_a_latent_vector_need_not_have_a_part_for_positions() -> None:
+    assert layer_caches(deepseek(qk_rope_head_dim=None))[0].per_token(1) == 512

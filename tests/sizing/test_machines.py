@@ -6,7 +6,7 @@ import pytest
 
 from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.gpus import GPUS, INSTANCES
-from djl_trtllm.sizing.machines import aws_machines, known_gpus, of_gpu, of_instance, of_memory, split
+from djl_trtllm.sizing.machines import aws_machines, bytes_of, known_gpus, of_gpu, of_instance, of_memory, split
 
 GIB = 1 << 30
 
@@ -67,3 +67,28 @@ def test_all_instance_types_are_in_order_of_price() -> None:
 
 def test_values_are_given_several_times_or_with_commas() -> None:
     assert split(["a, b", "c", ""]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "size"),
+    [
+        ("", 1),
+        ("b", 1),
+        ("kb", 10**3),
+        ("mb", 10**6),
+        ("gb", 10**9),
+        ("tb", 10**12),
+        ("kib", 1 << 10),
+        ("mib", 1 << 20),
+        ("gib", 1 << 30),
+    ],
+)
+def test_units_are_those_of_the_standards(unit: str, size: int) -> None:
+    assert bytes_of(f"3{unit}") == 3 * size
+    assert bytes_of(f"3 {unit.upper()}") == 3 * size
+
+
+def test_one_gib_is_enough_to_be_a_gpu() -> None:
+    assert of_memory("1GiB").memory == GIB
+    with pytest.raises(SizingError, match="are no memory of a GPU"):
+        of_memory(str(GIB - 1))

@@ -229,3 +229,13 @@ def test_the_page_has_the_measured_tables() -> None:
             (row.model.name, row.written, str(row.tensor_parallel), str(row.max_num_tokens or "Out of Memory"))
             for row in rows
         ]
+
+
+def test_of_two_machines_with_the_same_gpus_the_machine_itself_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = TABLES["0.28"][0]
+    small, large = instance_named("g5.12xlarge"), instance_named("g5.48xlarge")
+    rows = (replace(measured, machine=small, max_num_tokens=1), replace(measured, machine=large, max_num_tokens=2))
+    monkeypatch.setattr("djl_trtllm.sizing.measured.TABLES", {"0.28": rows})
+    for machine, tokens in ((small, 1), (large, 2), (instance_named("g5.24xlarge"), 1)):
+        found = look_up(shape("llama 3 8b"), 0, "bfloat16", machine, measured.tensor_parallel)
+        assert found is not None and found.max_num_tokens == tokens

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from djl_trtllm.sizing.parameters import expected_tensors
 from tests.sizing.configs import deepseek, gpt_oss, llama, nemotron_h
 
@@ -78,3 +80,38 @@ def test_the_inner_size_of_a_layer_can_be_searched() -> None:
     )
     widths = {tensor.name: tensor.shape[0] for tensor in tensors if "up_proj" in tensor.name}
     assert widths == {"model.layers.0.mlp.up_proj.weight": 14336, "model.layers.1.mlp.up_proj.weight": 0}
+
+
+def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {tensor.name.removeprefix("model.layers.0."): tensor.shape for tensor in expected_tensors(config)}
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"model_type": "qwen2"}, {"model_type": "qwen2_moe"}])
+def test_some_models_have_biases_of_queries_keys_and_values(changes: dict[str, Any]) -> None:
+    biased = shapes(llama(**changes))
+    biases = {name: shape for name, shape in biased.items() if name.startswith("self_attn") and name.endswith("bias")}
+    assert biases == {
+        "self_attn.q_proj.bias": (4096,),
+        "self_attn.k_proj.bias": (1024,),
+        "self_attn.v_proj.bias": (1024,),
+    }
+    assert "self_attn.q_proj.bias" not in shapes(llama())
+
+
+def test_values_of_latent_attention_have_their_own_size_or_that_of_keys() -> None:
+    sizes = {"qk_nope_head_dim": 128, "kv_lora_rank": 512}
+    assert shapes(deepseek(**sizes, v_head_dim=64))["self_attn.o_proj.weight"] == (7168, 128 * 64)
+    assert shapes(deepseek(**sizes, v_head_dim=None))["self_attn.o_proj.weight"] == (7168, 128 * 128)
+    alone = shapes(deepseek(qk_nope_head_dim=None, q_lora_rank=None))
+    assert alone["self_attn.q_proj.weight"] == (128 * 64, 7168)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", "F32"), ("float16", "F16"), (None, "BF16")])
+def test_tensors_have_the_type_of_the_config(dtype: str | None, expected: str) -> None:
+    assert {tensor.dtype for tensor in expected_tensors(llama(torch_dtype=dtype))} == {expected}
+
+
+def test_with_a_step_of_two_every_second_layer_has_experts() -> None:
+    sparse = llama(num_local_experts=4, num_hidden_layers=3, interleave_moe_layer_step=2)
+    gates = [tensor.name for tensor in expected_tensors(sparse) if tensor.name.endswith("mlp.gate.weight")]
+    assert gates == ["model.layers.1.mlp.gate.weight"]

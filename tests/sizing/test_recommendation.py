@@ -66,3 +66,8 @@ def test_a_sequence_that_is_too_long_for_the_cache_is_another_reason() -> None:
     assert not found.fits and found.refusal is not None
     assert found.refusal.startswith("the KV cache on H100, tp 1 holds about")
     assert "less than one sequence of 1000000" in found.refusal
+
+
+def test_half_of_a_small_estimate_is_recommended() -> None:
+    found = of(gpu_named("l4"))
+    assert 0 < found.max_num_tokens == found.maximum // 2 < 16384

@@ -96,3 +96,23 @@ def test_trials_in_another_order_are_of_use() -> None:
     while (tokens := found.next) is not None:
         found = found.after(tokens, tokens <= 333)
     assert found.found == 333
+
+
+@pytest.mark.parametrize(
+    ("bound", "tried"),
+    [
+        (8000, [6000, 6600, 7800, 8192, 7996]),
+        (500, [1000, 900, 700, 300, 500, 600, 550]),
+        (0, [1000, 900, 700, 300, 1]),
+    ],
+)
+def test_after_a_guess_the_steps_are_a_tenth_of_it_and_grow_twofold(bound: int, tried: list[int]) -> None:
+    found, numbers = run(range(1, 8193), bound, guess=tried[0])
+    assert numbers[: len(tried)] == tried
+    assert found == (bound or None)
+
+
+def test_what_is_known_already_replaces_the_guess_once_it_is_on_both_sides() -> None:
+    search = Search.over(range(1, 1026), guess=500).after(1, True)
+    assert search.next == 51
+    assert search.after(60, False).next == 30

@@ -18,6 +18,8 @@ from djl_trtllm.sizing.tensors import Tensor
         ("model.layers.3.mlp.experts.7.up_proj.weight", "expert"),
         ("model.layers.3.self_attn.kv_a_proj_with_mqa.weight", "replicated"),
         ("vision_tower.encoder.layers.3.self_attn.k_proj.weight", "replicated"),
+        ("model.projection.weight", "matrix"),
+        ("encoder.layer.3.output.dense.weight", "matrix"),
     ],
 )
 def test_the_name_says_how_a_tensor_is_divided(name: str, group: str) -> None:
@@ -79,3 +81,7 @@ def test_the_first_pipeline_stages_have_the_layers_that_are_left_over() -> None:
     assert [stage_of(layer, 5, 3) for layer in range(5)] == [0, 0, 1, 1, 2]
     assert [stage_of(layer, 4, 2) for layer in range(4)] == [0, 0, 1, 1]
     assert [stage_of(layer, 2, 4) for layer in range(2)] == [0, 1]
+
+
+def test_layers_that_are_left_over_go_to_the_first_stages_even_if_the_others_have_one() -> None:
+    assert [stage_of(layer, 6, 4) for layer in range(6)] == [0, 0, 1, 1, 2, 3]

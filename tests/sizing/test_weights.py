@@ -80,3 +80,39 @@ def test_adapters_take_rank_times_inputs_and_outputs() -> None:
     assert lora_bytes(LLAMA.shape, slots, 4, 2) == 2 * 2 * 8 * 16 * (4096 + 1024 + 4096 + 256)
     assert lora_bytes(LLAMA.shape, None, 1) == 0
     assert lora_bytes(LLAMA.shape, LoraSlots(modules=("unheard",)), 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("module", "whole", "split"),
+    [
+        ("attn_q", 4096, 2048),
+        ("attn_k", 4096, 1024),
+        ("attn_v", 4096, 1024),
+        ("attn_qkv", 4096, 2048 + 2 * 1024),
+        ("attn_dense", 4096, 2048),
+        ("mlp_h_to_4h", 4096, 14336),
+        ("mlp_gate", 4096, 14336),
+        ("mlp_4h_to_h", 4096, 14336),
+        ("mlp_gate_up", 4096, 2 * 14336),
+        ("unheard", 4096, 14336),
+    ],
+)
+def test_a_module_has_a_whole_matrix_and_a_split_one(module: str, whole: int, split: int) -> None:
+    shape = replace(LLAMA.shape, head_dim=64, num_kv_heads=16)
+    slots = LoraSlots(adapters=1, rank=1, modules=(module,))
+    assert lora_bytes(shape, slots, 4) == 2 * 32 * (whole + split // 4)
+
+
+def test_heads_that_are_not_known_count_as_none() -> None:
+    shape = replace(LLAMA.shape, num_heads=None, num_kv_heads=None, head_dim=128)
+    assert lora_bytes(shape, LoraSlots(1, 1, ("attn_qkv",)), 1) == 2 * 32 * 4096
+
+
+def test_weights_are_loaded_in_the_type_of_the_config_whatever_the_files_have() -> None:
+    wide = replace(LLAMA, shape=replace(LLAMA.shape, dtype="float32"), exact=True)
+    assert weights(wide) == (2 * 16_060_522_496,)
+
+
+def test_what_was_counted_beside_quantised_matrices_takes_the_type_that_is_asked_for() -> None:
+    counted = replace(LLAMA, quantization="FP8", exact=False)
+    assert weights(counted, dtype="float32") == (LAYERS // 2 + 2 * (NORMS + 2 * EMBEDDING),)

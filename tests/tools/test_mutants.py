@@ -39,6 +39,8 @@ def changes(source: str) -> set[str]:
         ("logger.info(a, b=c)", set()),
         ("raise SomeError(f'{a + b}', c=True)", {"pass"}),
         ("assert a < b", set()),
+        ("Kind = Literal['a', 'b']", set()),
+        ("x = a['b']", {"x = a['bX']"}),
         ("'''A docstring that is none.'''", set()),
     ],
 )
