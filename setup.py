@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot declare: the package index's copy of the README. All else stands there."""
+"""What pyproject.toml cannot declare: the package index's copy of the README, and the model of `serve --demo`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+DEMO = HERE / "serving" / "models" / "tiny-stories" / "engine"
 # Links to other files of the repository. The package index has none of them.
 RELATIVE_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)]+)\)")
 
@@ -21,4 +23,13 @@ def readme() -> str:
     return RELATIVE_LINK.sub(link, (HERE / "README.md").read_text(encoding="utf-8"))
 
 
-setup(long_description=readme(), long_description_content_type="text/markdown")
+class BuildWithDemo(build_py):
+    """Adds the demonstration model, if the source has it: images are built without it."""
+
+    def run(self) -> None:
+        super().run()
+        if DEMO.is_dir() and not self.editable_mode:
+            self.copy_tree(str(DEMO), str(Path(self.build_lib, "djl_trtllm", "demo", "tiny-stories")))
+
+
+setup(long_description=readme(), long_description_content_type="text/markdown", cmdclass={"build_py": BuildWithDemo})

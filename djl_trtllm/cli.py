@@ -17,6 +17,7 @@ from djl_trtllm.commands.bench import bench
 from djl_trtllm.commands.cache import app as cache
 from djl_trtllm.commands.config import show_configuration, show_differences
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
+from djl_trtllm.commands.demo import demo_model
 from djl_trtllm.commands.deploy import deploy
 from djl_trtllm.commands.find_model import SAGEMAKER_MODEL_DIR, find_model
 from djl_trtllm.commands.package import package
@@ -78,6 +79,9 @@ def serve(
     strict_memory: Annotated[
         bool, typer.Option("--strict-memory", help="Refuse models that do not fit the GPUs' memory (docs/sizing.md).")
     ] = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Serve a little model that writes stories, on the embedded engine.")
+    ] = False,
     log_level: LevelOption = None,
     log_format: Annotated[
         LogFormat | None, typer.Option(case_sensitive=False, help="Format of the log on stderr. Default: log_format.")
@@ -85,6 +89,10 @@ def serve(
 ) -> None:
     """Serve models over HTTP: /ping, /invocations, /predictions/NAME, /models, /metrics."""
     with errors_for_the_reader():
+        if demo and model is not None:
+            raise DjlTrtllmError(f"--demo serves a model of its own: leave out {model}, or --demo")
+        if demo:
+            model = str(demo_model())
         environ = dict(os.environ)
         if log_level is not None:
             environ["SERVING_LOG_LEVEL"] = log_level.value

@@ -25,6 +25,7 @@ from tests.support.uv import uv
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "djl_trtllm"
 TOOLKIT = "tensorrt_llm_toolkit.py"
+DEMO = ROOT / "serving" / "models" / "tiny-stories" / "engine"
 LINK = re.compile(r"\]\(([^)]+)\)")
 
 pytestmark = pytest.mark.slow
@@ -36,6 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source") / "tree"
     ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "models")
     shutil.copytree(ROOT, source, ignore=ignored)
+    shutil.copytree(DEMO, source / DEMO.relative_to(ROOT))
     litter = [
         "scratch.py",
         "build/lib/djl_trtllm/removed.py",
@@ -76,7 +78,8 @@ def test_the_wheel_has_the_package_its_data_and_the_licence(wheel: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     info = f"djl_trtllm-{djl_trtllm.__version__}.dist-info/"
-    assert {name for name in names if not name.startswith(info)} == package_files() | {TOOLKIT}
+    demo = {f"djl_trtllm/demo/tiny-stories/{path.name}" for path in DEMO.iterdir()}
+    assert {name for name in names if not name.startswith(info)} == package_files() | {TOOLKIT} | demo
     assert {"djl_trtllm/py.typed", "djl_trtllm/backends/tensorrt_llm/names.json", info + "licenses/LICENSE"} <= names
 
 
@@ -96,7 +99,9 @@ def test_the_source_distribution_has_what_builds_the_wheel_and_the_documents(sdi
         TOOLKIT,
     }
     documents = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.is_file()}
-    assert {name for name in names if not name.startswith("djl_trtllm.egg-info/")} == package_files() | root | documents
+    demo = {str(path.relative_to(ROOT)) for path in DEMO.iterdir()}
+    built_of = package_files() | root | documents | demo
+    assert {name for name in names if not name.startswith("djl_trtllm.egg-info/")} == built_of
 
 
 def test_the_metadata_is_valid(wheel: Path) -> None:
@@ -142,7 +147,7 @@ def test_with_a_public_repository_the_readme_links_to_it(source: Path, tmp_path:
         assert (ROOT / link.partition("#")[0]).is_file(), link
 
 
-def test_a_clean_environment_serves_a_model_from_the_wheel(wheel: Path, tiny_stories: Path, tmp_path: Path) -> None:
+def test_a_clean_environment_serves_the_demonstration_model_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     uv("venv", "--python", sys.executable, environment)
     uv(
@@ -154,11 +159,10 @@ def test_a_clean_environment_serves_a_model_from_the_wheel(wheel: Path, tiny_sto
         cwd=tmp_path,
     )
     assert not list(environment.glob("lib/python*/site-packages/torch")), "serving needs no torch"
-    shutil.copytree(tiny_stories, tmp_path / "model")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(environment / "bin" / "djl-trtllm"), "serve", "model", "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(environment / "bin" / "djl-trtllm"), "serve", "--demo", "--host", "127.0.0.1", "--port", str(port)]
     log = tmp_path / "log"
     # Nothing of this test's own environment: the package has to stand in the new one.
     environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
@@ -169,8 +173,10 @@ def test_a_clean_environment_serves_a_model_from_the_wheel(wheel: Path, tiny_sto
             wait_until_ready(client, server, log)
             request = {"inputs": "Once upon a time, in a dark wood,", "parameters": {"max_new_tokens": 6}}
             answer = client.post("/invocations", json=request)
+            models = client.get("/ping").json()
         assert answer.status_code == 200, log.read_text()
         assert answer.json()["generated_text"].startswith(" there lived")
+        assert list(models) == ["tiny-stories"]
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0, log.read_text()
     finally:
