@@ -48,6 +48,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._limits = connections.options
         self._head_read = self._read = True
         self._beside = self._piece_size = self._body = self._left = self._fields = 0
+        self._last = b""
         self._ahead = bytearray()
         self._paused = self._refused = False
         self._lingered = 0
@@ -111,11 +112,14 @@ class HttpProtocol(HttpToolsProtocol):
             return self._left
         if self._head_read and not self._read:
             return _PIECE
-        end = data.find(b"\r\n\r\n", start + _SHORTEST_REQUEST - 2, start + _PIECE)
-        return _PIECE if end < 0 else end + 4 - start
+        # A head that has begun may end with the first byte.
+        before, least = (b"", _SHORTEST_REQUEST - 2) if self._head_read else (self._last, 0)
+        end = (before + data[start : start + _PIECE]).find(b"\r\n\r\n", least)
+        return _PIECE if end < 0 else end + 4 - len(before)
 
     def _feed(self, piece: bytes) -> None:
         self._piece_size = len(piece)
+        self._last = (self._last + piece[-3:])[-3:]
         self._beside += len(piece)
         if self._head_read == self._read:
             piece = _H2C.sub(b"", piece)

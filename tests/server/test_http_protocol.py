@@ -14,6 +14,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.server.app import Server
 from djl_trtllm.server.exchange import ABORT
 from djl_trtllm.server.http_protocol import HttpProtocol
+from tests.support.client import raw_post
 
 
 class Wire(asyncio.Transport):
@@ -89,3 +90,36 @@ def test_a_connection_that_is_closed_or_has_no_socket_is_dropped_too(closed: boo
         assert wire.aborted
 
     asyncio.run(body())
+
+
+def pipelined(data: list[bytes]) -> int:
+    """How many requests are begun before the first, which is never answered."""
+
+    async def body() -> int:
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            await asyncio.Event().wait()
+
+        server = Server(Options(), [], None)
+        config = server.config
+        config.load()
+        config.loaded_app = application
+        protocol = HttpProtocol(server._connections, config, server.server_state, {}, asyncio.get_running_loop())
+        protocol.connection_made(Wire(None))
+        for part in data:
+            protocol.data_received(part)
+        assert protocol.cycle is not None
+        begun = len(protocol.pipeline)
+        protocol.connection_lost(None)
+        return begun
+
+    return asyncio.run(body())
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_wherever_a_head_ends_the_next_request_is_not_begun_before_the_answer(split: bool) -> None:
+    for padding in range(890, 1000):
+        request = raw_post(b"{}", "X: " + "y" * padding)
+        end = request.index(b"\r\n\r\n")
+        both = request + raw_post(b"{}", "X: " + "y" * 3000)
+        data = [[both[:cut], both[cut:]] for cut in range(end, end + 5)] if split else [[both]]
+        assert [pipelined(each) for each in data] == [0] * len(data), padding
