@@ -20,7 +20,7 @@ class Row:
 
     `refused` were answered with 503 and Retry-After, and sent again.
     `recovered`: seconds, by default the longest time in which no client got anything. `ping`: seconds of the slowest
-    answer. `memory`: peak of the server and all below it, in bytes.
+    answer. `memory`: peak of the server and all below it, in bytes, and before the fault; `memory_allowed` is a bound.
     """
 
     fault: str
@@ -33,16 +33,27 @@ class Row:
     allowed: int = 0
     refused: int = 0
     note: str = ""
+    memory_before: int = 0
+    memory_allowed: int | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether no more requests failed than may, and memory stayed in its bounds."""
+        return self.failed <= self.allowed and (self.memory_allowed is None or self.memory <= self.memory_allowed)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a kind is run with: an engine (openvino, scripted, tensorrt_llm), streams at a time, faults in a row."""
+    """What a kind is run with: an engine (openvino, scripted, tensorrt_llm), streams at a time, faults in a row.
+
+    The `short` form of a kind may do less.
+    """
 
     engine: str
     streams: int
     times: int
     folder: Path
+    short: bool = False
 
     def model(self, script: dict[str, object] | None = None) -> tuple[Path, dict[str, str]]:
         """A model directory, and the environment that it needs. OpenVINO runs the bundled model, and no script."""

@@ -147,11 +147,19 @@ def _resident(process: psutil.Popen) -> int:
 
 
 def row_of(
-    fault: str, engine: str, server: Server, streams: int, cause: Callable[[Load], None], *, once: bool = False
+    fault: str,
+    engine: str,
+    server: Server,
+    streams: int,
+    cause: Callable[[Load], None],
+    *,
+    tokens: int = TOKENS,
+    once: bool = False,
 ) -> Row:
     """The row of a fault that `cause` brings about under streams."""
-    load = Load(server, streams, once=once)
+    load = Load(server, streams, tokens=tokens, once=once)
     with Watch(load) as watch:
+        before = watch.peak
         load.run(cause)
     note = "" if not load.failed else load.failed[0][:300]
     return Row(
@@ -164,6 +172,7 @@ def row_of(
         watch.peak,
         refused=load.refused,
         note=note,
+        memory_before=before,
     )
 
 

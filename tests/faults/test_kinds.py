@@ -12,6 +12,6 @@ KINDS = all_kinds()
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "engine"), [(name, engine) for name, kind in KINDS.items() for engine in kind.short])
 def test_a_fault_costs_what_it_may(name: str, engine: str) -> None:
-    for row in rows_of(KINDS[name], engine, streams=8, times=2):
+    for row in rows_of(KINDS[name], engine, streams=8, times=2, short=True):
         print(shown(row))
-        assert row.failed <= row.allowed, row
+        assert row.passed, row

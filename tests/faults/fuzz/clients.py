@@ -156,7 +156,7 @@ class Client:
     async def _websocket(self, made: Made) -> tuple[str, bytes]:
         address = f"ws://127.0.0.1:{self._port}{made.target}"
         try:
-            async with connect(address, proxy=None, max_size=None, close_timeout=1) as socket:
+            async with connect(address, proxy=None, max_size=None, open_timeout=None, close_timeout=1) as socket:
                 await socket.send(made.data)
                 message = await socket.recv(decode=False)
         except WebSocketException as error:

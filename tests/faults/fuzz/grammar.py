@@ -261,7 +261,7 @@ class Grammar:
         kind = source.random()
         if depth > 4 or kind < 0.6:
             return source.choice(_LEAVES)
-        count = source.choice((0, 1, 2, 3, 70))
+        count = source.choice((0, 1, 2, 3, 70 if depth < 2 else 4))
         if kind < 0.8:
             return [self._value(depth + 1)] * count
         return {source.choice(_MEMBERS): self._value(depth + 1)}

@@ -21,6 +21,7 @@ _LOOKS = 10
 _MEGABYTES_MORE = 64
 DEFECTS = ("500", "INTERNAL", "UNKNOWN", "0")
 """Statuses that no request may have. `0` is no status."""
+_SHOWN_LINES = 40
 
 
 @dataclass
@@ -77,8 +78,10 @@ def _left(server: Server, outcome: Outcome) -> list[str]:
     wrong = []
     if server.ping() != 200:
         wrong.append(f"/ping is {server.ping()}")
-    if server.says("Traceback"):
-        wrong.append("\n".join(server.log[-40:]))
+    log = server.log
+    if tracebacks := [number for number, line in enumerate(log) if "Traceback" in line]:
+        shown = log[max(tracebacks[0] - 2, 0) : tracebacks[0] + _SHOWN_LINES]
+        wrong.append("\n".join([f"{len(tracebacks)} tracebacks in the log, the first:", *shown]))
     if restarts := server.metric("executor_restarts_total"):
         wrong.append(f"{restarts:.0f} engine processes ended")
     first, half, last = outcome.memory[1], outcome.memory[len(outcome.memory) // 2], outcome.memory[-1]
