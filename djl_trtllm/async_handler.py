@@ -34,6 +34,7 @@ from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.logs import request_context
 from djl_trtllm.request import Origin
 from djl_trtllm.service import ModelService, settle_garbage_collector
+from djl_trtllm.service.clients import Clients
 from djl_trtllm.service.worker_threads import parse_call
 from djl_trtllm.telemetry import Telemetry
 
@@ -55,6 +56,7 @@ class Worker:
         self._telemetry = telemetry
         self._service = service
         self._options = options
+        self._clients = Clients(options)
         self._streams = Streams()
         self._metrics = Metrics(service)
         self._print_metrics()
@@ -89,7 +91,9 @@ class Worker:
         try:
             body = bytes(inputs.get_as_bytes() or b"")
             call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
-            call = self._service.with_warnings(call._replace(origin=Origin(served.id, served.dialect)))
+            caller = self._clients.caller(None, properties, None)
+            origin = Origin(served.id, served.dialect, caller.share, caller.priority)
+            call = self._service.with_warnings(call._replace(origin=origin))
             writer.expect(call)
             with request_context(served.id):
                 served.generations = states = await self._service.generate(call, writer.deliver)

@@ -25,6 +25,7 @@
         │   ├── PromptTooLongError  prompt, or prompt plus output, above a limit
         │   └── UnsupportedParameterError   a known parameter that this backend does not have
         ├── OverloadedError         refused at admission: the queue is full
+        │   └── TooManyRequestsError    refused because of the client's own requests: it has too many at once
         ├── NotReadyError           the model is loading, recovering, draining or failed
         ├── UnknownModelError       no model of the name that the request gives
         ├── AuthenticationError     no API key, or none of this server's
@@ -188,6 +189,10 @@ class OverloadedError(RequestError):
         self.capacity = capacity
         self.retry_after = retry_after
         super().__init__(message)
+
+
+class TooManyRequestsError(OverloadedError):
+    """The client has `max_requests_per_client` requests. `queue_depth` is their number, `capacity` the limit."""
 
 
 class NotReadyError(RequestError):

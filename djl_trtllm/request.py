@@ -134,10 +134,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(NamedTuple):
-    """Where a request comes from: the id by which its client knows it, and the dialect that it was written in."""
+    """Where a request comes from: the id by which its client knows it, and the dialect that it was written in.
+
+    Requests with one `client` share what a client gets of the batch; "" is a client too. Those with a higher `priority`
+    go first: 1, 0 or -1.
+    """
 
     request_id: str = ""
     dialect: str = ""
+    client: str = ""
+    priority: int = 0
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):

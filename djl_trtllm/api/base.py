@@ -116,7 +116,7 @@ class Call(NamedTuple):
     """A parsed request: what to generate, all of it or nothing, and the encoder of the one response.
 
     `headers` are additional headers of the response, `late_headers` those that are known when the encoder has returned
-    the first bytes. `origin` is for logs and pages; the server fills it in.
+    the first bytes. `origin` is for logs and pages, and says whose share of the batch it has; the server fills it in.
     """
 
     requests: tuple[GenerationRequest, ...]

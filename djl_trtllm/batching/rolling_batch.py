@@ -8,13 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from djl_trtllm.batching.clients import Clients
 from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
+from djl_trtllm.batching.moving import to_move
 from djl_trtllm.batching.places import ExecutorPort, Places
 from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.batching.slot import Slot, states_of
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.batching.translation import Translator
+from djl_trtllm.batching.waiting_queue import WaitingQueue
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
@@ -62,8 +65,11 @@ class RollingBatch:
         self.statistics = statistics
         self._tokenizer = tokenizer
         self._clock = clock
-        self._waiting: dict[int, Slot] = {}
+        self._clients = Clients(clock)
+        self._waiting = WaitingQueue()
         self._running: dict[int, Slot] = {}
+        self._moving: set[int] = set()
+        """Those that are being cancelled because another client needs their places."""
         self._admitted = 0
         self._next_id = 0
         self.attach(executor)
@@ -104,7 +110,7 @@ class RollingBatch:
         # What is known of an engine that has not run yet.
         self.engine_stats = Stats(kv_usage=0.0, kv_blocks=blocks, kv_blocks_used=0) if blocks else Stats()
         self._max_running = self.limits.max_batch_size + limits.lookahead
-        self._places: Places | None = Places(executor, self._max_running)
+        self._places: Places | None = Places(executor, self.limits.max_batch_size, limits.lookahead)
         self._sequence_limits = SequenceLimits(self.limits, limits)
         self._translator = Translator(self._tokenizer, limits.stops, seeded=limits.seeded)
         self._schedule()
@@ -121,15 +127,14 @@ class RollingBatch:
         lost: dict[int, Slot] = {}
         for request_id, slot in list(self._running.items()):
             if slot.runs_in(executor):
-                del self._running[request_id]
-                slot.leave()
+                self._leave(request_id, slot)
                 if slot.complete:
                     self._end(slot, FinishReason.LENGTH, None)  # only the news of its end is missing
                 if slot.sequence.finished is None:
                     lost[request_id] = slot
                 else:
-                    self._admitted -= 1
-        self._waiting = {**lost, **self._waiting}
+                    self._release(slot)
+        self._waiting.resume(lost)
         stuck = {id(slot.state) for slot in lost.values() if not slot.can_go_on(executor.limits)}
         states = states_of(lost)
         ended, blamed = 0, False
@@ -146,8 +151,10 @@ class RollingBatch:
 
     # -- the way in ------------------------------------------------------------------------------------------------
 
-    def admit(self, sequences: int) -> None:
-        """Reserve room for a request. Raises OverloadedError if the queue is full.
+    def admit(self, sequences: int, key: str = "") -> None:
+        """Reserve room for a request of a client. Raises OverloadedError if the queue is full.
+
+        A queue that others have filled has room for the client's share of it.
 
         Raises InvalidRequestError for more sequences than the batch and its queue hold.
         """
@@ -158,7 +165,8 @@ class RollingBatch:
                 f"together (option.max_rolling_batch_size={self.limits.max_batch_size}, "
                 f"job_queue_size={self.limits.max_queue_size})"
             )
-        if self._admitted + sequences > capacity:
+        client = self._clients.find(key)
+        if self._admitted + sequences > capacity and not self._clients.has_share(client, sequences, capacity):
             raise OverloadedError(
                 f"the request queue is full: {self.waiting} waiting, job_queue_size is {self.limits.max_queue_size}",
                 queue_depth=self.waiting,
@@ -166,10 +174,12 @@ class RollingBatch:
                 retry_after=self._retry_after(),
             )
         self._admitted += sequences
+        self._clients.admit(client, sequences)
 
-    def withdraw(self, sequences: int) -> None:
+    def withdraw(self, sequences: int, key: str = "") -> None:
         """Give back what `admit` reserved: the request will not be submitted."""
         self._admitted -= sequences
+        self._clients.release(self._clients.find(key), sequences)
 
     def fit(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
         """The prompt of an admitted request as `submit` will take it. Raises InvalidRequestError if it cannot run."""
@@ -200,18 +210,22 @@ class RollingBatch:
                 )
             prompt_ids, max_new_tokens = self._sequence_limits.fit(request, prompt_ids)
         except RequestError:
-            self.withdraw(count)
+            self.withdraw(count, origin.client)
             raise
         sequences = self._translator.sequences(request, prompt_ids)
         record = RequestRecord(origin, self._clock(), len(prompt_ids), count, request.adapter)
         state = RequestState(request.sampling, sequences, consumer, record)
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
+        client = self._clients.find(origin.client)
+        # A seed would give other tokens afterwards.
+        movable = request.sampling.seed is None or not request.sampling.do_sample
         for sequence in sequences:
             if sequence.index % beams == 0:
                 message = self._translator.message(
                     self._next_id, request, prompt_ids, max_new_tokens, sequence.seed, adapter
                 )
-            self._waiting[self._next_id] = Slot(state, sequence, message, blocks)
+            slot = Slot(state, sequence, message, blocks, client, origin.priority, movable)
+            self._waiting.add(self._next_id, slot)
             state.ids.append(self._next_id)
             self._next_id += 1
         self.statistics.request_queued(record)
@@ -246,8 +260,7 @@ class RollingBatch:
         oldest = self._clock() - timeout
         late = {
             id(slot.state): slot.state
-            for table in (self._waiting, self._running)
-            for slot in table.values()
+            for slot in (*self._waiting.values(), *self._running.values())
             if slot.state.record.arrived < oldest and not slot.state.done
         }
         for state in late.values():
@@ -262,44 +275,68 @@ class RollingBatch:
         slots = [*self._running.values(), *self._waiting.values()]
         self._running.clear()
         self._waiting.clear()
-        self._admitted -= len(slots)
+        self._moving.clear()
         self.engine_stats = Stats()
         for slot in slots:
+            if slot.places is not None:
+                slot.leave()
+            self._release(slot)
             self._end(slot, FinishReason.ERROR, error)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Move waiting sequences into the executor, in order, while it has places and KV cache blocks for them."""
+        """Move waiting sequences into the executor while it has places and KV cache blocks for them."""
         places = self._places
-        while self._waiting and places is not None:
-            request_id, slot = next(iter(self._waiting.items()))
-            beams = slot.message.sampling.beam_width
-            if not places.fit(beams, slot.blocks * beams):
-                break
-            for beam_id in range(request_id, request_id + beams):
-                self._running[beam_id] = self._waiting.pop(beam_id)
-                self._running[beam_id].enter(places)
+        if places is None:
+            return
+        while (request_id := self._waiting.next(places, self._clients.crowded)) is not None:
+            for beam_id, slot in enumerate(self._waiting.take(request_id), request_id):
+                self._running[beam_id] = slot
+                slot.enter(places)
+            self._waiting.place(slot.client)
             self.statistics.request_started(slot.state.record, self._clock())
             places.submitted += 1
             places.executor.submit(slot.start())
+        if self._waiting.starving is not None and not self._moving:
+            for request_id, slot in to_move(self._running, self._waiting.starving, places, len(self._clients)).items():
+                slot.moves += 1
+                self._moving.add(request_id)
+                self._cancel(request_id, slot)
+
+    def _leave(self, request_id: int, slot: Slot) -> None:
+        """The sequence is in no executor any more."""
+        del self._running[request_id]
+        self._moving.discard(request_id)
+        slot.leave()
+        self._waiting.place(slot.client)
+
+    def _release(self, slot: Slot) -> None:
+        """The sequence is over."""
+        self._admitted -= 1
+        self._clients.release(slot.client)
 
     def _receive(self, slot: Slot, delta: Delta) -> None:
         """Process one iteration's delta of a sequence; the terminal delta frees its slot."""
         sequence = slot.sequence
-        if delta.cached_tokens:
+        if delta.cached_tokens and not slot.moves:  # what it had before was counted
             self.statistics.prompt_reused(slot.state.record, delta.cached_tokens)
+        moved = delta.finish is FinishReason.CANCELLED and delta.request_id in self._moving
         if sequence.finished is None:
             slot.token_ids += delta.token_ids
             if not sequence.take(delta.token_ids, delta.logprobs):
                 if not delta.finish:
                     self._cancel(delta.request_id, slot)
-            elif delta.finish:
+            elif moved and slot.complete:
+                sequence.finish(FinishReason.LENGTH)
+            elif delta.finish and not moved:
                 sequence.finish(self._reason(delta), _error(delta))
         if delta.finish:
-            del self._running[delta.request_id]
-            slot.leave()
-            self._admitted -= 1
+            self._leave(delta.request_id, slot)
+            if sequence.finished is None:
+                self._waiting.put_back(delta.request_id, slot)
+            else:
+                self._release(slot)
 
     def _reason(self, delta: Delta) -> FinishReason:
         """An executor does not distinguish the model's end tokens from other stop ids."""
@@ -311,9 +348,9 @@ class RollingBatch:
 
     def _abort(self, state: RequestState, reason: FinishReason, error: RequestError | None) -> None:
         for request_id in state.ids:
-            slot = self._waiting.pop(request_id, None)
+            slot = self._waiting.remove(request_id)
             if slot is not None:
-                self._admitted -= 1
+                self._release(slot)
             else:
                 slot = self._running.get(request_id)
                 if slot is None or slot.sequence.finished is not None:

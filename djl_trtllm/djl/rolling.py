@@ -26,6 +26,7 @@ from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.logs import request_context
 from djl_trtllm.request import Origin
 from djl_trtllm.service import Model, ModelService, settle_garbage_collector
+from djl_trtllm.service.clients import Clients
 from djl_trtllm.service.worker_threads import parse_call
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 
@@ -66,6 +67,7 @@ class RollingWorker:
         """Start the engine process. Raises ExecutorStartError."""
         self._model = model
         self._telemetry = Telemetry.open(model.options)
+        self._clients = Clients(model.options)
         self._service = ModelService(model.name, on_failed=self._failed)
         self._metrics = Metrics(self._service)
         self._loaded = False
@@ -147,7 +149,9 @@ class RollingWorker:
         try:
             call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
             served = request.served
-            call = self._service.with_warnings(call._replace(origin=Origin(served.id, served.dialect)))
+            caller = self._clients.caller(None, properties, None)
+            origin = Origin(served.id, served.dialect, caller.share, caller.priority)
+            call = self._service.with_warnings(call._replace(origin=origin))
             request.writer.expect(call)
             with request_context(served.id):
                 request.states = await self._service.generate(call, request.writer.deliver)

@@ -67,6 +67,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
                 timeout_keep_alive=ceil(options.keep_alive_timeout),
                 server_header=False,
+                forwarded_allow_ips=self.application.clients.proxies,
                 **tls_arguments(options),
             )
         )
@@ -87,7 +88,12 @@ class Server(uvicorn.Server):
         try:
             self.servers += await listen(self._options, protocol, config.backlog, config.ssl)
             self._grpc = await listen_grpc(
-                application.registry, self._options, application.counts, application.access, application.telemetry
+                application.registry,
+                self._options,
+                application.counts,
+                application.access,
+                application.telemetry,
+                application.clients,
             )
         except ConfigError as error:
             logger.error("%s", error)

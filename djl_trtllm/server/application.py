@@ -27,6 +27,7 @@ from djl_trtllm.server.session_requests import SessionRequests
 from djl_trtllm.server.startup import Startup
 from djl_trtllm.server.triton_ports import ready_table
 from djl_trtllm.service import Registry, ServedModel, settle_garbage_collector
+from djl_trtllm.service.clients import Clients
 from djl_trtllm.service.sessions import open_sessions
 from djl_trtllm.telemetry import Telemetry
 
@@ -58,12 +59,13 @@ class Application:
         wait_until_ready: bool = False,
         on_failed: Callable[[], None] | None = None,
     ) -> None:
-        """Nothing is loaded yet. Raises ConfigError if the options of access, traces or sessions are wrong."""
+        """Nothing is loaded yet. Raises ConfigError if the options of access, clients, traces or sessions are wrong."""
         self.options = options
         self.counts = ServerCounts()
         self.bodies = BodyMemory(options.max_body_memory)
         self.access = read_access(options)
         self.telemetry = Telemetry.open(options)
+        self.clients = Clients(options)
         self.registry = Registry()
         for model in startup:
             self.registry.add(ServedModel(model.name, model.source, on_failed=self._model_failed))
@@ -84,6 +86,7 @@ class Application:
             self.bodies,
             self.access,
             self.telemetry,
+            self.clients,
         )
         self._asgi = BidirectionalStreams(
             routes.router(self._lifespan), options.max_request_size, self.bodies, self.access, self.telemetry

@@ -17,6 +17,7 @@ from djl_trtllm.api.headers import TARGET_MODEL, properties, request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, OverloadedError
+from djl_trtllm.server.access import ApiKey
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.telemetry.served_request import CLIENT_LEFT, ServedRequest
@@ -58,6 +59,8 @@ class Exchange:
     """The path of the route, with its placeholders; empty if none matches."""
     model: str = ""
     """The model that generates, as soon as it is known."""
+    key: ApiKey | None = None
+    """The client's API key, if it needs one."""
     sent_head: bool = False
     _held: int = 0
 
@@ -73,6 +76,12 @@ class Exchange:
     def query(self) -> dict[str, str]:
         pairs = parse_qs(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         return {name: values[0] for name, values in pairs.items()}
+
+    @property
+    def address(self) -> str | None:
+        """The client's address; None on a Unix socket."""
+        client = self.scope.get("client")
+        return None if client is None else client[0]
 
     @property
     def endpoint(self) -> str | None:

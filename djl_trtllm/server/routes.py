@@ -43,6 +43,7 @@ from djl_trtllm.server.model_routes import MODELS, ModelRoutes
 from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.server.session_requests import SessionRequests, SessionUse
 from djl_trtllm.service import Registry, State
+from djl_trtllm.service.clients import Caller, Clients
 from djl_trtllm.service.worker_threads import WORKERS, WorkerThreads, parse_call
 from djl_trtllm.telemetry import Telemetry
 from djl_trtllm.telemetry.served_request import Asked
@@ -102,7 +103,8 @@ class Endpoint:
         routes, scope = self.routes, exchange.scope
         try:
             server = scope.get("server")
-            routes.access.check(self.role, exchange.properties, None if server is None else server[1])
+            port = None if server is None else server[1]
+            exchange.key = routes.access.check(self.role, exchange.properties, port)
             if self.method is not None and not self.takes(scope["method"]):
                 allow = self.allow or self.method
                 raise MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
@@ -155,6 +157,7 @@ class Routes:
     bodies: BodyMemory = field(default_factory=BodyMemory)
     access: Access = field(default_factory=Access)
     telemetry: Telemetry = field(default_factory=Telemetry)
+    clients: Clients = field(default_factory=lambda: Clients(Options()))
 
     def __post_init__(self) -> None:
         self._description = Description(DIALECTS, self.options, keys=bool(self.access.keys))
@@ -243,8 +246,14 @@ class Routes:
         await exchange.reply(self.metrics_page.reply(exchange.properties.get("accept", "")))
 
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+        exchange.served.dialect = dialect.name
+        key = None if exchange.key is None else exchange.key.name
+        caller = self.clients.caller(key, exchange.properties, exchange.address)
+        with caller.request():
+            await self._generate(dialect, path, exchange, caller)
+
+    async def _generate(self, dialect: Dialect, path: str, exchange: Exchange, caller: Caller) -> None:
         served = exchange.served
-        served.dialect = dialect.name
         request: RawRequest | None = None
         name = exchange.scope["path_params"].get("model") or exchange.model_name
         if name is None and dialect.names_model:
@@ -274,7 +283,7 @@ class Routes:
         if use.session is not None:
             use.session.worker = service
         headers = (*use.headers, *returned_attributes(exchange.properties)) if dialect.sagemaker else ()
-        origin = Origin(exchange.request_id, dialect.name)
+        origin = Origin(exchange.request_id, dialect.name, caller.share, caller.priority)
         call = service.with_warnings(call._replace(headers=(*call.headers, *headers), origin=origin))
         # What was parsed is kept, not what it was parsed from.
         del request, use

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf import json_format
@@ -30,6 +31,7 @@ from djl_trtllm.server.access import EVERYBODY, Access, Role
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, start
 from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.service.clients import Caller, Clients
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ _CODES = {
     "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
     "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
     "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
+    "RESOURCE_EXHAUSTED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "INTERNAL": grpc.StatusCode.INTERNAL,
 }
@@ -67,6 +70,7 @@ class TritonGrpcServer:
         counts: ServerCounts,
         access: Access = EVERYBODY,
         telemetry: Telemetry | None = None,
+        clients: Clients | None = None,
     ) -> None:
         self._telemetry = telemetry or Telemetry()
         self._registry = registry
@@ -74,6 +78,7 @@ class TritonGrpcServer:
         self._access = access
         self._port = port
         self._counts = counts
+        self._clients = clients or Clients(options)
         self._streams: set[TritonStream] = set()
         self._server: Any = None
         self.bound_port = 0
@@ -207,23 +212,24 @@ class TritonGrpcServer:
         """ModelInfer."""
         response = WholeResponse()
         message = protocol.ModelInferRequest()
-        running = await start(request, message, self._model_for, response.deliver, served, streams=False)
+        caller = self._caller(context)
+        running = await start(request, message, self._model_for, response.deliver, served, caller, streams=False)
         if headers := [(name.lower(), value) for name, value in running.headers]:
             context.set_trailing_metadata(headers)
         try:
             return await response.of(running)
         finally:
             # The client may be gone.
-            running.cancel()
+            running.end()
 
     async def stream(self, requests: AsyncIterator[bytes], context: Any, served: ServedRequest) -> None:
         """ModelStreamInfer."""
         fails = any(pair[0] == _ERRORS_END_STREAMS[0] and pair[1] == "true" for pair in context.invocation_metadata())
-        timeout = self._options.stream_write_timeout
-        stream = TritonStream(context.write, self._model_for, timeout, served, self._telemetry, fails=fails)
-        self._streams.add(stream)
+        timeout, stream = self._options.stream_write_timeout, None
         try:
-            self._access.check(Role.INFER, served.headers)
+            caller = self._caller(context)
+            stream = TritonStream(context.write, self._model_for, timeout, served, self._telemetry, caller, fails=fails)
+            self._streams.add(stream)
             await stream.run(requests)
         except SlowClient:
             logger.warning(
@@ -235,7 +241,14 @@ class TritonGrpcServer:
             served.error = type(error).__name__
             await _abort(context, error)
         finally:
-            self._streams.discard(stream)
+            if stream is not None:
+                self._streams.discard(stream)
+
+    def _caller(self, context: Any) -> Caller:
+        """Whose call it is. Raises RequestError."""
+        headers = _headers(context)
+        key = self._access.check(Role.INFER, headers)
+        return self._clients.caller(None if key is None else key.name, headers, _address(context.peer()))
 
     def _model_for(self, request: Any) -> ServedModel:
         """The model that a request names. Raises RequestError."""
@@ -249,6 +262,12 @@ class TritonGrpcServer:
 def _headers(context: Any) -> dict[str, str]:
     """The metadata of a call that are text."""
     return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def _address(peer: str) -> str | None:
+    """The address in gRPC's name of a peer, such as `ipv6:[::1]:5000`; None on a Unix socket."""
+    family, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if family in ("ipv4", "ipv6") else None
 
 
 def _refusing(explanation: str) -> UnaryHandler:

@@ -19,6 +19,7 @@ from djl_trtllm.errors import InvalidRequestError, RequestError
 from djl_trtllm.logs import request_context
 from djl_trtllm.request import Origin, OutputChunk
 from djl_trtllm.service import ModelService, ServedModel
+from djl_trtllm.service.clients import Caller
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from djl_trtllm.telemetry.served_request import Asked
 
@@ -42,6 +43,7 @@ class Running:
         headers: Iterable[tuple[str, str]],
         service: ModelService,
         served: ServedRequest,
+        caller: Caller,
     ) -> None:
         self.served = served
         self.encoder: RpcEncoder = encoder
@@ -51,18 +53,27 @@ class Running:
         self.ended = False
         self._encode = encoder.encode
         self._service = service
+        self._caller = caller
 
     def encode(self, chunk: OutputChunk) -> bytes:
         data: bytes = self._encode(chunk)
         return data
 
-    def cancel(self) -> None:
-        """End it if it has not ended."""
+    def end(self) -> None:
+        """It is over for its client; what still runs is cancelled. Called once."""
         self._service.cancel(self.generations)
+        self._caller.leave()
 
 
 async def start(
-    data: bytes, request: Any, find: FindModel, deliver: Deliver, served: ServedRequest, *, streams: bool
+    data: bytes,
+    request: Any,
+    find: FindModel,
+    deliver: Deliver,
+    served: ServedRequest,
+    caller: Caller,
+    *,
+    streams: bool,
 ) -> Running:
     """Start a request, whose chunks go to `deliver`: `request` becomes the message of `data`. Raises RequestError."""
     try:
@@ -76,12 +87,17 @@ async def start(
     served.model = model.name
     call = parse_rpc(request, model.model, streams=streams)
     service = model.pick()
-    origin = Origin(served.id, TRITON.name)
+    origin = Origin(served.id, TRITON.name, caller.share, caller.priority)
     call = service.with_warnings(call._replace(origin=origin))
-    running = Running(call.encoder, call.sequences, call.headers, service, served)
+    running = Running(call.encoder, call.sequences, call.headers, service, served, caller)
     served.asked = Asked.of(call.requests[0])
-    with request_context(served.id):
-        states = await service.generate(call, lambda chunk: deliver(running, chunk))
+    caller.enter()
+    try:
+        with request_context(served.id):
+            states = await service.generate(call, lambda chunk: deliver(running, chunk))
+    except BaseException:
+        caller.leave()
+        raise
     served.generations = running.generations = states
     return running
 
@@ -122,6 +138,7 @@ class TritonStream:
         write_timeout: float,
         call: ServedRequest,
         telemetry: Telemetry,
+        caller: Caller,
         *,
         fails: bool,
     ) -> None:
@@ -130,6 +147,7 @@ class TritonStream:
         self._write = write
         self._find = find
         self._write_timeout = write_timeout
+        self._caller = caller
         self._fails = fails
         self._running: set[Running] = set()
         self._kept: dict[Running, list[OutputChunk]] = {}
@@ -169,7 +187,7 @@ class TritonStream:
             await asyncio.gather(reader, return_exceptions=True)
             for running in self._running:
                 running.ended = True
-                running.cancel()
+                running.end()
                 running.served.status = _CANCELLED
                 self._telemetry.ended(running.served)
             # The call itself ends only when its client reads or disconnects.
@@ -183,7 +201,7 @@ class TritonStream:
             request, call = ModelInferRequest(), self._call
             served = ServedRequest(call.id, call.method, call.path, call.headers, call.dialect)
             try:
-                running = await start(data, request, self._find, self._deliver, served, streams=True)
+                running = await start(data, request, self._find, self._deliver, served, self._caller, streams=True)
             except Exception as error:
                 self._room.release()
                 self._ended(served, error)
@@ -230,11 +248,11 @@ class TritonStream:
 
     def _fail(self, running: Running, error: Exception) -> None:
         self._tell(error, running.encoder.head)
-        running.cancel()
         self._forget(running, error)
 
     def _forget(self, running: Running, error: Exception | None = None) -> None:
         running.ended = True
+        running.end()
         self._ended(running.served, error)
         self._kept.pop(running, None)
         self._running.discard(running)

@@ -195,13 +195,13 @@ class ModelService:
         requests = [self._supported(request) for request in call.requests]
         adapters = [None if request.adapter is None else self.adapters.find(request.adapter) for request in requests]
         sequences = sum(request.sampling.sequences for request in requests)
-        batch.admit(sequences)
+        batch.admit(sequences, call.origin.client)
         try:
             prompts = await self._read_prompts(requests, batch, call.encoder)
             if self.batch is not batch or self.failure is not None:
                 raise self._not_ready()
         except BaseException:
-            batch.withdraw(sequences)
+            batch.withdraw(sequences, call.origin.client)
             raise
         states: list[RequestState] = []
         for number, (request, ids, adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
@@ -209,7 +209,8 @@ class ModelService:
                 states.append(batch.submit(request, ids, _numbered(consumer, number), adapter, call.origin))
             except RequestError:
                 # `submit` has given back the room of this one.
-                batch.withdraw(sum(later.sampling.sequences for later in requests[number + 1 :]))
+                left = sum(later.sampling.sequences for later in requests[number + 1 :])
+                batch.withdraw(left, call.origin.client)
                 for state in states:
                     state.abandon()
                 self.cancel(states)

@@ -17,6 +17,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTimeoutError,
     RequestTooLargeError,
+    TooManyRequestsError,
     UnknownAdapterError,
     UnknownModelError,
     UnsupportedParameterError,
@@ -33,6 +34,7 @@ ERRORS: dict[str, RequestError] = {
         MethodNotAllowedError("no", allow="POST"),
         RequestTooLargeError("no"),
         OverloadedError("no", queue_depth=1, capacity=1, retry_after=7),
+        TooManyRequestsError("no", queue_depth=1, capacity=1, retry_after=7),
         NotReadyError("no", retry_after=5),
         RequestTimeoutError("no"),
         GenerationError("no"),
@@ -41,6 +43,7 @@ ERRORS: dict[str, RequestError] = {
 HEADERS = {
     "MethodNotAllowedError": {"Allow": "POST"},
     "OverloadedError": {"Retry-After": "7"},
+    "TooManyRequestsError": {"Retry-After": "7"},
     "NotReadyError": {"Retry-After": "5"},
 }
 

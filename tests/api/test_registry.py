@@ -13,7 +13,13 @@ from djl_trtllm import errors
 from djl_trtllm.api import Dialect, RawRequest
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.config import Options
-from djl_trtllm.errors import MethodNotAllowedError, OverloadedError, RequestError, UnknownModelError
+from djl_trtllm.errors import (
+    MethodNotAllowedError,
+    OverloadedError,
+    RequestError,
+    TooManyRequestsError,
+    UnknownModelError,
+)
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
@@ -25,6 +31,7 @@ from tests.support.virtual_time import in_virtual_time, until
 
 ARGUMENTS: dict[type[RequestError], dict[str, Any]] = {
     OverloadedError: {"queue_depth": 1, "capacity": 1, "retry_after": 1},
+    TooManyRequestsError: {"queue_depth": 1, "capacity": 1, "retry_after": 1},
     UnknownModelError: {"name": "hen"},
     MethodNotAllowedError: {"allow": "POST"},
 }

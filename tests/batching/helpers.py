@@ -106,6 +106,8 @@ class Bench:
         bad: tuple[str, ...] = (),
         guide: Guide | None = None,
         adapter: Adapter | None = None,
+        client: str = "",
+        priority: int = 0,
         **sampling: object,
     ) -> tuple[RequestState, Recorder]:
         """Admit and submit."""
@@ -122,7 +124,8 @@ class Bench:
             guide=guide,
             adapter=None if adapter is None else adapter.name,
         )
-        self.batch.admit(parameters.sequences)
+        self.batch.admit(parameters.sequences, client)
+        origin = origin._replace(client=client, priority=priority)
         return self.batch.submit(request, list(prompt), consumer, adapter, origin), consumer
 
     def step(self, *deltas: Delta) -> None:

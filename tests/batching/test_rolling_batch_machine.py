@@ -22,6 +22,7 @@ WORDS = [TOKENIZER.encode(text, False)[-1] for text in (" wolf", " the", "!", " 
 BLOCK_SIZE = 10
 TIMEOUT = 10
 MAX_RESUMES = 2
+MOST_OVERTAKING = 8 + 16
 
 
 class Case(NamedTuple):
@@ -34,6 +35,8 @@ class Case(NamedTuple):
     blocks: int
     """KV cache blocks of each sequence, counted here and not by the batch."""
     arrived: float
+    client: str
+    priority: int
 
 
 class RollingBatchMachine(RuleBasedStateMachine):
@@ -44,8 +47,9 @@ class RollingBatchMachine(RuleBasedStateMachine):
         queue=st.integers(1, 4),
         blocks=st.sampled_from([0, 6, 12]),
         lookahead=st.integers(0, 2),
+        several=st.booleans(),
     )
-    def begin(self, batch: int, queue: int, blocks: int, lookahead: int) -> None:
+    def begin(self, batch: int, queue: int, blocks: int, lookahead: int, several: bool) -> None:
         self.bench = Bench(
             TOKENIZER,
             max_batch_size=batch,
@@ -61,16 +65,41 @@ class RollingBatchMachine(RuleBasedStateMachine):
         """The sequences that the executor runs, and has not ended."""
         self.started: list[int] = []
         """The ids of all sequences that ran in this executor, in the order in which it got them."""
+        self.moved: set[int] = set()
+        """Those that it got twice."""
         self.emitted: dict[int, int] = {}
         self.all: list[Case] = []
+        self.several = several
+        self.oldest: int | None = None
+        self.overtaken = 0
+        """Sequences that started while the oldest waited and nothing else of its client ran."""
 
     def sync(self) -> None:
         """Take what was submitted since the last time."""
         for request in self.bench.executor.submitted:
+            self.note_overtaking(request.request_id)
+            if request.request_id in self.started:  # it gave its place away before
+                self.emitted[request.request_id] = 0
+                self.started.remove(request.request_id)
+                self.moved.add(request.request_id)
+                while request.request_id in self.bench.executor.cancelled:
+                    self.bench.executor.cancelled.remove(request.request_id)
             for sequence_id in range(request.request_id, request.request_id + request.sampling.beam_width):
                 self.live[sequence_id] = request
                 self.started.append(sequence_id)
         self.bench.executor.submitted.clear()
+
+    def note_overtaking(self, started: int) -> None:
+        """A sequence starts."""
+        waiting = [each for each in self.waiting if each not in self.started]
+        oldest = waiting[0] if waiting else None
+        if oldest != self.oldest:
+            self.oldest, self.overtaken = oldest, 0
+        if oldest is None or oldest == started:
+            return
+        (case,) = self.cases([oldest])
+        if all(other.client != case.client for other in self.cases(self.live)):
+            self.overtaken += 1
 
     def cases(self, sequence_ids: Iterable[int]) -> list[Case]:
         """The request of each sequence."""
@@ -95,8 +124,14 @@ class RollingBatchMachine(RuleBasedStateMachine):
         n=st.integers(1, 3),
         kind=st.sampled_from(["plain", "ranked", "beams"]),
         stop=st.sampled_from([(), (" wolf",), (" wood!", "ab")]),
+        client=st.sampled_from("abc"),
+        priority=st.integers(-1, 1),
     )
-    def submit(self, prompt: int, tokens: int, n: int, kind: str, stop: tuple[str, ...]) -> None:
+    def submit(
+        self, prompt: int, tokens: int, n: int, kind: str, stop: tuple[str, ...], client: str, priority: int
+    ) -> None:
+        if not self.several:
+            client, priority = "", 0
         best_of = n + 1 if kind == "ranked" else None
         beams = max(n, 2) if kind == "beams" else 1
         blocks = -(-(prompt + tokens) // BLOCK_SIZE) + 1
@@ -116,6 +151,8 @@ class RollingBatchMachine(RuleBasedStateMachine):
                 do_sample=beams == 1,
                 stop=stop,
                 logprobs=True,
+                client=client,
+                priority=priority,
             )
         except OverloadedError as error:
             assert error.queue_depth == self.bench.batch.waiting
@@ -124,7 +161,7 @@ class RollingBatchMachine(RuleBasedStateMachine):
             assert never
             return
         assert not never
-        self.all.append(Case(generation, consumer, n, beams, blocks, self.bench.now))
+        self.all.append(Case(generation, consumer, n, beams, blocks, self.bench.now, client, priority))
 
     @rule(data=st.data(), iterations=st.integers(1, 3))
     def step(self, data: st.DataObject, iterations: int) -> None:
@@ -199,6 +236,7 @@ class RollingBatchMachine(RuleBasedStateMachine):
         self.bench.executor.submitted.clear()
         self.live.clear()
         self.started.clear()
+        self.moved.clear()
         self.bench.batch.attach(self.bench.executor)
 
     # -- what holds all the time -----------------------------------------------------------------------------------
@@ -212,7 +250,8 @@ class RollingBatchMachine(RuleBasedStateMachine):
         assert len(self.live) <= self.places
         assert batch.running == min(len(self.live), batch.limits.max_batch_size)
         assert batch.waiting == len(self.live) + len(self.waiting) - batch.running
-        assert batch.waiting <= batch.limits.max_batch_size + batch.limits.max_queue_size
+        capacity = batch.limits.max_batch_size + batch.limits.max_queue_size
+        assert batch.running + batch.waiting <= (2 * capacity if self.several else capacity)
         if self.blocks:
             assert sum(case.blocks for case in self.cases(self.live)) <= self.blocks
 
@@ -223,6 +262,9 @@ class RollingBatchMachine(RuleBasedStateMachine):
         self.sync()
         if not self.waiting:
             return
+        if self.several:
+            assert self.live
+            return
         (first,) = self.cases(self.waiting[:1])
         used = sum(case.blocks for case in self.cases(self.live))
         no_place = len(self.live) + first.beams > self.places
@@ -231,8 +273,16 @@ class RollingBatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def first_come_is_first_served(self) -> None:
-        started = getattr(self, "started", [])
-        assert started == sorted(set(started))
+        """Among the requests of a client that have the same priority."""
+        lanes: dict[tuple[str, int], list[int]] = {}
+        started = [each for each in getattr(self, "started", []) if each not in self.moved]
+        for sequence_id, case in zip(started, self.cases(started), strict=True):
+            lanes.setdefault((case.client, case.priority), []).append(sequence_id)
+        assert all(lane == sorted(set(lane)) for lane in lanes.values())
+
+    @invariant()
+    def the_oldest_is_overtaken_by_few(self) -> None:
+        assert getattr(self, "overtaken", 0) <= MOST_OVERTAKING
 
     @invariant()
     def every_sequence_ends_once(self) -> None:
@@ -257,6 +307,9 @@ class RollingBatchMachine(RuleBasedStateMachine):
         self.bench.step(*(Delta(sequence_id, [], finish=FinishReason.CANCELLED) for sequence_id in self.live))
         assert self.bench.batch.idle
         assert (self.bench.batch.waiting, self.bench.batch.running) == (0, 0)
+        for case in self.all:
+            client = self.bench.batch._clients.find(case.client)
+            assert (client.admitted, client.running, client.blocks, client.expected) == (0, 0, 0, 0)
         self.live.clear()
         self.every_sequence_ends_once()
         sequences = sum(len(case.generation.sequences) for case in self.all)

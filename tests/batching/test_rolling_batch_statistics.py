@@ -117,7 +117,8 @@ def test_a_request_is_recorded_from_the_queue_to_its_end(tokenizer: Tokenizer) -
     bench.submit(origin=Origin("asked-7", "lmi"), adapter=Adapter("french", 1, "/french"))
     record = bench.statistics.live[2]
     assert (record.arrived, record.started) == (101, None)
-    assert (record.number, record.model, record.origin, record.adapter) == (2, "story", ("asked-7", "lmi"), "french")
+    assert (record.number, record.model, record.adapter) == (2, "story", "french")
+    assert record.origin[:2] == ("asked-7", "lmi")
     bench.now += 1
     bench.step(Delta(0, [5], finish=LENGTH))
     assert (record.started, record.first_token_at) == (102, None)

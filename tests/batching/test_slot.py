@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from djl_trtllm.batching.clients import Client
 from djl_trtllm.batching.places import Places
 from djl_trtllm.batching.slot import Slot, states_of
 from djl_trtllm.executor.protocol import Limits, Submit
@@ -20,7 +21,7 @@ def slot(*beams: object, **sampling: Any) -> Slot:
     """A slot whose request has beams with these ends."""
     state = SimpleNamespace(sequences=[SimpleNamespace(finished=finished) for finished in beams])
     message = Submit(0, [1, 2], Sampling(**{"max_new_tokens": 3, **sampling}))
-    return Slot(cast(Any, state), cast(Any, None), message, 5)
+    return Slot(cast(Any, state), cast(Any, None), message, 5, Client("a"))
 
 
 def test_it_runs_in_the_executor_whose_place_it_has() -> None:
@@ -64,5 +65,5 @@ def test_what_has_history_cannot_go_on() -> None:
 
 def test_requests_are_named_once_and_in_order() -> None:
     first, second = slot(), slot()
-    also_first = Slot(first.state, first.sequence, first.message, 5)
+    also_first = Slot(first.state, first.sequence, first.message, 5, first.client)
     assert states_of({1: first, 2: second, 3: also_first}) == [first.state, second.state]

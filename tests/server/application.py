@@ -19,6 +19,7 @@ from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
 from djl_trtllm.server.session_requests import SessionRequests
 from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.service.clients import Clients
 from djl_trtllm.service.sessions import Sessions
 from tests.support.asgi import Client
 from tests.support.in_process import PROMPT, played_model
@@ -33,6 +34,7 @@ class Application:
         max_request_size: int = 1000,
         sessions: Sessions | None = None,
         access: Access = EVERYBODY,
+        clients: Clients | None = None,
     ) -> None:
         self.registry = Registry()
         self.counts = ServerCounts()
@@ -42,6 +44,7 @@ class Application:
         metrics = MetricsPage(self.registry, self.counts, Histogram())
         of_sessions = SessionRequests(sessions)
         routes = Routes(self.registry, self.models, options, metrics, self.counts, of_sessions, access=access)
+        routes.clients = clients or routes.clients
         self.app = routes.router(self._life)
         self.client = Client(self.app)
 
@@ -70,9 +73,9 @@ class Application:
 async def application(tokenizer: Tokenizer | None = None, **options: Any) -> AsyncIterator[Application]:
     """An application, with a model `story` if there is a tokenizer; closed at the end.
 
-    `store`, `max_request_size`, `sessions` and `access` are the server's, the other options the model's.
+    `store`, `max_request_size`, `sessions`, `access` and `clients` are the server's, the other options the model's.
     """
-    names = ("store", "max_request_size", "sessions", "access")
+    names = ("store", "max_request_size", "sessions", "access", "clients")
     application = Application(**{name: options.pop(name) for name in names if name in options})
     if tokenizer is not None:
         await application.load(tokenizer, **options)

@@ -7,17 +7,21 @@ from typing import Any
 import pytest
 
 from djl_trtllm.api.triton.protocol import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
+from djl_trtllm.config import Options
 from djl_trtllm.errors import GenerationError, InvalidRequestError, UnknownModelError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from djl_trtllm.server import triton_stream
 from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, joined, start
 from djl_trtllm.service import ServedModel
+from djl_trtllm.service.clients import Clients
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from djl_trtllm.telemetry.served_request import Generated
 from tests.server.application import application
 from tests.support.in_process import PROMPT, Hosts
 from tests.support.virtual_time import in_virtual_time
+
+CALLER = Clients(Options()).caller(None, {}, None)
 
 
 def message(tokens: int = 4, name: str = "story", identifier: str = "7", *, stream: bool = True) -> bytes:
@@ -62,7 +66,7 @@ class Talk:
         self._sent: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.told: list[ServedRequest] = []
         call = ServedRequest("call", "gRPC", "ModelStreamInfer", {"a": "b"}, "triton")
-        self.stream = TritonStream(self._write, self._find, write_timeout, call, Told(self.told), fails=fails)
+        self.stream = TritonStream(self._write, self._find, write_timeout, call, Told(self.told), CALLER, fails=fails)
         self.task = asyncio.ensure_future(self.stream.run(self._requests()))
 
     def reads(self, whether: bool) -> None:
@@ -270,7 +274,13 @@ async def test_one_request_by_itself(hosts: Hosts, tokenizer: Tokenizer) -> None
         model = served.registry.models["story"]
         response = WholeResponse()
         running = await start(
-            message(2, stream=False), ModelInferRequest(), lambda _: model, response.deliver, request(), streams=False
+            message(2, stream=False),
+            ModelInferRequest(),
+            lambda _: model,
+            response.deliver,
+            request(),
+            CALLER,
+            streams=False,
         )
         hosts.last.step(2)
         data = await asyncio.wait_for(response.of(running), 30)
@@ -278,13 +288,21 @@ async def test_one_request_by_itself(hosts: Hosts, tokenizer: Tokenizer) -> None
         assert text == tokenizer.decode(tokenizer.encode(PROMPT)[:2])
         failing = WholeResponse()
         running = await start(
-            message(2, stream=False), ModelInferRequest(), lambda _: model, failing.deliver, request(), streams=False
+            message(2, stream=False),
+            ModelInferRequest(),
+            lambda _: model,
+            failing.deliver,
+            request(),
+            CALLER,
+            streams=False,
         )
         hosts.last.die()
         with pytest.raises(GenerationError):
             await asyncio.wait_for(failing.of(running), 30)
         with pytest.raises(InvalidRequestError, match="not a valid"):
-            await start(b"\xff", ModelInferRequest(), lambda _: model, failing.deliver, request(), streams=False)
+            await start(
+                b"\xff", ModelInferRequest(), lambda _: model, failing.deliver, request(), CALLER, streams=False
+            )
 
 
 def test_chunks_of_a_sequence_are_joined() -> None:

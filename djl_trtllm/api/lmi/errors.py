@@ -24,6 +24,7 @@ from djl_trtllm.errors import (
     RequestTimeoutError,
     RequestTooLargeError,
     SessionError,
+    TooManyRequestsError,
     UnknownModelError,
 )
 
@@ -48,6 +49,7 @@ ERRORS: dict[type[RequestError], ErrorRow] = {
     MethodNotAllowedError: ErrorRow(405, "MethodNotAllowedException", "validation"),
     RequestTooLargeError: ErrorRow(413, "RequestEntityTooLargeException", "validation"),
     OverloadedError: ErrorRow("throttle_error_http_code", "WlmCapacityException", "overloaded"),
+    TooManyRequestsError: ErrorRow(429, "TooManyRequestsException", "overloaded"),
     NotReadyError: ErrorRow("wlm_error_http_code", "WlmException", "unhealthy"),
     RequestTimeoutError: ErrorRow("timeout_http_code", "TranslateException", "incomplete_generation"),
     GenerationError: ErrorRow(_FAILED, None, "generation"),

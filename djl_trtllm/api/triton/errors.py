@@ -20,6 +20,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTimeoutError,
     RequestTooLargeError,
+    TooManyRequestsError,
     UnknownAdapterError,
     UnknownModelError,
 )
@@ -50,6 +51,7 @@ ERRORS: dict[type[RequestError], Status] = {
     MethodNotAllowedError: Status("INVALID_ARG", 405),
     RequestTooLargeError: _INVALID,
     OverloadedError: _UNAVAILABLE,
+    TooManyRequestsError: Status("RESOURCE_EXHAUSTED", 429),
     NotReadyError: _UNAVAILABLE,
     RequestTimeoutError: _UNAVAILABLE,
     GenerationError: INTERNAL,

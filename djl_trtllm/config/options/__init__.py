@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from djl_trtllm.config.options.access import AccessOptions
 from djl_trtllm.config.options.architecture import ArchitectureOptions
 from djl_trtllm.config.options.build import BuildOptions
+from djl_trtllm.config.options.clients import ClientOptions
 from djl_trtllm.config.options.connections import ConnectionOptions
 from djl_trtllm.config.options.decoding import DecodingOptions
 from djl_trtllm.config.options.djl_server import DjlServerOptions
@@ -40,6 +41,7 @@ class Options(
     TelemetryOptions,
     ConnectionOptions,
     AccessOptions,
+    ClientOptions,
     ServerOptions,
     ServingOptions,
     LoraOptions,
@@ -91,6 +93,7 @@ GROUPS: tuple[Group, ...] = (
     Group("server", "The server process", ServerOptions),
     Group("connections", "Connections", ConnectionOptions),
     Group("access", "API keys, TLS and the management API", AccessOptions),
+    Group("clients", "Fairness among clients", ClientOptions),
     Group("telemetry", "Log and traces", TelemetryOptions),
     Group("triton", "Triton's API and model repositories", TritonOptions),
     Group("djl_handler", "Options of DJL Serving's handlers"),

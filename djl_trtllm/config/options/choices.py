@@ -49,6 +49,11 @@ class Backend(Choice):
 _ADDED: dict[str, Backend] = {}
 
 
+class SchedulingPolicy(Choice):
+    FAIR = "fair"
+    FCFS = "fcfs"
+
+
 class DType(Choice):
     AUTO = "auto"
     FP32 = "fp32"

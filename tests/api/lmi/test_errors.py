@@ -30,6 +30,7 @@ ROWS = {
     "MethodNotAllowedError": (405, "MethodNotAllowedException", "validation"),
     "RequestTooLargeError": (413, "RequestEntityTooLargeException", "validation"),
     "OverloadedError": (503, "WlmCapacityException", "overloaded"),
+    "TooManyRequestsError": (429, "TooManyRequestsException", "overloaded"),
     "NotReadyError": (503, "WlmException", "unhealthy"),
     "RequestTimeoutError": (400, "TranslateException", "incomplete_generation"),
     "GenerationError": (424, None, "generation"),

@@ -24,6 +24,7 @@ ROWS = rows(
     MethodNotAllowedError=(405, "invalid_request_error", "method_not_allowed"),
     RequestTooLargeError=(413, "invalid_request_error", "request_too_large"),
     OverloadedError=(503, "overloaded_error", "overloaded"),
+    TooManyRequestsError=(429, "requests", "rate_limit_exceeded"),
     NotReadyError=(503, "server_error", "not_ready"),
     RequestTimeoutError=(504, "server_error", "timeout"),
     GenerationError=(500, "server_error", None),

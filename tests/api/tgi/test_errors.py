@@ -17,6 +17,7 @@ ROWS = rows(
     MethodNotAllowedError=(405, "validation"),
     RequestTooLargeError=(413, "validation"),
     OverloadedError=(429, "overloaded"),
+    TooManyRequestsError=(429, "overloaded"),
     NotReadyError=(503, "unhealthy"),
     RequestTimeoutError=(500, "incomplete_generation"),
     GenerationError=(424, "generation"),

@@ -20,6 +20,7 @@ ROWS = rows(
     MethodNotAllowedError=("INVALID_ARG", 405),
     RequestTooLargeError=("INVALID_ARG", 400),
     OverloadedError=("UNAVAILABLE", 503),
+    TooManyRequestsError=("RESOURCE_EXHAUSTED", 429),
     NotReadyError=("UNAVAILABLE", 503),
     RequestTimeoutError=("UNAVAILABLE", 503),
     GenerationError=("INTERNAL", 500),

@@ -17,6 +17,7 @@ ROWS = rows(
     MethodNotAllowedError=(405, "700"),
     RequestTooLargeError=(413, "700"),
     OverloadedError=(429, "500"),
+    TooManyRequestsError=(429, "500"),
     NotReadyError=(503, "500"),
     RequestTimeoutError=(504, "600"),
     GenerationError=(500, "600"),
