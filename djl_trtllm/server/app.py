@@ -105,6 +105,8 @@ class Server(uvicorn.Server):
             logger.info("listening on %s://%s:%d as well (%s)", scheme, *further[:3])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Its streams have no end of their own.
+        self.application.monitor.close()
         if not self.force_exit:
             await self._close_grpc()
         await super().shutdown(sockets)

@@ -88,6 +88,7 @@ class Application:
             self.telemetry,
             self.clients,
         )
+        self.monitor = routes.monitor
         self._asgi = BidirectionalStreams(
             routes.router(self._lifespan), options.max_request_size, self.bodies, self.access, self.telemetry
         )
@@ -115,6 +116,7 @@ class Application:
             await asyncio.wait({self._loading})
         await self._models.close()
         await asyncio.gather(*(model.end(self.options.shutdown_timeout) for model in self.registry.models.values()))
+        self.monitor.close()
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Router) -> AsyncIterator[None]:

@@ -25,11 +25,12 @@ _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-OPEN = ("/version", "/openapi.json", "/docs", "/ping")
+OPEN = ("/version", "/openapi.json", "/docs", "/ping", "/monitor", "/monitor/{file}")
 """The server's own paths that need no API key."""
 _OBJECT = {"type": "object"}
 _STATUS = {"application/json": members({"status": STRING})}
 _REFUSED = {400: "The request is wrong, or the server does not do this", 404: "No model of that name"}
+_NO_PAGE: dict[int, str] = {404: "The page is not shown to this client (option monitor)"}
 _ADAPTER = members({"name": STRING, "src": STRING})
 _MODEL = members({"modelName": STRING, "modelUrl": STRING, "status": STRING})
 _MODELS = members({"models": list_of(_MODEL)}, optional={"nextPageToken": STRING})
@@ -74,6 +75,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("get", "/metrics"): _METRICS,
     ("get", "/prometheus/metrics"): _METRICS,
+    ("get", "/monitor"): Operation(
+        "The live page of requests, batch and latencies", responses={"text/html": STRING}, errors=_NO_PAGE
+    ),
+    ("get", "/monitor/{file}"): Operation("A file of that page", responses={"*/*": {}}, errors=_NO_PAGE),
+    ("get", "/monitor/events"): Operation(
+        "Snapshots for that page, as Server-Sent Events",
+        responses={"text/event-stream": STRING},
+        query={"model": STRING},
+        errors=_NO_PAGE | {503: "Four pages watch already"},
+    ),
     ("get", MODELS): _json(
         "The models",
         _MODELS,

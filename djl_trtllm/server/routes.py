@@ -40,6 +40,7 @@ from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.find_model import find_model, status_of
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
+from djl_trtllm.server.monitor.routes import PAGE, Monitor
 from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.server.session_requests import SessionRequests, SessionUse
 from djl_trtllm.service import Registry, State
@@ -160,6 +161,7 @@ class Routes:
     clients: Clients = field(default_factory=lambda: Clients(Options()))
 
     def __post_init__(self) -> None:
+        self.monitor = Monitor(self.registry, self.options)
         self._description = Description(DIALECTS, self.options, keys=bool(self.access.keys))
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
@@ -186,6 +188,10 @@ class Routes:
             ("/ping", "POST", self.ping, None),
             ("/metrics", "GET", self.metrics, Role.METRICS),
             ("/prometheus/metrics", "GET", self.metrics, Role.METRICS),
+            # The page asks for a key when its numbers need one.
+            (PAGE, "GET", self.monitor.page, None),
+            (PAGE + "/{file}", "GET", self.monitor.file, None),
+            (PAGE + "/events", "GET", self.monitor.events, Role.METRICS),
             (MODELS, None, self.models.collection, manage),
             (MODELS + "/{model}", None, self.models.member, manage),
             *((path, None, adapters.collection, manage) for path in ADAPTER_PATHS),
@@ -230,6 +236,8 @@ class Routes:
             "metrics": "/metrics",
             "models": MODELS,
         }
+        if self.monitor.shows(exchange):
+            links["monitor"] = PAGE
         about = {"name": "djl-trtllm", "version": __version__, "models": models, "links": links, "apis": apis}
         await exchange.reply(Reply.json(about))
 

@@ -78,7 +78,8 @@ def address(tokenizer: Tokenizer) -> Iterator[str]:
 
     @asynccontextmanager
     async def served() -> AsyncIterator[ASGIApp]:
-        async with application(tokenizer, max_request_size=1_000_000) as application_:
+        # The stream of the live page has no end.
+        async with application(tokenizer, max_request_size=1_000_000, monitor=False) as application_:
             yield application_.app
 
     with Hosts().installed() as hosts, listening(served) as address:

@@ -99,6 +99,7 @@ def test_the_source_distribution_has_what_builds_the_wheel_and_the_documents(sdi
         TOOLKIT,
     }
     documents = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.is_file()}
+    documents = {name for name in documents if "_site/" not in name and "__pycache__" not in name}
     demo = {str(path.relative_to(ROOT)) for path in DEMO.iterdir()}
     built_of = package_files() | root | documents | demo
     assert {name for name in names if not name.startswith("djl_trtllm.egg-info/")} == built_of

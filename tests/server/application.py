@@ -35,16 +35,20 @@ class Application:
         sessions: Sessions | None = None,
         access: Access = EVERYBODY,
         clients: Clients | None = None,
+        monitor: bool | None = None,
     ) -> None:
         self.registry = Registry()
         self.counts = ServerCounts()
         self.models = ModelRoutes(self.registry, store, 5.0)
         self.lives: list[str] = []
-        options = Options(max_request_size=max_request_size, stream_write_timeout=30.0, wlm_error_http_code=529)
+        options = Options(
+            max_request_size=max_request_size, stream_write_timeout=30.0, wlm_error_http_code=529, monitor=monitor
+        )
         metrics = MetricsPage(self.registry, self.counts, Histogram())
         of_sessions = SessionRequests(sessions)
         routes = Routes(self.registry, self.models, options, metrics, self.counts, of_sessions, access=access)
         routes.clients = clients or routes.clients
+        self.monitor = routes.monitor
         self.app = routes.router(self._life)
         self.client = Client(self.app)
 
@@ -73,9 +77,10 @@ class Application:
 async def application(tokenizer: Tokenizer | None = None, **options: Any) -> AsyncIterator[Application]:
     """An application, with a model `story` if there is a tokenizer; closed at the end.
 
-    `store`, `max_request_size`, `sessions`, `access` and `clients` are the server's, the other options the model's.
+    `store`, `max_request_size`, `sessions`, `access`, `clients` and `monitor` are the server's, the other options the
+    model's.
     """
-    names = ("store", "max_request_size", "sessions", "access", "clients")
+    names = ("store", "max_request_size", "sessions", "access", "clients", "monitor")
     application = Application(**{name: options.pop(name) for name in names if name in options})
     if tokenizer is not None:
         await application.load(tokenizer, **options)

@@ -189,6 +189,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 OPEN = {
     "/ping",
+    "/monitor",
+    "/monitor/{file}",
     "/version",
     "/openapi.json",
     "/docs",
@@ -201,6 +203,7 @@ OPEN = {
 }
 ROLES = {
     "/metrics": Role.METRICS,
+    "/monitor/events": Role.METRICS,
     **dict.fromkeys(
         ("/models", "/models/{model}", "/adapters", "/adapters/{adapter}", "/models/{model}/adapters"), Role.MANAGE
     ),

@@ -116,6 +116,18 @@ class ServerOptions(OptionGroup):
         source=DJL,
         scope=Scope.SERVER,
     )
+    monitor: bool | None = option(
+        None,
+        "Whether `/monitor` is there, the live page of requests, batch and latencies (docs/monitor.md). It has no text "
+        "of requests. With API keys its numbers need one with the role `metrics`.",
+        key="monitor",
+        aliases=("option.monitor",),
+        example="true",
+        default_note="for browsers on this machine only, at a loopback address",
+        effect="the live page",
+        source=OURS,
+        scope=Scope.SERVER,
+    )
     shutdown_timeout: float = option(
         25.0,
         "Time for running requests to finish after SIGTERM. SageMaker kills the container 30 seconds after the "

@@ -1,0 +1,122 @@
+"""What the live page shows is what the server does."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.integration.monitor.page import (
+    FAILS,
+    LIMIT,
+    Open,
+    Seen,
+    has_colour,
+    leave_early,
+    live,
+    rows,
+    standing_still,
+    states,
+    tile,
+)
+from tests.support.models import PROMPT
+from tests.support.server import Server
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def test_lanes_occupancy_and_numbers_are_those_of_the_metrics(server: Server, open_page: Open) -> None:
+    page = open_page(server)
+    live(page)
+    server.generate(5)
+    server.generate(FAILS)
+    leave_early(server)
+    with standing_still(server):
+        page.locator('[data-tile="waiting"] .value', has_text="2").wait_for()
+        assert tile(page, "running").startswith(f"Running {LIMIT} / {LIMIT}")
+        assert tile(page, "waiting").startswith("Queued 2 / 20")
+        wait_until(lambda: has_colour(page, "decode"), what="lanes that decode")
+        assert all(has_colour(page, name) for name in ("queued", "finished", "cancelled", "failed"))
+        occupancy = page.locator("#occupancy .plot").get_attribute("aria-label")
+        decode, prefill = map(int, re.findall(r"(\d+) (?:decode|prefill)", occupancy))
+        assert decode + prefill == server.metric("running") == LIMIT
+        assert occupancy.endswith(f"prefill of {LIMIT}, {server.metric('waiting'):.0f} queued")
+
+        def in_all(name: str) -> int:
+            return int(re.findall(r"([\d,]+) (?:requests|ended|in)", tile(page, name))[-1].replace(",", ""))
+
+        wait_until(lambda: in_all("waiting") == server.metric("requests_total"), what="as many requests")
+        wait_until(lambda: in_all("tokens") == server.metric("generated_tokens_total"), what="as many tokens")
+        assert in_all("requests") == server.metric("finished_total")
+        page.select_option("#period", "start")
+        first = page.locator("#first-token .bars").get_attribute("aria-label")
+        assert first.endswith(f", of {server.metric('time_to_first_token_seconds_count'):.0f}")
+        page.click("#as-table")
+        found = states(page)
+        assert (found["queued"], found["cancelled"], found["failed"]) == (2, 1, 1)
+        assert found["decoding"] + found.get("prefill", 0) == LIMIT
+        assert found["finished"] == server.finished("length") + server.finished("eos_token")
+    page.locator('[data-tile="running"] .value', has_text="0 / 4").wait_for()
+    wait_until(lambda: "decoding" not in states(page), what="a table without live requests")
+
+
+def test_nothing_of_a_prompt_is_sent_or_shown(server: Server, open_page: Open) -> None:
+    server.generate(5)
+    page = open_page(server)
+    live(page)
+    page.click("#as-table")
+    with server.http.stream("GET", "/monitor/events") as stream:
+        event = next(stream.iter_lines())
+    for word in ("riding", "grandmother"):
+        assert word in PROMPT
+        assert word not in event
+        assert word not in page.content()
+
+
+def test_a_story_streams_and_its_lane_is_there(server: Server, open_page: Open) -> None:
+    page = open_page(server)
+    live(page)
+    page.fill("#prompt", "the wolf and the hood")
+    page.fill("#tokens", "12")
+    page.press("#prompt", "Enter")
+    page.locator("#story-said", has_text="12 tokens").wait_for()
+    assert page.locator("#told").inner_text().startswith("the wolf and the hood")
+    assert len(page.locator("#told").inner_text()) > len("the wolf and the hood")
+    page.click("#as-table")
+    wait_until(lambda: [row[4] for row in rows(page) if row[0].startswith("page-")] == ["12"], what="its row")
+
+
+def test_a_story_can_be_stopped_and_an_error_is_shown(server: Server, open_page: Open, seen: Seen) -> None:
+    seen.expected = ("status of 424",)
+    page = open_page(server)
+    live(page)
+    cancelled = server.finished("cancelled")
+    page.fill("#tokens", "100000")
+    page.click("#generate")
+    page.locator("#story-said", has_text="tokens/s").wait_for()
+    page.click("#generate")
+    page.locator("#story-said", has_text="stopped").wait_for()
+    wait_until(lambda: server.finished("cancelled") == cancelled + 1, what="a cancelled request")
+    page.fill("#prompt", "hood " * 5000)
+    page.fill("#tokens", "5")
+    page.click("#generate")
+    page.locator("#told .wrong").wait_for()
+    assert "max_input_len" in page.locator("#told .wrong").inner_text()
+
+
+def test_watchers_come_and_go_without_leaving_anything(server: Server) -> None:
+    server.note_rest()
+    for _ in range(3):
+        with ExitStack() as stack:
+            streams = [stack.enter_context(server.http.stream("GET", "/monitor/events")) for _ in range(4)]
+            assert [stream.status_code for stream in streams] == [200] * 4
+            assert all(next(stream.iter_lines()).startswith("data: ") for stream in streams)
+        with contextlib.suppress(httpx.HTTPError):
+            server.http.close()
+        server.http = httpx.Client(base_url=server.url, timeout=60, trust_env=False)
+    wait_until(lambda: server.http.get("/monitor/events", params={"model": "none"}).status_code == 404)
+    server.check_leaks()

@@ -1,0 +1,105 @@
+"""The live page with keys, several models, many watchers, and servers that end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.monitor.page import Open, Seen, live
+from tests.support.client import JSON, body
+from tests.support.models import scripted_model
+from tests.support.server import Server, serving
+
+pytestmark = pytest.mark.slow
+
+
+def test_one_page_too_many_says_so_and_gets_its_turn(server: Server, open_page: Open, seen: Seen) -> None:
+    seen.expected = ("status of 503",)
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(server.http.stream("GET", "/monitor/events"))
+        page = open_page(server)
+        page.locator("#notice", has_text="4 pages watch already").wait_for()
+    live(page)
+    assert page.locator("#notice").is_hidden()
+
+
+def test_several_models_have_a_selector(tmp_path: Path, open_page: Open) -> None:
+    store = tmp_path / "store"
+    for name in ("fable", "story"):
+        scripted_model(store / name, **{"option.model_name": name})
+    with serving(None, SERVING_MODEL_STORE=str(store), SERVING_LOAD_MODELS="ALL") as server:
+        page = open_page(server)
+        live(page)
+        assert page.locator("#model option").all_inner_texts() == ["fable", "story"]
+        for name in ("story", "fable"):
+            page.select_option("#model", name)
+            page.wait_for_function(f"document.title.startsWith('{name}')")
+            answer = server.http.post(f"/predictions/{name}", content=body(4), headers=JSON)
+            assert answer.status_code == 200
+            page.locator('[data-tile="waiting"]', has_text="1 requests in all").wait_for()
+
+
+def test_a_key_is_asked_for_and_kept_in_memory_only(tmp_path: Path, open_page: Open, seen: Seen) -> None:
+    model = scripted_model(tmp_path / "model")
+    seen.expected = ("status of 401", "status of 403", "net::ERR_")
+    keys = [
+        {"name": "web", "key": "to-generate", "roles": ["infer"]},
+        {"name": "all", "key": "s3cr3t", "roles": ["infer", "metrics"]},
+    ]
+    file = tmp_path / "keys.yaml"
+    file.write_text(json.dumps(keys))
+    with contextlib.closing(_server(model, file)) as server:
+        page = open_page(server)
+        page.locator("#access", has_text="needs an API key").wait_for()
+        for key, message in (("wrong", "is not one of this server's"), ("to-generate", "has no role 'metrics'")):
+            page.fill("#key", key)
+            page.press("#key", "Enter")
+            page.locator("#access", has_text=message).wait_for()
+        page.fill("#key", "s3cr3t")
+        page.press("#key", "Enter")
+        live(page)
+        assert page.locator("#access").is_hidden()
+        page.fill("#tokens", "3")
+        page.click("#generate")
+        page.locator("#story-said", has_text="3 tokens").wait_for()
+        stored = page.evaluate("[document.cookie, JSON.stringify({...localStorage, ...sessionStorage}), location.href]")
+        assert "s3cr3t" not in str(stored) + page.content() + str(seen.addresses)
+
+
+def _server(model: Path, keys: Path) -> Server:
+    server = Server(model, {"SERVING_API_KEYS_FILE": str(keys)})
+    server.wait_for_ping()
+    return server
+
+
+def test_a_server_with_open_pages_ends_at_once(model: Path, open_page: Open, seen: Seen) -> None:
+    seen.expected = ("net::ERR_",)
+    with serving(model) as server:
+        page = open_page(server)
+        live(page)
+        server.terminate()
+        assert server.wait() == 0
+        assert not server.says("Cancel")
+        page.locator("#link", has_text="disconnected").wait_for()
+
+
+def test_the_page_of_a_server_that_is_gone_comes_back_with_the_next_one(
+    model: Path, open_page: Open, seen: Seen
+) -> None:
+    seen.expected = ("net::ERR_",)
+    with serving(model) as first:
+        page = open_page(first)
+        live(page)
+        first.generate(4)
+        page.locator('[data-tile="waiting"]', has_not_text="0 requests in all").wait_for()
+        first.terminate()
+        first.wait()
+    with contextlib.closing(Server(model, port=first.port)) as second:
+        second.wait_for_ping()
+        live(page)
+        page.locator('[data-tile="waiting"]', has_text="0 requests in all").wait_for()
