@@ -19,6 +19,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.server.application import Application
 from djl_trtllm.server.connections import Connections
+from djl_trtllm.server.handshake import Handshake
 from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.server.listeners import further_listeners, listen
 from djl_trtllm.server.startup import Startup
@@ -79,14 +80,18 @@ class Server(uvicorn.Server):
         await super().startup([] if sockets is None else sockets)
         config = self.config
 
-        def protocol() -> asyncio.Protocol:
+        def http() -> asyncio.Protocol:
             return HttpProtocol(
                 self._connections, config=config, server_state=self.server_state, app_state=self.lifespan.state
             )
 
+        def https() -> asyncio.Protocol:
+            assert config.ssl is not None
+            return Handshake(self._connections, config.ssl, http)
+
         application = self.application
         try:
-            self.servers += await listen(self._options, protocol, config.backlog, config.ssl)
+            self.servers += await listen(self._options, http if config.ssl is None else https, config.backlog)
             self._grpc = await listen_grpc(
                 application.registry,
                 self._options,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -33,18 +32,15 @@ def further_listeners(options: Options) -> list[Listener]:
 
 
 async def listen(
-    options: Options, protocol: Callable[[], asyncio.Protocol], backlog: int, tls: ssl.SSLContext | None = None
+    options: Options, protocol: Callable[[], asyncio.Protocol], backlog: int
 ) -> list[asyncio.base_events.Server]:
     """Listen on all ports. Raises ConfigError if one is in use; then none is open."""
     servers: list[asyncio.base_events.Server] = []
     loop = asyncio.get_running_loop()
-    handshake_timeout = None if tls is None else options.header_read_timeout
     own = Listener(options.host, options.port, "inference_port", "")
     for host, port, name, without in (own, *further_listeners(options)):
         try:
-            server = await loop.create_server(
-                protocol, host, port, backlog=backlog, ssl=tls, ssl_handshake_timeout=handshake_timeout
-            )
+            server = await loop.create_server(protocol, host, port, backlog=backlog)
         except OSError as error:
             for opened in servers:
                 opened.close()

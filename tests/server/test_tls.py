@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import logging
+import re
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +60,44 @@ def test_files_that_cannot_be_used_are_refused(
     files: dict[str, Any] = {name: getattr(certificates, file, tmp_path / "missing") for name, file in given.items()}
     with pytest.raises(ConfigError, match=problem):
         tls_arguments(Options(**files))
+
+
+_DAY = 86400
+
+
+@pytest.mark.parametrize(
+    ("later", "problem"),
+    [
+        (61, r"has expired at \w+ +\d+ .* GMT; clients that check it refuse to connect: renew it"),
+        (-1, r"is not valid before \w+ +\d+ .* GMT; .*: check the clock"),
+        (31, r"expires at \w+ +\d+ .* GMT, in 29 days: renew it"),
+        (29, ""),
+    ],
+)
+def test_a_certificate_that_is_not_valid_or_not_for_long_is_a_warning_with_its_file_and_date(
+    later: int,
+    problem: str,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = time.time() + later * _DAY
+    monkeypatch.setattr("djl_trtllm.server.tls.time.time", lambda: now)
+    options = Options(
+        certificate_file=certificates.certificate,
+        private_key_file=certificates.key,
+        client_ca_file=certificates.authority,
+    )
+    with caplog.at_level(logging.WARNING):
+        assert tls_arguments(options)
+    if not problem:
+        assert not caplog.messages
+        return
+    for told, name, path, owner in zip(
+        caplog.messages,
+        ("certificate_file", "client_ca_file"),
+        (certificates.certificate, certificates.authority),
+        ("server", "authority"),
+        strict=True,
+    ):
+        assert re.fullmatch(rf"{name}={path}: the certificate of commonName={owner} {problem}.*", told)

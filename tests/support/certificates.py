@@ -9,11 +9,12 @@ from pathlib import Path
 class Certificates:
     """An authority, a server's certificate for 127.0.0.1 that it signed, and a client's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, days: int = 60) -> None:
         self._folder = folder
+        self._days = days
         self.authority = folder / "authority.pem"
         self._openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", str(days)),
             *("-subj", "/CN=authority", "-keyout", "authority.key", "-out", "authority.pem"),
         )
         self.certificate, self.key = self._signed("server", "subjectAltName=IP:127.0.0.1,DNS:localhost")
@@ -28,7 +29,18 @@ class Certificates:
             *("-keyout", f"{name}.key", "-out", f"{name}.csr"),
         )
         self._openssl(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "authority.pem", "-CAkey", "authority.key", "-days", "2"),
+            *(
+                "x509",
+                "-req",
+                "-in",
+                f"{name}.csr",
+                "-CA",
+                "authority.pem",
+                "-CAkey",
+                "authority.key",
+                "-days",
+                str(self._days),
+            ),
             *("-CAcreateserial", "-extfile", f"{name}.ext", "-out", f"{name}.pem"),
         )
         return self._folder / f"{name}.pem", self._folder / f"{name}.key"
