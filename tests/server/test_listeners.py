@@ -47,6 +47,7 @@ async def both_ports_answer() -> None:
 
     options = Options(host="127.0.0.1", port=free_port(), triton_http_port=free_port(), triton_metrics_port=free_port())
     servers = await listen(options, Answering, 10)
+    assert len(servers) == 3
     for port in (options.port, options.triton_http_port, options.triton_metrics_port):
         reached.clear()
         _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""The life of a model on real engine process processes."""
+"""The life of a model on real engine processes."""
 
 from __future__ import annotations
 

@@ -115,8 +115,9 @@ def test_a_config_with_a_billion_layers_is_refused_at_once() -> None:
         CheckpointSizes.from_config(llama(num_hidden_layers=10**9))
 
 
-def test_a_compiled_engine_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"pretrained_config": llama(), "build_config": {}}))
+@pytest.mark.parametrize("key", ["build_config", "builder_config"])
+def test_a_compiled_engine_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"pretrained_config": llama(), key: {}}))
     with pytest.raises(LayoutError, match="compiled engine"):
         CheckpointSizes.read(tmp_path)
 

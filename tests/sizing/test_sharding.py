@@ -53,6 +53,9 @@ def test_tensors_are_summed_by_what_decides_their_division() -> None:
         Tensor("model.layers.1.mlp.down_proj.qweight", "I32", (4, 1)),
         Tensor("model.layers.1.input_layernorm.weight", "BF16", (4,)),
         Tensor("lm_head.weight", "BF16", (10, 4)),
+        Tensor("model.projection.weight", "BF16", (3, 4)),
+        Tensor("model.layers.1.mlp.experts.0.bias", "BF16", (6,)),
+        Tensor("model.layers.1.attn.qkv_proj.weight", "BF16", (5, 4)),
     ]
     assert set(parts_of(tensors, 2)) == {
         Part("matrix", 0, "BF16", True, 64, 128),
@@ -60,6 +63,9 @@ def test_tensors_are_summed_by_what_decides_their_division() -> None:
         Part("matrix", 1, "I32", False, 4, 16),
         Part("replicated", 1, "BF16", False, 4, 8),
         Part("head", None, "BF16", False, 40, 80),
+        Part("matrix", None, "BF16", False, 12, 24),
+        Part("expert", 1, "BF16", False, 6, 12),
+        Part("fused", 1, "BF16", True, 20, 40),
     }
 
 
