@@ -29,7 +29,6 @@ from djl_trtllm.logs import configure
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -12,15 +12,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from djl_trtllm.commands.bars import bars_on
 from djl_trtllm.config.listing import wrapped
 from djl_trtllm.errors import DjlTrtllmError
 
 
 @contextmanager
 def errors_for_the_reader() -> Iterator[None]:
-    """Print expected errors as a message and exit with status 1, without a traceback."""
+    """Print expected errors as a message and exit with status 1, without a traceback; on a terminal, show bars."""
     try:
-        yield
+        with bars_on(Console(stderr=True)):
+            yield
     except DjlTrtllmError as error:
         say(Console(stderr=True), str(error), label="error:", style="bold red")
         raise typer.Exit(1) from None

@@ -28,7 +28,7 @@ def package(
         progress = progress_printer()
         for warning in config.warnings:
             progress(f"warning: {warning}")
-        names = pack(model, out)
+        names = pack(model, out, progress)
         if "serving.properties" not in names and config.options.model_id is None:
             progress("note: there is no serving.properties; the model is served with the defaults and its own files")
         progress(f"{out}: {len(names)} files, {format_bytes(out.stat().st_size)}")

@@ -21,7 +21,7 @@ from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.spec import PHASE_MARK
 from djl_trtllm.engines.staging import staged
 from djl_trtllm.errors import BuildError, EngineError, EngineMismatchError
-from djl_trtllm.model.remote.progress import format_bytes
+from djl_trtllm.model.remote.progress import format_bytes, under_way
 from djl_trtllm.model.work_directory import temporary_directory
 
 DEFAULT_TIMEOUT_SECONDS = 4 * 3600.0
@@ -47,7 +47,7 @@ def build_engine(
 ) -> EngineDir:
     """Compile the plan's checkpoint into `out`, which appears complete or not at all.
 
-    `progress` gets one line per compiler phase with the seconds since the start. The compiler's output goes to
+    `progress` gets one line per compiler phase, with the duration of the one before it. The compiler's output goes to
     `OUT.log` beside `out`, which stays unless this thread is interrupted. The compiler's process group is killed after
     `timeout` seconds, or when this thread is interrupted. Tests replace the compiler by `command`, which gets the spec
     file as its last argument.
@@ -85,7 +85,7 @@ def build_engine(
     except OSError as error:
         advice = f"; {DISK.advice}" if error.errno in _FULL else ""
         raise EngineError(f"cannot write the engine {out}: {error}{advice}") from error
-    progress(f"compiled {out} in {time.monotonic() - started:.1f} s")
+    progress(f"compiled {out} in {time.monotonic() - started:.1f} s{run.took()}")
     return EngineDir(path=out, backend=plan.backend.value, manifest=Manifest.read(out), tokenizer_dir=out)
 
 
@@ -117,6 +117,7 @@ class _Run:
     progress: Callable[[str], None]
     timeout: float
     phase: str = field(init=False)
+    phase_began: float | None = None
     log_offset: int = 0
 
     def __post_init__(self) -> None:
@@ -135,7 +136,8 @@ class _Run:
                 env=self.environment,
             )
         try:
-            status = self._watch(process)
+            with under_way("compiling"):
+                status = self._watch(process)
         finally:
             _kill_group(process)
             if process.stdin is not None:
@@ -149,16 +151,21 @@ class _Run:
             status = process.poll()
             now = time.monotonic()
             for phase in self._new_phases():
-                reported = now
-                self.progress(f"compiling: {phase} ({now - started:.1f} s)")
+                self.progress(f"compiling: {phase}{self.took()}")
+                self.phase, self.phase_began, reported = phase, now, now
             if status is not None:
                 return status
             if now - started > self.timeout:
                 raise self._failure(f"took longer than {self.timeout:.0f} s and was killed")
             if now - reported > _REPORT_EVERY_SECONDS:
-                self.progress(f"compiling: still in {self.phase} ({now - started:.0f} s)")
+                since = started if self.phase_began is None else self.phase_began
+                self.progress(f"compiling: still in {self.phase} ({now - since:.0f} s)")
                 reported = now
             time.sleep(_POLL_SECONDS)
+
+    def took(self) -> str:
+        """How long the present phase has lasted, for a line about what follows it; "" before the first one."""
+        return "" if self.phase_began is None else f" ({self.phase} took {time.monotonic() - self.phase_began:.1f} s)"
 
     def _new_phases(self) -> Iterator[str]:
         with self.log_path.open("rb") as log_file:
@@ -171,7 +178,6 @@ class _Run:
             marked = line.removeprefix(PHASE_MARK) if line.startswith(PHASE_MARK) else None
             phase = marked or self.compiler.phase_after(self.phase, line)
             if phase is not None:
-                self.phase = phase
                 yield phase
 
     def _failure(self, what: str, status: int | None = None) -> BuildError:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -53,6 +54,9 @@ def test_a_build_has_a_manifest_tells_its_phases_and_keeps_its_log(
     assert [line.split(" (")[0] for line in told[:-1]] == [
         f"compiling: {phase}" for phase in ("load", "convert", "tokenizer", "save")
     ]
+    assert all(re.fullmatch(r"compiling: \w+( \(\w+ took \d+\.\d s\))?", line) for line in told[:-1])
+    before = ["", *(f" ({phase} took" for phase in ("load", "convert", "tokenizer", "save"))]
+    assert all(phase in line for phase, line in zip(before, told, strict=True))
     assert told[-1].startswith(f"compiled {engine.path} in ")
     assert (tmp_path / "engine.log").exists()
 

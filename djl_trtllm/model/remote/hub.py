@@ -95,10 +95,8 @@ def download_from_hub(
         else:
             kept = f", {format_bytes(total - missing)} of them here already" if missing < total else ""
             progress(f"downloading {where} from {constants.ENDPOINT}: {len(files)} files, {format_bytes(total)}{kept}")
-            meter = ProgressMeter(f"downloading {where}", missing, progress)
-            with folder.watched(meter):
+            with ProgressMeter(f"downloading {where}", missing, progress) as meter, folder.watched(meter):
                 found = fetch(allow_patterns=wanted)
-            meter.finish()
         if found.name != commit:  # the branch has moved meanwhile
             _, files = list_files(repository, found.name, select, token)
         folder.check(where, found, files, progress)

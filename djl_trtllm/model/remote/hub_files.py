@@ -102,12 +102,12 @@ class RepositoryFolder:
                 fresh[name] = (key, record)
         if not fresh:
             return
-        meter = ProgressMeter(
-            f"comparing {where} with the hub's checksums", sum(files[name].size for name in fresh), progress
-        )
-        with ThreadPoolExecutor(_READERS) as readers:
+        size = sum(files[name].size for name in fresh)
+        with (
+            ProgressMeter(f"comparing {where} with the hub's checksums", size, progress) as meter,
+            ThreadPoolExecutor(_READERS) as readers,
+        ):
             right = list(readers.map(lambda name: _is_right(snapshot / name, files[name], meter), fresh))
-        meter.finish()
         self._record({key: record for (key, record), good in zip(fresh.values(), right, strict=True) if good})
         wrong = [name for name, good in zip(fresh, right, strict=True) if not good]
         if wrong:

@@ -1,11 +1,12 @@
-"""Progress lines for downloads and uploads, and for waiting until another process has ended one."""
+"""Progress of downloads, uploads and other work that takes long: lines now and then, or a display on a terminal."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 from filelock import FileLock, Timeout
 
@@ -15,8 +16,46 @@ _FIRST_WAIT_SECONDS = 0.5
 _NEXT_WAITS_SECONDS = 10.0
 
 
+class Display(Protocol):
+    """Shows what is under way; called from any thread."""
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` bytes of this are done; `total` 0: it has no size, only a duration."""
+
+    def end(self, what: str) -> None:
+        """This has ended."""
+
+
+_displays: list[Display] = []
+
+
+@contextmanager
+def shown_on(display: Display) -> Iterator[None]:
+    """Show all progress of this process there instead of in lines now and then."""
+    _displays.append(display)
+    try:
+        yield
+    finally:
+        _displays.remove(display)
+
+
+@contextmanager
+def under_way(what: str) -> Iterator[None]:
+    """Show that this takes time, where there is a display."""
+    for display in _displays[-1:]:
+        display.show(what, 0, 0)
+    try:
+        yield
+    finally:
+        for display in _displays[-1:]:
+            display.end(what)
+
+
 class ProgressMeter:
-    """Counts bytes from any thread; every few seconds calls `progress` with the amount, the rate and the time left."""
+    """Counts bytes from any thread; every few seconds calls `progress` with the amount, the rate and the time left.
+
+    As a context it ends with a line about the whole, unless an error ends it.
+    """
 
     def __init__(self, what: str, total: int, progress: Callable[[str], None]) -> None:
         self.done = 0
@@ -32,12 +71,24 @@ class ProgressMeter:
         """Add `count` bytes; negative when a piece has to be fetched again."""
         with self._lock:
             self.done += count
+            for display in _displays[-1:]:
+                display.show(self._what, self.done, self._total)
+                return
             now = time.monotonic()
             if now - self._reported < _REPORT_EVERY_SECONDS:
                 return
             self._reported = now
             line = self._line(now)
         self._progress(line)
+
+    def __enter__(self) -> ProgressMeter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for display in _displays[-1:]:
+            display.end(self._what)
+        if kind is None:
+            self.finish()
 
     def finish(self) -> None:
         seconds = max(time.monotonic() - self._started, 1e-3)

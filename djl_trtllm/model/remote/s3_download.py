@@ -158,9 +158,8 @@ class _Download:
         total = sum(object_.size for object_ in self.objects)
         kept = f", {format_bytes(total - missing)} of them here already" if missing < total else ""
         self.progress(f"downloading {self.address}: {len(arrivals)} files, {format_bytes(total)}{kept}")
-        self.meter = ProgressMeter(f"downloading {self.address}", missing, self.progress)
-        self._fetch_all(arrivals)
-        self.meter.finish()
+        with ProgressMeter(f"downloading {self.address}", missing, self.progress) as self.meter:
+            self._fetch_all(arrivals)
         if self.unchecked:
             self.progress(f"{self.address}: S3 has no checksum to compare for {', '.join(self.unchecked[:5])}")
         record = _Record(str(self.address), self.objects)

@@ -51,8 +51,11 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, progress: Callable[
     settings = TransferConfig(max_concurrency=16, multipart_chunksize=64 << 20, multipart_threshold=64 << 20)
     total = sum(path.stat().st_size for path in files)
     progress(f"uploading to {address}: {len(files)} files, {format_bytes(total)}")
-    meter = ProgressMeter(f"uploading to {address}", total, progress)
-    with s3.download_errors(address), S3Transfer(manager=create_transfer_manager(s3.client(), settings)) as transfer:
+    with (
+        s3.download_errors(address),
+        ProgressMeter(f"uploading to {address}", total, progress) as meter,
+        S3Transfer(manager=create_transfer_manager(s3.client(), settings)) as transfer,
+    ):
         for path, key in files.items():
             try:
                 transfer.upload_file(str(path), address.bucket, key, callback=meter.add)
@@ -61,7 +64,6 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, progress: Callable[
                 if error.__context__ is not None:
                     raise error.__context__ from None
                 raise DownloadError(f"{address}: {error}") from error
-    meter.finish()
 
 
 def _to_hub(directory: Path, repository: str, progress: Callable[[str], None], token: str | None) -> None:
