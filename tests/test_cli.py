@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -147,3 +148,30 @@ def test_sigterm_ends_a_command_as_ctrl_c_does_so_that_it_can_clean_up() -> None
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (143, "cleaned up\n")
+
+
+def test_a_shell_completes_commands() -> None:
+    program = "import sys; sys.argv[0] = 'djl-trtllm'; from djl_trtllm.cli import main; main()"
+    environ = {"_DJL_TRTLLM_COMPLETE": "complete_bash", "COMP_WORDS": "djl-trtllm ser", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["serve"]
+
+
+@pytest.mark.parametrize(("option", "names"), [("--log-level", "'debug', 'info',"), ("--log-format", "'text', 'json'")])
+def test_an_unknown_level_or_format_of_the_log_is_an_error_that_names_them(option: str, names: str) -> None:
+    result = runner.invoke(cli.app, ["serve", option, "loud"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert names in result.stderr
+
+
+def test_a_level_in_the_environment_is_checked_too() -> None:
+    result = runner.invoke(cli.app, ["serve", str(Path.cwd())], env={"SERVING_LOG_LEVEL": "loud"})
+    assert result.exit_code == 1
+    assert "expected one of debug, info, warning, error, critical" in result.stderr
+
+
+def test_a_level_is_one_in_capitals_too(tmp_path: Path) -> None:
+    result = runner.invoke(cli.app, ["serve", str(tmp_path / "nowhere"), "--log-level", "DEBUG"])
+    assert "no model at" in result.stderr

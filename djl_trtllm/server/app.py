@@ -6,6 +6,8 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Sequence
 from functools import partial
 from math import ceil
@@ -16,8 +18,10 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 
 from djl_trtllm.config import Options
+from djl_trtllm.config.options.choices import LogFormat
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.server.application import Application
+from djl_trtllm.server.banner import address, banner
 from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.handshake import Handshake
 from djl_trtllm.server.http_protocol import HttpProtocol
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PAGES = (("page", "/monitor"), ("docs", "/docs"))
 _FLUSH_SECONDS = 2
 """How long connections may take to send their last bytes after every request has ended."""
 
@@ -44,7 +49,9 @@ class Server(uvicorn.Server):
 
     def __init__(self, options: Options, startup: Sequence[Startup], store: Path | None) -> None:
         self.exit_status = 0
-        self.application = Application(options, startup, store, on_failed=partial(self._exit, 1))
+        self.application = Application(
+            options, startup, store, on_failed=partial(self._exit, 1), on_ready=self._show_banner
+        )
         self._options = options
         self._grpc: TritonGrpcServer | None = None
         self._interrupted = False
@@ -108,6 +115,17 @@ class Server(uvicorn.Server):
         logger.info("listening on %s://%s:%d", scheme, self._options.host, self._options.port)
         for further in further_listeners(self._options):
             logger.info("listening on %s://%s:%d as well (%s)", scheme, *further[:3])
+
+    def _show_banner(self) -> None:
+        """Where the server is, for the person who started it on a terminal."""
+        if not sys.stderr.isatty() or self._options.log_format is LogFormat.JSON:
+            return
+        scheme = "http" if self._options.certificate_file is None else "https"
+        pages = [(name, path) for name, path in _PAGES if path in self.application.paths]
+        where = address(scheme, self._options.host, self._options.port)
+        text = banner(where, list(self.application.registry.models), pages, key=bool(self.application.access.keys))
+        # A terminal that is stopped would stop the event loop.
+        threading.Thread(target=print, args=(text,), kwargs={"file": sys.stderr}, name="banner", daemon=True).start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Its streams have no end of their own.

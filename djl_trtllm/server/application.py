@@ -26,7 +26,7 @@ from djl_trtllm.server.routes import Routes
 from djl_trtllm.server.session_requests import SessionRequests
 from djl_trtllm.server.startup import Startup
 from djl_trtllm.server.triton_ports import ready_table
-from djl_trtllm.service import Registry, ServedModel, settle_garbage_collector
+from djl_trtllm.service import Registry, ServedModel, State, settle_garbage_collector
 from djl_trtllm.service.clients import Clients
 from djl_trtllm.service.sessions import open_sessions
 from djl_trtllm.telemetry import Telemetry
@@ -44,8 +44,9 @@ class Application:
     until all are ready. With `wait_until_ready` the lifespan's start ends only then, and fails if a model does. At its
     end, new requests are refused and running ones get `shutdown_timeout` seconds.
 
-    `on_failed` is called when a model does not load, and, with `fail_fast`, when one fails later. An application has
-    one lifespan, and `loop` is its event loop, None before.
+    `on_failed` is called when a model does not load, and, with `fail_fast`, when one fails later; `on_ready` when all
+    models of the start have loaded, if there are any. An application has one lifespan, and `loop` is its event loop,
+    None before. `paths` are those of its routes.
     """
 
     loop: asyncio.AbstractEventLoop | None = None
@@ -58,6 +59,7 @@ class Application:
         *,
         wait_until_ready: bool = False,
         on_failed: Callable[[], None] | None = None,
+        on_ready: Callable[[], None] | None = None,
     ) -> None:
         """Nothing is loaded yet. Raises ConfigError if the options of access, clients, traces or sessions are wrong."""
         self.options = options
@@ -72,6 +74,7 @@ class Application:
         self._startup = startup
         self._wait_until_ready = wait_until_ready
         self._on_failed = on_failed
+        self._on_ready = on_ready
         self._models = ModelRoutes(self.registry, store, options.shutdown_timeout)
         self._stall = Histogram()
         metrics = MetricsPage(self.registry, self.counts, self._stall)
@@ -89,9 +92,9 @@ class Application:
             self.clients,
         )
         self.monitor = routes.monitor
-        self._asgi = BidirectionalStreams(
-            routes.router(self._lifespan), options.max_request_size, self.bodies, self.access, self.telemetry
-        )
+        router = routes.router(self._lifespan)
+        self.paths = frozenset(getattr(route, "path", "") for route in router.routes)
+        self._asgi = BidirectionalStreams(router, options.max_request_size, self.bodies, self.access, self.telemetry)
         self._loading: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
 
@@ -157,6 +160,9 @@ class Application:
                 self._failed()
         # Not for models registered later: frozen objects are not collected when such a model is unregistered.
         settle_garbage_collector()
+        states = [self.registry.models[startup.name].state for startup in self._startup]
+        if self._on_ready is not None and states and all(state is State.READY for state in states):
+            self._on_ready()
 
     async def _watch_stalls(self) -> None:
         """Measure how late the event loop runs a timer: everything else waits as long."""

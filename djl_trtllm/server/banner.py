@@ -15,7 +15,7 @@ _BODY = '{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 64}, "s
 def banner(url: str, models: Sequence[str], pages: Sequence[tuple[str, str]], *, key: bool) -> str:
     """The lines. `pages` have a name and a path each; `key`: requests need an API key."""
     path = "/invocations" if len(models) == 1 else f"/predictions/{models[0]}"
-    headers = ["-H 'Content-Type: application/json'", *(["-H \"Authorization: Bearer $KEY\""] if key else [])]
+    headers = ["-H 'Content-Type: application/json'", *(['-H "Authorization: Bearer $KEY"'] if key else [])]
     curl = " ".join(["curl -N", shlex.quote(url + path), *headers, "-d", shlex.quote(_BODY)])
     rows = [("address", url), *((name, url + place) for name, place in pages), ("try", curl)]
     lines = [f"djl-trtllm {__version__} serves {', '.join(models)}", *(f"  {name:<8} {text}" for name, text in rows)]

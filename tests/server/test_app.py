@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,14 +13,15 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from djl_trtllm.api.lmi.dialect import Lmi
-from djl_trtllm.config import Options
+from djl_trtllm.config import Options, load
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import application
 from djl_trtllm.server.app import Server, run
+from djl_trtllm.server.application import Application
 from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.server.startup import Startup
-from djl_trtllm.service import Model
+from djl_trtllm.service import Model, State
 from tests.server.application import body
 from tests.support.asgi import Client, lifespan
 from tests.support.in_process import Hosts, played_model
@@ -317,3 +319,50 @@ def test_the_process_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(uvicorn.Server, "run", play)
     assert run(Options(), []) == status
     assert len(ran) == 1
+
+
+@pytest.mark.parametrize(
+    ("terminal", "options", "names"),
+    [
+        (True, {}, "serves story"),
+        (True, {"api_key": "secret", "inference_port": 7070}, "Bearer $KEY"),
+        (True, {"log_format": "json"}, None),
+        (False, {}, None),
+    ],
+)
+@in_virtual_time
+async def test_a_person_at_a_terminal_sees_where_the_server_is_when_it_is_ready(
+    hosts: Hosts,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    terminal: bool,
+    options: dict[str, Any],
+    names: str | None,
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    environ = {f"SERVING_{name.upper()}": str(value) for name, value in options.items()}
+    server = Server(load(None, environ).options, [preparing(tokenizer)], None)
+    async with lifespan(server.application):
+        await until(lambda: server.application.registry.models["story"].state is State.READY)
+        await asyncio.sleep(1)
+        for thread in threading.enumerate():
+            if thread.name == "banner":
+                thread.join(60)
+    shown = capsys.readouterr().err
+    assert names is None or names in shown
+    assert ("curl -N" in shown) is (names is not None)
+    assert (f"localhost:{options.get('inference_port', 8080)}/docs" in shown) is (names is not None)
+    assert "secret" not in shown
+
+
+@in_virtual_time
+async def test_a_start_with_a_model_that_does_not_load_is_not_ready(tokenizer: Tokenizer, hosts: Hosts) -> None:
+    ready: list[int] = []
+    app = Application(
+        Options(), [preparing(tokenizer), failing(LayoutError("no model"))], on_ready=lambda: ready.append(1)
+    )
+    async with lifespan(app):
+        await until(lambda: any(model.failure for model in app.registry.models.values()))
+        await asyncio.sleep(1)
+    assert ready == []
