@@ -51,6 +51,9 @@ _CODES = {
 }
 _STATUSES = {code: status for status in grpc.StatusCode for code in (status, status.value[0])}
 """gRPC's statuses, also by number."""
+_LONGEST_MS = 2**31 - 1
+_MOST_CALLS = 1024
+"""Of one connection at the same time; further ones wait in the client."""
 _FLUSH_SECONDS = 2
 """How long clients may take to read the last messages after every request has ended."""
 _HEALTH = ("ServerLive", "ServerReady", "ModelReady")
@@ -86,12 +89,9 @@ class TritonGrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises ConfigError."""
+        # A connection over HTTP has one request at a time, so its bound is that of calls here.
         self._server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", self._options.max_request_size),
-                # Otherwise a second server on this port takes half of the connections.
-                ("grpc.so_reuseport", 0),
-            ]
+            options=_channel_options(self._options), maximum_concurrent_rpcs=self._options.max_connections
         )
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(protocol.SERVICE, self._handlers()),)
@@ -257,6 +257,26 @@ class TritonGrpcServer:
         if model.state is State.DRAINING:
             raise NotReadyError(f"model {model.name} is shutting down")
         return model
+
+
+def _channel_options(options: Options) -> list[tuple[str, int]]:
+    """The bounds of HTTP, as far as gRPC has them."""
+    idle, handshake = (
+        min(round(seconds * 1000), _LONGEST_MS) for seconds in (options.keep_alive_timeout, options.header_read_timeout)
+    )
+    return [
+        ("grpc.max_receive_message_length", options.max_request_size),
+        ("grpc.max_metadata_size", options.max_header_size),
+        ("grpc.absolute_max_metadata_size", options.max_header_size),
+        ("grpc.max_allowed_incoming_connections", options.max_connections),
+        ("grpc.max_concurrent_streams", _MOST_CALLS),
+        ("grpc.server_handshake_timeout_ms", handshake),
+        ("grpc.max_connection_idle_ms", idle),
+        # A client that has vanished leaves a stream open, which the pings of an open connection notice.
+        ("grpc.keepalive_time_ms", idle),
+        # Otherwise a second server on this port takes half of the connections.
+        ("grpc.so_reuseport", 0),
+    ]
 
 
 def _headers(context: Any) -> dict[str, str]:

@@ -28,22 +28,22 @@ class Client:
     """A client of the methods, by name."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+        self.channel = channel
 
     async def ask(self, method: str, **fields: Any) -> Any:
         request = protocol.message(f"{method}Request")(**fields).SerializeToString()
-        data = await self._channel.unary_unary(SERVICE + method)(request, timeout=60)
+        data = await self.channel.unary_unary(SERVICE + method)(request, timeout=60)
         return protocol.message(f"{method}Response").FromString(data)
 
     async def ask_raw(self, method: str) -> Any:
-        return await self._channel.unary_unary(SERVICE + method)(b"", timeout=60)
+        return await self.channel.unary_unary(SERVICE + method)(b"", timeout=60)
 
     async def infer(self, data: bytes) -> Any:
-        answer = await self._channel.unary_unary(SERVICE + "ModelInfer")(data, timeout=60)
+        answer = await self.channel.unary_unary(SERVICE + "ModelInfer")(data, timeout=60)
         return protocol.ModelInferResponse.FromString(answer)
 
     def stream(self, *pairs: tuple[str, str]) -> Any:
-        return self._channel.stream_stream(SERVICE + "ModelStreamInfer")(metadata=pairs, timeout=60)
+        return self.channel.stream_stream(SERVICE + "ModelStreamInfer")(metadata=pairs, timeout=60)
 
 
 @asynccontextmanager
@@ -285,5 +285,52 @@ def test_a_port_is_that_of_one_server_and_messages_are_bounded() -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as error:
                 await client.ask("ModelReady", name="x" * 200)
             assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    asyncio.run(run())
+
+
+def test_metadata_are_bounded_as_headers() -> None:
+    async def run() -> None:
+        async with served(Registry(), max_header_size=2048) as (_, client):
+            assert (await client.ask("ServerLive")).live
+            call = client.channel.unary_unary(SERVICE + "ServerLive")
+            await call(b"", metadata=(("x", "a" * 1000),))
+            with pytest.raises(grpc.aio.AioRpcError, match="metadata size exceeds") as error:
+                await call(b"", metadata=(("x", "a" * 3000),))
+            assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    asyncio.run(run())
+
+
+def test_connections_are_bounded_and_end_when_they_are_idle() -> None:
+    async def ended(reader: asyncio.StreamReader) -> bool:
+        try:
+            while await reader.read(4096):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+    async def run() -> None:
+        async with served(Registry(), max_connections=2, header_read_timeout=0.1) as (server, _):
+            streams = [await asyncio.open_connection("127.0.0.1", server.bound_port) for _ in range(4)]
+            # Two at once, because they are too many; two when nothing was said for the time of a handshake.
+            assert await asyncio.wait_for(asyncio.gather(*(ended(reader) for reader, _ in streams)), 60)
+            for _, writer in streams:
+                writer.close()
+
+    asyncio.run(run())
+
+
+def test_calls_are_bounded_as_connections_of_http() -> None:
+    async def run() -> None:
+        async with served(Registry(), max_connections=1) as (_, client):
+            stream = client.channel.stream_stream(SERVICE + "ModelStreamInfer")()
+            await stream.write(protocol.ModelInferRequest().SerializeToString())
+            assert await stream.read()  # the error of an empty request
+            with pytest.raises(grpc.aio.AioRpcError, match="Concurrent RPC limit exceeded") as error:
+                await client.ask("ServerLive")
+            assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            stream.cancel()
 
     asyncio.run(run())
