@@ -26,6 +26,7 @@ from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.handshake import Handshake
 from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.server.listeners import further_listeners, listen
+from djl_trtllm.server.monitor.routes import PAGE as MONITOR
 from djl_trtllm.server.startup import Startup
 from djl_trtllm.server.tls import tls_arguments
 from djl_trtllm.server.triton_ports import listen_grpc
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PAGES = (("page", "/monitor"), ("docs", "/docs"))
 _FLUSH_SECONDS = 2
 """How long connections may take to send their last bytes after every request has ended."""
 
@@ -121,7 +121,9 @@ class Server(uvicorn.Server):
         if not sys.stderr.isatty() or self._options.log_format is LogFormat.JSON:
             return
         scheme = "http" if self._options.certificate_file is None else "https"
-        pages = [(name, path) for name, path in _PAGES if path in self.application.paths]
+        pages = [("docs", "/docs")]
+        if self._options.monitor is not False:  # by default it is there for clients of this machine
+            pages.insert(0, ("page", MONITOR))
         where = address(scheme, self._options.host, self._options.port)
         text = banner(where, list(self.application.registry.models), pages, key=bool(self.application.access.keys))
         # A terminal that is stopped would stop the event loop.

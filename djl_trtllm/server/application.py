@@ -46,7 +46,7 @@ class Application:
 
     `on_failed` is called when a model does not load, and, with `fail_fast`, when one fails later; `on_ready` when all
     models of the start have loaded, if there are any. An application has one lifespan, and `loop` is its event loop,
-    None before. `paths` are those of its routes.
+    None before.
     """
 
     loop: asyncio.AbstractEventLoop | None = None
@@ -92,9 +92,9 @@ class Application:
             self.clients,
         )
         self.monitor = routes.monitor
-        router = routes.router(self._lifespan)
-        self.paths = frozenset(getattr(route, "path", "") for route in router.routes)
-        self._asgi = BidirectionalStreams(router, options.max_request_size, self.bodies, self.access, self.telemetry)
+        self._asgi = BidirectionalStreams(
+            routes.router(self._lifespan), options.max_request_size, self.bodies, self.access, self.telemetry
+        )
         self._loading: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
 

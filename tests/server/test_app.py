@@ -326,6 +326,7 @@ def test_the_process_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatc
     [
         (True, {}, "serves story"),
         (True, {"api_key": "secret", "inference_port": 7070}, "Bearer $KEY"),
+        (True, {"monitor": "false"}, "serves story"),
         (True, {"log_format": "json"}, None),
         (False, {}, None),
     ],
@@ -353,6 +354,7 @@ async def test_a_person_at_a_terminal_sees_where_the_server_is_when_it_is_ready(
     assert names is None or names in shown
     assert ("curl -N" in shown) is (names is not None)
     assert (f"localhost:{options.get('inference_port', 8080)}/docs" in shown) is (names is not None)
+    assert ("/monitor" in shown) is (names is not None and "monitor" not in options)
     assert "secret" not in shown
 
 
