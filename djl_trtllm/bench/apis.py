@@ -102,10 +102,12 @@ class Requests:
             body[field] |= extra
         return self.client.target.request(self.api.path.format(model=self.model), orjson.dumps(body))
 
-    def stream(self, prompt: Prompt, intended: float) -> Stream:
-        # Triton's events have no counts: there the requested length is the count, if the server follows it.
-        known = self.name != "triton" or self.ignores_end
-        return Stream(intended, prompt.output_tokens if known and self.ignores_end else 0)
+    def reader(self, prompt: Prompt, intended: float) -> Reader:
+        """Of the stream that answers a prompt."""
+        # LMI answers chat messages as OpenAI's events.
+        kind = EventReader if self.name == "lmi" and prompt.messages is not None else self.api.reader
+        # The requested length is the count where the server reports none, if outputs have that length.
+        return kind(Stream(intended, prompt.output_tokens if self.ignores_end else 0))
 
     async def prepare(self, prompts: Iterator[Prompt]) -> None:
         """Find the model and the extras that the server accepts with small requests.
@@ -116,8 +118,8 @@ class Requests:
             self.model = await self._first_model()
         prompt = next(prompts)._replace(output_tokens=_PROBE_TOKENS)
         while True:
-            stream = self.stream(prompt, clock())
-            reader = self.api.reader(stream)
+            reader = self.reader(prompt, clock())
+            stream = reader.stream
             status = await self.client.send(self.make(prompt), reader)
             if stream.error is None:
                 return

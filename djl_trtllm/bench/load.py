@@ -164,9 +164,10 @@ class Run:
     async def _one(self, intended: float) -> Stream:
         prompt = next(self._prompts)
         requests = self._requests
-        stream = requests.stream(prompt, intended)
+        reader = requests.reader(prompt, intended)
+        stream = reader.stream
         self._live.add(stream)
-        await requests.client.send(requests.make(prompt), requests.api.reader(stream))
+        await requests.client.send(requests.make(prompt), reader)
         self._live.discard(stream)
         self._last = max(self._last, stream.ended or 0.0)
         if stream.error is None:

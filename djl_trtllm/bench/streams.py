@@ -173,7 +173,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class EventReader(_Lines):
-    """OpenAI's events, and those of Triton's `generate_stream`."""
+    """OpenAI's events, also as LMI's lines without `data:`, and those of Triton's `generate_stream`."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
@@ -183,10 +183,11 @@ class EventReader(_Lines):
     def read(self, lines: bytes, now: float) -> None:
         stream, count = self.stream, 0
         for line in lines.splitlines():
-            if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
-                continue
+            line = line.removeprefix(b"data:").lstrip()
+            if not line.startswith(b"{"):
+                continue  # other fields of events, blank lines, the end mark
             try:
-                event = _decode(line[5:])
+                event = _decode(line)
             except msgspec.MsgspecError:
                 stream.error = stream.error or f"an event that is not understood: {_text(line)}"
                 continue

@@ -10,6 +10,7 @@ import pytest
 from djl_trtllm.bench.apis import APIS, Requests, tokens_per_word
 from djl_trtllm.bench.client import Client, Target
 from djl_trtllm.bench.prompts import Prompt, synthetic
+from djl_trtllm.bench.streams import EventReader, Reader, TokenReader
 from djl_trtllm.errors import BenchmarkError
 from tests.support.stub_http import Asked, streamed, stub_server, usage_events, whole
 
@@ -102,6 +103,16 @@ def test_messages_go_to_chat_as_they_are() -> None:
     assert made("completions", prompt)[1]["prompt"] == "hello"
 
 
+@pytest.mark.parametrize(
+    ("api", "text", "chat"),
+    [("chat", EventReader, EventReader), ("lmi", TokenReader, EventReader), ("tgi", TokenReader, TokenReader)],
+)
+def test_the_reader_follows_what_is_asked(api: str, text: type[Reader], chat: type[Reader]) -> None:
+    requests = Requests(Client(TARGET, 1.0), api, "m", {}, ignore_end=True)
+    assert type(requests.reader(Prompt(5, "hello"), 1.0)) is text
+    assert type(requests.reader(Prompt(5, messages=MESSAGES), 1.0)) is chat
+
+
 def prepared(refuses: set[str], **options: Any) -> tuple[Requests, list[Asked]]:
     """Requests for a server that refuses bodies with these words."""
     seen: list[Asked] = []
@@ -175,7 +186,7 @@ def test_a_refusal_says_what_to_do(status: int, advice: str) -> None:
 def test_only_a_known_length_is_the_count_of_a_server_that_reports_none() -> None:
     for ignore, expected in ((True, 5), (False, 0)):
         requests = Requests(Client(TARGET, 1.0), "triton", None, {}, ignore_end=ignore)
-        assert requests.stream(Prompt(5, "a"), 1.5).requested == expected
+        assert requests.reader(Prompt(5, "a"), 1.5).stream.requested == expected
         assert requests.model == "ensemble"
 
 

@@ -104,6 +104,11 @@ def test_an_error_event_has_its_message() -> None:
     assert stream.error == "error in the stream: too long"
 
 
+def test_lmis_lines_of_a_chat_are_events_too() -> None:
+    line = b'{"choices":[{"delta":{"content":"a"}}]}\n'
+    assert list(read(EventReader(Stream(0.0)), line, line).times) == [0.0, 1.0]
+
+
 def test_an_event_that_is_no_json_is_an_error() -> None:
     stream = read(EventReader(Stream(0.0)), event("a"), b"data: {nonsense\n\n")
     assert stream.error is not None and "nonsense" in stream.error
