@@ -92,6 +92,7 @@ def main() -> None:
             page.screenshot(path=FOLDER / f"{name}.png", full_page=name == "monitor-320")
         over.set()
         browser.close()
+        assert server.process.poll() is None, "\n".join(server.log[-40:])
 
 
 if __name__ == "__main__":

@@ -64,8 +64,6 @@ class Model:
     custom: CustomFormatters | None
     gpus: int
     """GPUs per engine process."""
-    backend: str = ""
-    """The value of `option.backend` that the plan is for: never `auto`."""
 
     @property
     def options(self) -> Options:
@@ -214,17 +212,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
             "the environment, or serve a copy of the directory",
             code,
         )
-    return Model(
-        source.name,
-        source.directory,
-        config,
-        tokenizer,
-        start,
-        limits,
-        custom,
-        engine_plan.gpus,
-        str(engine_plan.backend),
-    )
+    return Model(source.name, source.directory, config, tokenizer, start, limits, custom, engine_plan.gpus)
 
 
 def _lengths(engine_plan: EnginePlan) -> str:

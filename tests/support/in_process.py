@@ -51,7 +51,7 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
         max_seq_len=config.options.max_seq_len or config.options.max_input_len + config.options.max_output_len,
         max_resumes=config.options.retry_threshold if config.options.resume_after_restart else 0,
     )
-    return Model("story", directory, config, tokenizer, start, limits, None, 0, "scripted")
+    return Model("story", directory, config, tokenizer, start, limits, None, 0)
 
 
 async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:

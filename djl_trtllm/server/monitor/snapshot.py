@@ -8,8 +8,7 @@ from typing import Any
 
 from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.batching.statistics import Histogram
-from djl_trtllm.errors import NotReadyError
-from djl_trtllm.executor.protocol import Stats
+from djl_trtllm.server.model_figures import ModelFigures
 from djl_trtllm.service import Registry, ServedModel
 from djl_trtllm.version import __version__
 
@@ -38,30 +37,30 @@ def snapshot(registry: Registry, name: str | None, began: float, now: float) -> 
 
 
 def _model(model: ServedModel, began: float) -> dict[str, Any]:
-    statistics = model.statistics
-    batches = [worker.batch for worker in model.workers if worker.batch is not None]
+    figures = ModelFigures.of(model)
+    statistics = figures.statistics
     live = list(statistics.live.values())
-    running = sum(batch.running for batch in batches)
     prefill = sum(each.sequences for each in live if each.started is not None and each.first_token_at is None)
     failure = model.failure
     return {
-        "name": model.name,
+        "name": figures.name,
         "state": model.state.value,
         "failure": None if failure is None else str(failure).partition("\n")[0][:_LONGEST_FAILURE],
-        "workers": len(model.workers),
-        "restarts": model.restarts,
-        **_plan(model),
-        "memory": sum(worker.memory for worker in model.workers) or None,
+        "engine": figures.engine,
+        "workers": figures.workers,
+        "restarts": figures.restarts,
+        "limits": _limits(model, figures),
+        "memory": figures.memory,
         "live": len(live),
-        "running": running,
-        "prefill": min(prefill, running),
-        "waiting": sum(batch.waiting for batch in batches),
+        "running": figures.running,
+        "prefill": min(prefill, figures.running),
+        "waiting": figures.waiting,
         "requests": statistics.requests,
         "prompt_tokens": statistics.prompt_tokens,
         "reused_prompt_tokens": statistics.reused_prompt_tokens,
         "generated_tokens": statistics.generated_tokens,
         "finished": {reason.name.lower(): count for reason, count in statistics.finished.items()},
-        "kv": _kv_cache([batch.engine_stats for batch in batches]),
+        "kv": {"usage": figures.kv_usage, "blocks": figures.kv_blocks, "used": figures.kv_blocks_used},
         "latency": {
             "first_token": _buckets(statistics.time_to_first_token),
             "inter_token": _buckets(statistics.inter_token_latency),
@@ -70,32 +69,17 @@ def _model(model: ServedModel, began: float) -> dict[str, Any]:
     }
 
 
-def _plan(model: ServedModel) -> dict[str, Any]:
-    """Engine, and limits of all workers together; None until the model is prepared."""
-    try:
-        prepared = model.model
-    except NotReadyError:
-        return {"engine": None, "limits": None}
-    limits, workers = prepared.limits, len(model.workers)
+def _limits(model: ServedModel, figures: ModelFigures) -> dict[str, int | None] | None:
+    """Sequences of all workers together, and tokens; None until there is an engine."""
+    if figures.max_running is None:
+        return None
+    limits = model.model.limits
     return {
-        "engine": prepared.backend,
-        "limits": {
-            "batch": limits.max_batch_size * workers,
-            "queue": limits.max_queue_size * workers,
-            "prompt": limits.max_input_len,
-            "sequence": limits.max_seq_len,
-        },
+        "batch": figures.max_running,
+        "queue": figures.max_waiting,
+        "prompt": limits.max_input_len,
+        "sequence": limits.max_seq_len,
     }
-
-
-def _kv_cache(stats: list[Stats]) -> dict[str, Any]:
-    """Of several workers the largest values, as in the metrics; None for what no engine reports."""
-    fields = (("usage", "kv_usage"), ("blocks", "kv_blocks"), ("used", "kv_blocks_used"))
-    found = {
-        name: max((value for each in stats if (value := getattr(each, field)) is not None), default=None)
-        for name, field in fields
-    }
-    return found if found["blocks"] else {**found, "blocks": None, "used": None}
 
 
 def _buckets(histogram: Histogram) -> dict[str, Any]:

@@ -36,9 +36,8 @@ def test_lanes_occupancy_and_numbers_are_those_of_the_metrics(server: Server, op
     server.generate(FAILS)
     leave_early(server)
     with standing_still(server):
-        page.locator('[data-tile="waiting"] .value', has_text="2").wait_for()
-        assert tile(page, "running").startswith(f"Running {LIMIT} / {LIMIT}")
-        assert tile(page, "waiting").startswith("Queued 2 / 20")
+        wait_until(lambda: tile(page, "running").startswith(f"Running {LIMIT} / {LIMIT}"), what="all places taken")
+        wait_until(lambda: tile(page, "waiting").startswith("Queued 2 / 20"), what="two that wait")
         wait_until(lambda: has_colour(page, "decode"), what="lanes that decode")
         assert all(has_colour(page, name) for name in ("queued", "finished", "cancelled", "failed"))
         occupancy = page.locator("#occupancy .plot").get_attribute("aria-label")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.integration.monitor.page import Open, Seen, live
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model
 from tests.support.server import Server, serving
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +31,10 @@ def test_one_page_too_many_says_so_and_gets_its_turn(server: Server, open_page: 
     assert page.locator("#notice").is_hidden()
 
 
+def shows(page: Any, model: str) -> bool:
+    return str(page.title()).startswith(model)
+
+
 def test_several_models_have_a_selector(tmp_path: Path, open_page: Open) -> None:
     store = tmp_path / "store"
     for name in ("fable", "story"):
@@ -38,7 +45,7 @@ def test_several_models_have_a_selector(tmp_path: Path, open_page: Open) -> None
         assert page.locator("#model option").all_inner_texts() == ["fable", "story"]
         for name in ("story", "fable"):
             page.select_option("#model", name)
-            page.wait_for_function(f"document.title.startsWith('{name}')")
+            wait_until(partial(shows, page, name), what="the other model")
             answer = server.http.post(f"/predictions/{name}", content=body(4), headers=JSON)
             assert answer.status_code == 200
             page.locator('[data-tile="waiting"]', has_text="1 requests in all").wait_for()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import orjson
 import pytest
@@ -199,32 +198,16 @@ async def test_limits_are_those_of_all_workers(hosts: Hosts, tokenizer: Tokenize
     await model.close()
 
 
-@pytest.mark.parametrize(
-    ("stats", "shown"),
-    [
-        ((Stats(kv_usage=0.5),), {"usage": 0.5, "blocks": None, "used": None}),
-        ((Stats(kv_usage=0.5, kv_blocks=8, kv_blocks_used=4),), {"usage": 0.5, "blocks": 8, "used": 4}),
-        (
-            (Stats(kv_usage=0.5, kv_blocks=8, kv_blocks_used=4), Stats(kv_usage=0.2, kv_blocks=20, kv_blocks_used=3)),
-            {"usage": 0.5, "blocks": 20, "used": 4},
-        ),
-    ],
-)
 @in_virtual_time
-async def test_the_kv_cache_is_as_in_the_metrics(stats: tuple[Stats, ...], shown: dict[str, Any]) -> None:
+async def test_the_kv_cache_is_as_in_the_metrics(hosts: Hosts, tokenizer: Tokenizer) -> None:
     model = ServedModel("story", "/story")
-    for number, each in enumerate(stats):
-        batch = SimpleNamespace(engine_stats=each, running=0, waiting=0)
-        worker = SimpleNamespace(batch=batch, state=model.state, restarts=0, memory=7, failure=None)
-        worker.model = SimpleNamespace(limits=played_limits(), backend="tensorrt")
-        model.workers[number:] = [cast(Any, worker)]
-    found = told(model)["model"]
-    assert found["kv"] == shown
-    assert found["memory"] == 7 * len(stats)
-
-
-def played_limits() -> Any:
-    return SimpleNamespace(max_batch_size=1, max_queue_size=1, max_input_len=1, max_seq_len=1)
+    await model.load(lambda: played_model(tokenizer), 2)
+    assert told(model)["model"]["kv"] == {"usage": None, "blocks": None, "used": None}
+    for worker, usage in zip(model.workers, (0.5, 0.25), strict=True):
+        assert worker.batch is not None
+        worker.batch.engine_stats = Stats(kv_usage=usage, kv_blocks=8, kv_blocks_used=3)
+    assert told(model)["model"]["kv"] == {"usage": 0.5, "blocks": 16, "used": 6}
+    await model.close()
 
 
 @in_virtual_time

@@ -78,6 +78,7 @@ export class Lanes {
   now() { return this.paused ? this.stopped : performance.now() - (this.offset ?? 0); }
 
   pause(paused) {
+    if (paused === this.paused) return;
     this.stopped = this.now();
     this.paused = paused;
     if (!paused) this.offset = null;

@@ -43,10 +43,14 @@ const events = new Events({
     if (paused) return;
     $("access").hidden = $("notice").hidden = true;
     $("link").textContent = "live";
+    if (lanes.paused) lanes.pause(false);
     latest = { ...data, at: performance.now() };
     show(data);
   },
-  link(text) { $("link").textContent = text; },
+  link(text) {
+    $("link").textContent = text;
+    lanes.pause(true); // nobody knows what goes on there
+  },
   refused(status, text) {
     $("link").textContent = `refused (${status})`;
     if (status === 401 || status === 403) {
