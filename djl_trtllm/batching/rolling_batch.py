@@ -19,13 +19,12 @@ from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.batching.translation import Translator
 from djl_trtllm.batching.waiting_queue import WaitingQueue
 from djl_trtllm.errors import (
-    GenerationError,
     InvalidRequestError,
     OverloadedError,
     RequestError,
     RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Delta, Refusal, Stats, Step
+from djl_trtllm.executor.protocol import Delta, Stats, Step
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, Consumer, FinishReason, GenerationRequest, Origin
 
@@ -318,33 +317,29 @@ class RollingBatch:
 
     def _receive(self, slot: Slot, delta: Delta) -> None:
         """Process one iteration's delta of a sequence; the terminal delta frees its slot."""
-        sequence = slot.sequence
+        sequence, finish = slot.sequence, delta.finish
         if delta.cached_tokens and not slot.moves:  # what it had before was counted
             self.statistics.prompt_reused(slot.state.record, delta.cached_tokens)
-        moved = delta.finish is FinishReason.CANCELLED and delta.request_id in self._moving
         if sequence.finished is None:
             slot.token_ids += delta.token_ids
             if not sequence.take(delta.token_ids, delta.logprobs):
-                if not delta.finish:
+                if not finish:
                     self._cancel(delta.request_id, slot)
-            elif moved and slot.complete:
-                sequence.finish(FinishReason.LENGTH)
-            elif delta.finish and not moved:
-                sequence.finish(self._reason(delta), _error(delta))
-        if delta.finish:
+            elif finish:
+                self._finish(slot, delta)
+        if finish:
             self._leave(delta.request_id, slot)
             if sequence.finished is None:
                 self._waiting.put_back(delta.request_id, slot)
             else:
                 self._release(slot)
 
-    def _reason(self, delta: Delta) -> FinishReason:
-        """An executor does not distinguish the model's end tokens from other stop ids."""
-        assert delta.finish is not None
-        if delta.finish in (FinishReason.STOP, FinishReason.END_TOKEN):
-            ended_by = delta.token_ids[-1] if delta.token_ids else None
-            return FinishReason.END_TOKEN if ended_by in self._tokenizer.end_ids else FinishReason.STOP
-        return delta.finish
+    def _finish(self, slot: Slot, delta: Delta) -> None:
+        """The executor has ended a sequence. One that gave its place away goes on, if it has not all its tokens."""
+        if delta.finish is not FinishReason.CANCELLED or delta.request_id not in self._moving:
+            slot.sequence.finish(*self._translator.ending(delta))
+        elif slot.complete:
+            slot.sequence.finish(FinishReason.LENGTH)
 
     def _abort(self, state: RequestState, reason: FinishReason, error: RequestError | None) -> None:
         for request_id in state.ids:
@@ -392,9 +387,3 @@ class RollingBatch:
         finished = times.count
         mean = times.sum / finished if finished else 1.0
         return max(1, min(30, math.ceil(mean * self.waiting / self.limits.max_batch_size)))
-
-
-def _error(delta: Delta) -> RequestError | None:
-    if isinstance(delta.error, Refusal):
-        return InvalidRequestError(delta.error.message)
-    return GenerationError(delta.error) if delta.error else None

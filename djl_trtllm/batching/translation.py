@@ -1,4 +1,4 @@
-"""Turns a request into executor messages (token ids) and into the sequences that decode their output."""
+"""Turns a request into executor messages (token ids) and the sequences that decode their output, and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from djl_trtllm.batching.ranked_sequence import RankedSequence
 from djl_trtllm.batching.sequence import OutputSequence
-from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.errors import GenerationError, InvalidRequestError, RequestError
+from djl_trtllm.executor.protocol import Delta, Refusal, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, GenerationRequest
 
@@ -55,6 +56,18 @@ class Translator:
             )
             for index in range(sampling.sequences)
         ]
+
+    def ending(self, delta: Delta) -> tuple[FinishReason, RequestError | None]:
+        """How the executor has ended a sequence. It does not distinguish the model's end tokens from other stop ids."""
+        assert delta.finish is not None
+        if isinstance(delta.error, Refusal):
+            return delta.finish, InvalidRequestError(delta.error.message)
+        if delta.error:
+            return delta.finish, GenerationError(delta.error)
+        if delta.finish in (FinishReason.STOP, FinishReason.END_TOKEN):
+            ended_by = delta.token_ids[-1] if delta.token_ids else None
+            return FinishReason.END_TOKEN if ended_by in self._tokenizer.end_ids else FinishReason.STOP, None
+        return delta.finish, None
 
     def message(
         self,

@@ -75,7 +75,7 @@ def test_tokens_that_arrive_together_share_the_time_since_those_before_them(toke
     gaps = bench.statistics.inter_token_latency
     # Every token but the first has a gap, and together they are the time from the first to the last.
     assert (gaps.sum, sum(gaps.counts)) == (12, 5)
-    assert [bound for bound, count in zip(gaps.bounds, gaps.counts, strict=False) if count] == [0.001, 2.5, 10.0]
+    assert [bound for bound, count in zip(gaps.bounds, gaps.counts, strict=False) if count] == [0.0005, 2.5, 7.5]
     assert gaps.counts[gaps.bounds.index(2.5)] == 3
 
 
