@@ -106,7 +106,7 @@ class Requests:
         """Of the stream that answers a prompt."""
         # LMI answers chat messages as OpenAI's events.
         kind = EventReader if self.name == "lmi" and prompt.messages is not None else self.api.reader
-        # The requested length is the count where the server reports none, if outputs have that length.
+        # Where the server reports no number of tokens it is the requested one, if outputs have that length.
         return kind(Stream(intended, prompt.output_tokens if self.ignores_end else 0))
 
     async def prepare(self, prompts: Iterator[Prompt]) -> None:

@@ -119,7 +119,7 @@ def test_what_a_page_says_of_a_status_is_in_the_place_of_the_errors() -> None:
 def test_errors_are_those_that_the_dialect_makes() -> None:
     made = described(DEFAULT, throttle_error_http_code=499)
     responses = made["paths"]["/invocations"]["post"]["responses"]
-    assert sorted(responses) == ["200", "400", "401", "403", "404", "413", "424", "499", "500", "503"]
+    assert sorted(responses) == ["200", "400", "401", "403", "404", "413", "424", "429", "499", "500", "503"]
     overloaded = resolved(made, responses["499"])
     assert overloaded["description"] == "The request queue is full"
     assert list(overloaded["headers"]) == ["Retry-After"]

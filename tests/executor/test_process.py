@@ -247,7 +247,7 @@ def test_iterations_are_sent_with_the_state_after_them() -> None:
     first = [Delta(1, [5], None, FinishReason.LENGTH), Delta(2, [5])]
     assert script.sent == [
         Step(first, Stats(running=1, kv_usage=0.25)),
-        Step([Delta(2, [6], None, FinishReason.LENGTH)], Stats()),
+        Step([Delta(2, [6], None, FinishReason.LENGTH)], Stats(kv_usage=0.0)),
     ]
 
 

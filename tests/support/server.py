@@ -157,6 +157,10 @@ class Server:
         samples = re.findall(rf"^djl_trtllm_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
         return sum(float(value) for given, value in samples if all(label in given for label in wanted))
 
+    def has_metric(self, name: str) -> bool:
+        """Whether the metric `djl_trtllm_NAME` is there now."""
+        return f"# TYPE djl_trtllm_{name} " in self.http.get("/metrics").text
+
     def finished(self, reason: str) -> float:
         """How many sequences have ended so."""
         return self.metric("finished_total", reason=reason)

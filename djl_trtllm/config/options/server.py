@@ -121,7 +121,6 @@ class ServerOptions(OptionGroup):
         "Whether `/monitor` is there, the live page of requests, batch and latencies (docs/monitor.md). It has no text "
         "of requests. With API keys its numbers need one with the role `metrics`.",
         key="monitor",
-        aliases=("option.monitor",),
         example="true",
         default_note="for browsers on this machine only, at a loopback address",
         effect="the live page",

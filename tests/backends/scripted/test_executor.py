@@ -191,7 +191,7 @@ def test_a_prompt_is_computed_in_the_first_iteration_and_holds_the_others_up(clo
 def test_limits_and_statistics_are_those_of_the_script() -> None:
     executor = ScriptedExecutor(max_sequences=4, kv_blocks=9, block_size=16, max_seq_len=100)
     assert executor.limits == Limits(max_sequences=4, kv_blocks=9, block_size=16, max_seq_len=100)
-    assert executor.stats() == Stats()
+    assert executor.stats() == Stats(kv_usage=0.0)
     submit(executor, 1, 5)
     executor.step()
     assert executor.stats() == Stats(running=1, kv_usage=0.25)

@@ -130,7 +130,8 @@ def test_the_engines_statistics_are_metrics(start: Callable[..., Server]) -> Non
     with server.connect() as connection:
         connection.sendall(raw_post(body(100_000, stream=True)))
         read_until(connection, b"token")
-        wait_until(lambda: server.metric("engine_iterations") > 0)
+        # Before the engine's first iteration it is unknown, and not there.
+        wait_until(lambda: server.has_metric("engine_iterations") and server.metric("engine_iterations") > 0)
         assert 0 < server.metric("kv_cache_used_blocks") < server.metric("kv_cache_blocks")
         assert server.metric("engine_iteration_seconds") > 0.01
     wait_until(lambda: server.metric("running") == 0)

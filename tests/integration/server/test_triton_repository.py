@@ -37,7 +37,7 @@ def test_it_listens_on_tritons_ports_and_prints_tritons_table(tmp_path: Path) ->
     http, metrics = free_port(), free_port()
     ports = {"SERVING_TRITON_HTTP_PORT": str(http), "SERVING_TRITON_METRICS_PORT": str(metrics)}
     with serving(repository(tmp_path), **ports) as server:
-        assert TABLE in "\n".join(server.log)
+        assert TABLE in "\n".join(line.strip() for line in server.log)
         with triton.InferenceServerClient(f"127.0.0.1:{http}") as client:
             assert client.is_server_ready() and client.is_model_ready("ensemble")
             assert {model["name"] for model in client.get_model_repository_index()} >= set(MODELS)
@@ -81,7 +81,7 @@ def test_the_script_of_the_workflow_does_the_same(tmp_path: Path, monkeypatch: p
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     server = Server(repository(tmp_path), {"PATH": path}, program=(str(program),))
     with running(server):
-        assert TABLE in "\n".join(server.log)
+        assert TABLE in "\n".join(line.strip() for line in server.log)
 
 
 def test_the_script_says_how_it_is_used() -> None:
