@@ -16,7 +16,7 @@ import pytest
 from tests.support import observed
 from tests.support.client import Answer, exchange, lmi
 from tests.support.prompts import SHORT, story
-from tests.support.server import Server, running
+from tests.support.server import POOL, Server, running
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -61,8 +61,9 @@ def level(server: Server, count_file: Path) -> dict[str, int]:
 
 
 def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """What is more than before."""
-    return {name: after[name] for name in before if after[name] > before[name]}
+    """What is more than before; asyncio keeps threads for what blocks, from the first such work on."""
+    room = {"threads": POOL}
+    return {name: after[name] for name in before if after[name] > before[name] + room.get(name, 0)}
 
 
 def requests() -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ _USUAL = {
 """Servers of Triton repositories run beside each other."""
 _LEEWAY = 2
 """A connection is one descriptor, and a new host may have taken another number of pipes."""
-_POOL = min(32, (os.cpu_count() or 1) + 4)
+POOL = min(32, (os.cpu_count() or 1) + 4)
 """Threads that asyncio keeps for what blocks, as soon as there was work for so many."""
 
 _running: list[Server] = []
@@ -224,7 +224,7 @@ class Server:
         descriptors, threads = self._at_rest
         wait_until(self.idle, what="waiting and running at 0")
         wait_until(lambda: self.process.num_fds() <= descriptors + _LEEWAY, what=f"{descriptors} file descriptors")
-        wait_until(lambda: self.process.num_threads() <= threads + _POOL, what=f"{threads} threads")
+        wait_until(lambda: self.process.num_threads() <= threads + POOL, what=f"{threads} threads")
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
