@@ -55,8 +55,9 @@ def test_lanes_occupancy_and_numbers_are_those_of_the_metrics(server: Server, op
         first = page.locator("#first-token .bars").get_attribute("aria-label")
         assert first.endswith(f", of {server.metric('time_to_first_token_seconds_count'):.0f}")
         page.click("#as-table")
+        wait_until(lambda: states(page).get("queued") == 2, what="the table with two that wait")
         found = states(page)
-        assert (found["queued"], found["cancelled"], found["failed"]) == (2, 1, 1)
+        assert (found["cancelled"], found["failed"]) == (server.finished("cancelled"), server.finished("error"))
         assert found["decoding"] + found.get("prefill", 0) == LIMIT
         assert found["finished"] == server.finished("length") + server.finished("eos_token")
     page.locator('[data-tile="running"] .value', has_text="0 / 4").wait_for()
@@ -86,7 +87,8 @@ def test_a_story_streams_and_its_lane_is_there(server: Server, open_page: Open) 
     assert page.locator("#told").inner_text().startswith("the wolf and the hood")
     assert len(page.locator("#told").inner_text()) > len("the wolf and the hood")
     page.click("#as-table")
-    wait_until(lambda: [row[4] for row in rows(page) if row[0].startswith("page-")] == ["12"], what="its row")
+    # Other tests tell stories on this server, too.
+    wait_until(lambda: "12" in [row[4] for row in rows(page) if row[0].startswith("page-")], what="its row")
 
 
 def test_a_story_can_be_stopped_and_an_error_is_shown(server: Server, open_page: Open, seen: Seen) -> None:
