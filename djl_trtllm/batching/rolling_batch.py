@@ -236,6 +236,7 @@ class RollingBatch:
     def process(self, steps: Sequence[Step]) -> None:
         """Process the executor's iterations: each consumer gets one chunk per sequence, then freed slots are filled."""
         touched: dict[int, Slot] = {}
+        running = len(self._running)
         for step in steps:
             for delta in step.deltas:
                 slot = self._running.get(delta.request_id)
@@ -247,7 +248,8 @@ class RollingBatch:
         self.statistics.tokens_generated(touched.values(), self._clock())
         for slot in touched.values():
             self._deliver(slot)
-        self._schedule()
+        if len(self._running) < running:  # nothing else makes room, and looking takes longer the more clients wait
+            self._schedule()
 
     def cancel(self, state: RequestState) -> None:
         """End a request whose client has disconnected."""
@@ -255,7 +257,7 @@ class RollingBatch:
         self._schedule()
 
     def expire(self, timeout: float) -> None:
-        """End the requests that arrived more than `timeout` seconds ago."""
+        """End the requests that arrived more than `timeout` seconds ago. To be called several times a second."""
         oldest = self._clock() - timeout
         late = {
             id(slot.state): slot.state
@@ -265,8 +267,7 @@ class RollingBatch:
         for state in late.values():
             error = RequestTimeoutError(f"the request did not finish within predict_timeout={timeout:g} seconds")
             self._abort(state, FinishReason.ERROR, error)
-        if late:
-            self._schedule()
+        self._schedule()  # also, a place that was kept for another client may be free by now
 
     def fail(self, error: RequestError) -> None:
         """End every request: there will be no other executor."""

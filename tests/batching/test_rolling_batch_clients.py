@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from djl_trtllm.batching.waiting_queue import WaitingQueue
 from djl_trtllm.errors import GenerationError, OverloadedError
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
@@ -113,8 +114,19 @@ def test_a_place_stays_free_for_others_once_there_were_some(full: Bench) -> None
     full.step(Delta(6, [5], finish=LENGTH))
     assert len(full.executor.ids) == 5
     full.now += 301
-    full.step()
+    full.batch.expire(timeout=1000)
     assert full.executor.ids == [0, 1, 2, 3, 6, 3]
+
+
+def test_an_iteration_that_frees_no_place_does_not_look_for_the_next_sequence(
+    full: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(WaitingQueue, "next", lambda *_: looked.append(1))
+    full.step(Delta(0, [5]))
+    assert looked == []
+    full.step(Delta(0, [5], finish=LENGTH))
+    assert looked == [1]
 
 
 def test_a_higher_priority_goes_first(tokenizer: Tokenizer) -> None:
