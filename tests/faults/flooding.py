@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.client import body, lmi, raw_post, wordy
+from tests.support.crowd import connect
 
 _HEAD = b"POST /invocations HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
 _PING = b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -68,19 +69,10 @@ Count = collections.Counter[str]
 Client = Callable[[int, Count], Awaitable[None]]
 
 
-async def _connect(port: int, receive_buffer: int | None = None) -> socket.socket:
-    connection = socket.socket()
-    if receive_buffer is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    connection.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
-    return connection
-
-
 def _sender(data: bytes) -> Client:
     async def send(port: int, count: Count) -> None:
         loop = asyncio.get_running_loop()
-        with await _connect(port) as connection:
+        with await connect(port) as connection:
             reading = asyncio.ensure_future(_read(connection, count))
             try:
                 await loop.sock_sendall(connection, data)
@@ -104,7 +96,7 @@ async def _read(connection: socket.socket, count: Count) -> None:
 
 
 async def _idle(port: int, count: Count) -> None:
-    with await _connect(port) as connection:
+    with await connect(port) as connection:
         count["held"] += 1
         await asyncio.get_running_loop().sock_recv(connection, 1)
     count["closed"] += 1
@@ -112,7 +104,7 @@ async def _idle(port: int, count: Count) -> None:
 
 async def _slow_reader(port: int, count: Count) -> None:
     loop = asyncio.get_running_loop()
-    with await _connect(port, 4096) as connection:
+    with await connect(port, 4096) as connection:
         await loop.sock_sendall(connection, wordy(_LONGEST_STREAM))
         while data := await loop.sock_recv(connection, 256):
             count.update(status.decode() for status in _STATUS.findall(data))
@@ -122,7 +114,7 @@ async def _slow_reader(port: int, count: Count) -> None:
 async def _slow_sender(port: int, count: Count) -> None:
     """Head and body come a byte at a time."""
     loop = asyncio.get_running_loop()
-    with await _connect(port) as connection:
+    with await connect(port) as connection:
         for byte in raw_post(body(4), "X-Slow: " + "a" * 500):
             await loop.sock_sendall(connection, bytes([byte]))
             count["bytes"] += 1

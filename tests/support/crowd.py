@@ -56,19 +56,20 @@ def crowded(port: int, crowd: Crowd) -> Iterator[None]:
             process.kill()
 
 
-async def _connect(port: int, receive_buffer: int | None = None) -> socket.socket:
+async def connect(port: int, receive_buffer: int | None = None) -> socket.socket:
+    """A socket for the event loop, connected to a port of this machine."""
     connection = socket.socket()
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+    await asyncio.get_running_loop().sockconnect(connection, ("127.0.0.1", port))
     return connection
 
 
 async def _idle(port: int, number: int, there: asyncio.Semaphore, held: list[socket.socket]) -> None:
     loop = asyncio.get_running_loop()
     async with there:
-        connection = await _connect(port)
+        connection = await connect(port)
         if number % 2:
             await loop.sock_sendall(connection, PING)
             await loop.sock_recv(connection, 4096)
@@ -77,7 +78,7 @@ async def _idle(port: int, number: int, there: asyncio.Semaphore, held: list[soc
 
 async def _reader(port: int, _: int) -> None:
     loop = asyncio.get_running_loop()
-    with await _connect(port, 4096) as connection:
+    with await connect(port, 4096) as connection:
         await loop.sock_sendall(connection, wordy(_STREAM_TOKENS))
         while await loop.sock_recv(connection, 256):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
@@ -88,7 +89,7 @@ async def _sender(port: int, number: int) -> None:
     request = raw_post(body(4), "X-Slow: " + "a" * 500)
     # Half of them take long for the head, half for the body.
     start = 0 if number % 2 else request.index(b"\r\n\r\n") + 4
-    with await _connect(port) as connection:
+    with await connect(port) as connection:
         await loop.sock_sendall(connection, request[:start])
         for position in range(start, len(request)):
             await asyncio.sleep(0.2)
@@ -105,7 +106,7 @@ async def _flooder(port: int, number: int) -> None:
         raw_post(json.dumps({"inputs": "the wolf", "parameters": {"max_new_tokens": 500}}).encode()) * 200,
         PING * 20_000,
     )
-    with await _connect(port) as connection:
+    with await connect(port) as connection:
         reading = asyncio.ensure_future(_read_all(connection))
         try:
             await loop.sock_sendall(connection, kinds[number % len(kinds)])
