@@ -38,6 +38,8 @@ class Load:
         self.requests = 0
         self.refused = 0
         self.failed: list[str] = []
+        self.unanswered = 0
+        """Those of the failed that got no byte of an answer: the kernel took the connection while the server died."""
         self.parts = 0
         """Pieces of answers that have come."""
         self._once = once
@@ -81,7 +83,8 @@ class Load:
             except ConnectionRefusedError:
                 await asyncio.sleep(_REFUSED_SECONDS)
                 continue
-            except (OSError, ValueError) as error:  # cut off in the middle
+            except OSError as error:
+                self.unanswered += 1
                 self.failed.append(repr(error))
             if answer is not None and answer.status == 503 and "retry-after" in answer.headers:
                 self.refused += 1
@@ -95,6 +98,7 @@ class Load:
 
     def _judge(self, answer: Answer, number: int) -> None:
         if answer.status != 200 or not answer.complete:
+            self.unanswered += answer.status == 0
             self.failed.append(f"{answer.status}: {answer.body[-200:]!r}")
         elif _told(answer) != self._expected[number]:
             self.failed.append(f"another output: {answer.body[-200:]!r}")

@@ -141,7 +141,7 @@ async def _read(
         answer.arrivals.append(time.monotonic())
         answer.complete = True
         return
-    while size := int(await reader.readline(), 16):
+    while size := int(await reader.readuntil(b"\n"), 16):
         part = await reader.readexactly(size + 2)
         answer.body += part[:-2]
         answer.arrivals.append(time.monotonic())

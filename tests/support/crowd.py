@@ -62,7 +62,7 @@ async def connect(port: int, receive_buffer: int | None = None) -> socket.socket
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.setblocking(False)
-    await asyncio.get_running_loop().sockconnect(connection, ("127.0.0.1", port))
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
     return connection
 
 
