@@ -22,7 +22,8 @@ _UNITS = {
     "gib": _GIB,
 }
 _BYTES = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
-_COUNTED = re.compile(r"(?P<name>[^:]+):(?P<count>.*)")
+_COUNTED = re.compile(r"(?:(?P<before>\d+)x)?(?P<name>.*?)(?:(?::|(?<!rt)x(?=\d))(?P<after>.*))?", re.IGNORECASE)
+_MOST_GPUS = 1024
 _LEAST = 1 << 30
 
 
@@ -54,13 +55,17 @@ class Machine:
 
 
 def of_gpu(text: str) -> Machine:
-    """`h200`, or `h200:8` for eight of them. Raises SizingError."""
-    counted = _COUNTED.fullmatch(text.strip())
-    gpu = gpu_named(counted["name"] if counted else text)
-    count = counted["count"].strip() if counted else None
-    if count is not None and (re.fullmatch(r"[0-9]{1,6}", count) is None or not int(count)):
-        raise SizingError(f"{text}: {count or 'nothing'} is no number of GPUs, expected at least 1, as {gpu.name}:8")
-    gpus = None if count is None else int(count)
+    """`h200`, or `h200:8`, `8xh200`, `h200x8` for eight of them. Raises SizingError."""
+    match = _COUNTED.fullmatch(text.strip())
+    assert match is not None  # every text matches
+    gpu = gpu_named(match["name"])
+    counts = [count.strip() for count in match.group("before", "after") if count is not None]
+    count = " and ".join(counts)
+    if counts and (re.fullmatch(r"[0-9]{1,6}", count) is None or not 0 < int(count) <= _MOST_GPUS):
+        raise SizingError(
+            f"{text}: {count or 'nothing'} is no number of GPUs, expected 1 to {_MOST_GPUS}, as {gpu.name}:8"
+        )
+    gpus = int(count) if counts else None
     return Machine(gpu.name, gpu.name, gpu.memory, gpus, gpu.compute_capability, gpu)
 
 

@@ -19,7 +19,29 @@ def test_a_gpu_may_have_a_count() -> None:
     assert (str(one), str(eight)) == ("H200 with 140.4 GiB", "8 x H200 with 140.4 GiB")
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "two", "", "1.5"])
+@pytest.mark.parametrize(
+    ("text", "name", "count"),
+    [
+        ("h100x2", "H100", 2),
+        ("8xH100", "H100", 8),
+        ("1024xh100", "H100", 1024),
+        (" NVIDIA A100 40GB: 4 ", "A100-40GB", 4),
+        ("l40sX2", "L40S", 2),
+        ("rtx4090", "RTX4090", None),
+        ("RTX4090x2", "RTX4090", 2),
+    ],
+)
+def test_a_count_stands_before_or_after_the_name(text: str, name: str, count: int | None) -> None:
+    machine = of_gpu(text)
+    assert (machine.gpu, machine.gpus) == (name, count)
+
+
+def test_one_count_is_enough() -> None:
+    with pytest.raises(SizingError, match="8xh200:2: 8 and 2 is no number of GPUs"):
+        of_gpu("8xh200:2")
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", "", "1.5", "1025", "\u0663"])
 def test_a_count_that_is_no_number_of_gpus_is_refused(count: str) -> None:
     with pytest.raises(SizingError, match=f"h200:{count}: {count or 'nothing'} is no number of GPUs.*as H200:8"):
         of_gpu(f"h200:{count}")
