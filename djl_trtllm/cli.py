@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,10 +15,11 @@ from djl_trtllm import __version__
 from djl_trtllm.commands.bench import bench
 from djl_trtllm.commands.cache import app as cache
 from djl_trtllm.commands.config import show_configuration, show_differences
-from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
+from djl_trtllm.commands.console import drop_stdout, errors_for_the_reader, errors_of_stdout, progress_printer
 from djl_trtllm.commands.demo import demo_model
 from djl_trtllm.commands.deploy import deploy
 from djl_trtllm.commands.find_model import SAGEMAKER_MODEL_DIR, find_model
+from djl_trtllm.commands.json_option import json_object
 from djl_trtllm.commands.package import package
 from djl_trtllm.commands.size import size
 from djl_trtllm.config import Options, load
@@ -171,7 +171,7 @@ def generate(
         # Imported here so that other commands start faster, as in `serve`.
         from djl_trtllm.offline import command
 
-        given = _json_object("--parameters", parameters) | {k: value for k, value in flags.items() if value is not None}
+        given = json_object("--parameters", parameters) | {k: value for k, value in flags.items() if value is not None}
         source = find_model(model)
         if source is None:
             raise DjlTrtllmError(
@@ -184,19 +184,9 @@ def generate(
             console.print("interrupted")
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            command.drop_stdout()
+            drop_stdout()
             raise typer.Exit(141) from None
     raise typer.Exit(3 if failed else 0)
-
-
-def _json_object(option: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-    except ValueError as error:
-        raise DjlTrtllmError(f"{option} {text}: expected a JSON object: {error}") from None
-    return value
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -268,7 +258,8 @@ def version() -> None:
 def main() -> None:
     # As Ctrl-C does it, so that what is half done is removed. `serve` drains instead, once it serves.
     signal.signal(signal.SIGTERM, _end)
-    app()
+    with errors_of_stdout():
+        app()
 
 
 def _end(number: int, frame: object) -> None:

@@ -109,6 +109,19 @@ def test_compile_takes_the_flags_of_trtllm_build(tmp_path: Path) -> None:
     assert runner.invoke(cli.app, ["compile", "--help"]).exit_code == 0
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("version",), ("config", "--json")])
+def test_output_that_cannot_be_written_is_told_in_one_line(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "djl_trtllm.cli", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
 @pytest.mark.parametrize("word", ["version", "--version"])
 def test_version_is_the_packages(word: str) -> None:
     result = runner.invoke(cli.app, [word])

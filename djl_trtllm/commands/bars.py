@@ -75,9 +75,6 @@ class Bars:
 
 @contextmanager
 def bars_on(console: Console) -> Iterator[None]:
-    """Show progress on this console, if it is a terminal."""
-    if not console.is_terminal:
-        yield
-        return
+    """Show progress on this console, a terminal."""
     with shown_on(Bars(console)):
         yield

@@ -6,18 +6,19 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from djl_trtllm.commands.columns import columns
 from djl_trtllm.commands.console import errors_for_the_reader, say
+from djl_trtllm.commands.json_option import json_object
 from djl_trtllm.errors import BenchmarkError
 
 if TYPE_CHECKING:
     from djl_trtllm.bench.load import Load
-    from djl_trtllm.bench.session import Result
+    from djl_trtllm.bench.session import Plan, Result
 
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0}
 _OBJECTIVES = ("ttft", "itl", "e2e")
@@ -96,7 +97,7 @@ def bench(
             target=Target.parse(url, _headers(header or [], api_key), None if ca is None else str(ca)),
             api=api,
             model=model,
-            parameters=_parameters(parameters),
+            parameters=json_object("--parameters", parameters),
             ignore_end=ignore_eos,
             dataset=dataset,
             prompt_tokens=prompt_tokens,
@@ -114,7 +115,7 @@ def bench(
     raise typer.Exit(_status(result))
 
 
-def _measure(plan: Any) -> Result:
+def _measure(plan: Plan) -> Result:
     import contextlib
 
     import uvloop
@@ -208,13 +209,3 @@ def _headers(given: list[str], api_key: str | None) -> dict[str, str]:
             raise BenchmarkError(f"--header {text}: expected NAME:VALUE")
         headers[name.strip()] = value.strip()
     return headers | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-
-
-def _parameters(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-    except ValueError as error:
-        raise BenchmarkError(f"--parameters {text}: expected a JSON object: {error}") from None
-    return value

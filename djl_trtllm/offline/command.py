@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -79,8 +78,3 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise DjlTrtllmError(f"{path} cannot be written: {error.strerror}") from None
     with stream:
         yield stream
-
-
-def drop_stdout() -> None:
-    """Nobody reads stdout any more: what is buffered is not to fail once more when the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

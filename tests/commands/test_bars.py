@@ -60,10 +60,3 @@ def test_several_threads_may_show_the_same_work() -> None:
     bars.end("it")
     bars.end("it")
     assert bars._progress.finished
-
-
-def test_where_there_is_no_terminal_nothing_is_drawn() -> None:
-    console = Console(file=io.StringIO())
-    with bars_on(console), under_way("compiling"):
-        assert progress._displays == []
-    assert written(console) == ""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from djl_trtllm.commands.console import errors_for_the_reader, progress_printer, say, show, width_of
+from djl_trtllm.commands.console import errors_for_the_reader, errors_of_stdout, progress_printer, say, show, width_of
 from djl_trtllm.errors import ModelError
+from djl_trtllm.model.remote import progress
 
 LONG = "option.max_input_len=[bold]7[/bold] " * 9
 
@@ -50,3 +56,56 @@ def test_a_pipe_gets_text_as_it_is() -> None:
     show(pipe, Text(LONG))
     assert isinstance(pipe.file, io.StringIO)
     assert pipe.file.getvalue() == f"{LONG}\n" * 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_only_a_terminal_has_bars(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
+    with errors_for_the_reader():
+        assert len(progress._displays) == terminal
+    assert progress._displays == []
+
+
+PROGRAM = "from djl_trtllm.commands.console import errors_of_stdout\nwith errors_of_stdout():\n    "
+
+
+def ended(code: str, stdout: int, **environ: str) -> tuple[int, str]:
+    """Status and standard error of a command that runs this code."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + code],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environ},
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("code", ["print('it')", "print('it' * 10**6)", "print('it'); raise SystemExit(0)"])
+def test_output_that_cannot_be_written_is_one_line_and_status_1(code: str, unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        found = ended(code, full.fileno(), PYTHONUNBUFFERED=unbuffered)
+    assert found == (1, "error: cannot write the output: No space left on device\n")
+
+
+def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as pipe:
+        assert ended("print('it')", pipe.fileno(), PYTHONUNBUFFERED="") == (1, "")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full", "a file"), OSError(errno.ECONNRESET, "reset")])
+def test_errors_of_anything_else_are_not_taken_for_those_of_the_output(error: OSError) -> None:
+    with pytest.raises(OSError, match=error.strerror) as raised, errors_of_stdout():
+        raise error
+    assert raised.value is error
+
+
+def test_a_status_stays_where_all_could_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, errors_of_stdout():
+        print("it")
+        raise SystemExit(3)
+    assert (ended.value.code, capsys.readouterr().out) == (3, "it\n")
