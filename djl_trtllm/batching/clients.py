@@ -24,7 +24,8 @@ _MOST_IDLE = 4096
 class Client:
     """`admitted` sequences of it wait or run, `running` of them, which take `blocks` of the KV cache.
 
-    It was given `service`, and what runs may get `expected` more, in weighted tokens.
+    It was given `service`, and what runs may get `expected` more, in weighted tokens. Its last request ended at
+    `left_at`.
     """
 
     key: str
@@ -33,6 +34,7 @@ class Client:
     blocks: int = 0
     service: int = 0
     expected: int = 0
+    left_at: float = 0.0
 
 
 class Clients:
@@ -42,10 +44,7 @@ class Clients:
         self._clock = clock
         self._active: dict[str, Client] = {}
         self._idle: OrderedDict[str, Client] = OrderedDict()
-        self._last: Client | None = None
-        """The client that came last. Another one came at `_other_at`, before or between its requests."""
-        self._other_at: float | None = None
-        self._last_at = 0.0
+        """The one that left last at the end."""
 
     def __len__(self) -> int:
         """How many have requests."""
@@ -63,29 +62,23 @@ class Clients:
         self._active[client.key] = client
         self._idle.pop(client.key, None)
         client.admitted += sequences
-        now = self._clock()
-        if self._last is not None and self._last.key != client.key:
-            self._other_at = self._last_at
-        self._last, self._last_at = client, now
 
     def release(self, client: Client, sequences: int = 1) -> None:
         client.admitted -= sequences
         if not client.admitted:
             del self._active[client.key]
+            client.left_at = self._clock()
             self._idle[client.key] = client
             if len(self._idle) > _MOST_IDLE:
                 self._idle.popitem(last=False)
 
     @property
     def crowded(self) -> bool:
-        """Whether there are several: with requests now, or of late."""
+        """Whether the client that has requests is not the only one: others have some, or had some of late."""
         if len(self._active) > 1:
             return True
-        recent = self._clock() - _RECENT_SECONDS
-        if self._last is None or self._last_at < recent:
-            return False
-        other_has_requests = bool(self._active) and self._last.key not in self._active
-        return other_has_requests or (self._other_at is not None and self._other_at > recent)
+        last = next(reversed(self._idle.values()), None)
+        return last is not None and last.left_at > self._clock() - _RECENT_SECONDS
 
     def has_share(self, client: Client, sequences: int, capacity: int) -> bool:
         """Whether a client has room for more in a queue of this size that others have filled: its share, and no more.
