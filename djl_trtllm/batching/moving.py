@@ -44,7 +44,7 @@ def to_move(running: Mapping[int, Slot], starving: Slot, places: Places, clients
 
 def _can_move(slot: Slot, places: Places) -> bool:
     """Whether it can go on later, however many tokens come before its cancellation takes effect."""
-    message, limits, generated = slot.message, places.executor.limits, len(slot.token_ids)
+    message, limits, generated = slot.message, places.executor.limits, len(slot.sequence.token_ids)
     return (
         slot.movable
         and slot.moves < _MOST_MOVES

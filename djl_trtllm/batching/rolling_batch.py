@@ -45,7 +45,7 @@ class RollingBatch:
     """The requests of a model, in one engine process after the other.
 
     `admit` reserves room before any work is done for a request, `submit` uses it (or `withdraw` gives it back). A
-    sequence ends for its consumer in `_end`. Its slot and KV cache blocks are free again in `_receive`, on the
+    sequence ends for its consumer in `_deliver`. Its slot and KV cache blocks are free again in `_receive`, on the
     executor's terminal delta.
 
     Sequences start in the executor of the last `attach`; while there is none they wait. After `lose` those that ran in
@@ -288,9 +288,10 @@ class RollingBatch:
     def _schedule(self) -> None:
         """Move waiting sequences into the executor while it has places and KV cache blocks for them."""
         places = self._places
-        if places is None:
+        if places is None or not self._waiting:
             return
-        while (request_id := self._waiting.next(places, self._clients.crowded)) is not None:
+        crowded = self._clients.crowded
+        while (request_id := self._waiting.next(places, crowded)) is not None:
             for beam_id, slot in enumerate(self._waiting.take(request_id), request_id):
                 self._running[beam_id] = slot
                 slot.enter(places)
@@ -322,7 +323,6 @@ class RollingBatch:
         if delta.cached_tokens and not slot.moves:  # what it had before was counted
             self.statistics.prompt_reused(slot.state.record, delta.cached_tokens)
         if sequence.finished is None:
-            slot.token_ids += delta.token_ids
             if not sequence.take(delta.token_ids, delta.logprobs):
                 if not finish:
                     self._cancel(delta.request_id, slot)

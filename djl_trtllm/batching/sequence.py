@@ -21,8 +21,8 @@ class OutputSequence:
 
     `take` turns token ids into tokens with text, and holds back those whose character is unfinished or whose text may
     belong to a stop string; `finish` ends it; `drain` returns the new output. A token that a stop string swallows keeps
-    its place with the text before it, so the number of tokens is always `generated_tokens` and their texts always join
-    to the output.
+    its place with the text before it, so as many tokens come out as `token_ids` has, and their texts always join to
+    the output.
     """
 
     __slots__ = (
@@ -38,9 +38,9 @@ class OutputSequence:
         "closed",
         "cumulative_logprob",
         "finished",
-        "generated_tokens",
         "index",
         "seed",
+        "token_ids",
     )
 
     def __init__(
@@ -58,7 +58,8 @@ class OutputSequence:
     ) -> None:
         self.index = index
         self.seed = seed
-        self.generated_tokens = 0
+        self.token_ids: list[int] = []
+        """What was generated so far."""
         self.cumulative_logprob = 0.0
         self.finished: SequenceResult | None = None
         self.closed = False
@@ -80,7 +81,7 @@ class OutputSequence:
         """Append tokens, with a number or None for each. False if a stop string or stop id ended the sequence; later
         tokens are discarded."""
         for position, token_id in enumerate(token_ids):
-            self.generated_tokens += 1
+            self.token_ids.append(token_id)
             logprob = None
             if logprobs is not None:
                 logprob = logprobs[position]
@@ -131,4 +132,4 @@ class OutputSequence:
 
     def _end(self, reason: FinishReason, stop: str | None, error: RequestError | None) -> None:
         logprob = self.cumulative_logprob if self._logprobs else None
-        self.finished = SequenceResult(reason, self.generated_tokens, logprob, self.seed, stop, error)
+        self.finished = SequenceResult(reason, len(self.token_ids), logprob, self.seed, stop, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from djl_trtllm.batching.clients import OUTPUT_WEIGHT, Client
 from djl_trtllm.batching.places import ExecutorPort, Places
@@ -29,8 +29,6 @@ class Slot:
     priority: int = 0
     movable: bool = False
     places: Places | None = None
-    token_ids: list[int] = field(default_factory=list)
-    """What was generated so far."""
     counted: int = 0
     """Tokens that are in the statistics, the last of them since `last_token_at`."""
     last_token_at: float | None = None
@@ -52,7 +50,7 @@ class Slot:
         """Take a place; the executor gets `start` once for all beams."""
         places.take(self.blocks)
         self.places = places
-        self._had = len(self.token_ids)
+        self._had = len(self.sequence.token_ids)
         client = self.client
         client.running += 1
         client.blocks += self.blocks
@@ -67,7 +65,7 @@ class Slot:
         client.running -= 1
         client.blocks -= self.blocks
         client.expected -= self._service(self.message.sampling.max_new_tokens)
-        client.service += self._service(len(self.token_ids))
+        client.service += self._service(len(self.sequence.token_ids))
 
     def _service(self, tokens: int) -> int:
         """What its client was given in this place once the sequence has this number of tokens."""
@@ -76,18 +74,18 @@ class Slot:
 
     def start(self) -> Submit:
         """The message that starts it where it is."""
-        return resumed(self.message, self.token_ids)
+        return resumed(self.message, self.sequence.token_ids)
 
     @property
     def complete(self) -> bool:
         """Whether it has all its tokens."""
-        return len(self.token_ids) >= self.message.sampling.max_new_tokens
+        return len(self.sequence.token_ids) >= self.message.sampling.max_new_tokens
 
     def can_go_on(self, limits: Limits) -> bool:
         """Whether it can go on in another executor with these limits; beams do so together or not at all."""
         if self.message.sampling.beam_width > 1 and any(beam.finished for beam in self.state.sequences):
             return False
-        return can_resume(self.message, len(self.token_ids), limits)
+        return can_resume(self.message, len(self.sequence.token_ids), limits)
 
 
 def states_of(slots: Mapping[int, Slot]) -> list[RequestState]:

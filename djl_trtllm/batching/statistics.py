@@ -136,8 +136,9 @@ class Statistics:
     def tokens_generated(self, slots: Iterable[Slot], now: float) -> None:
         """These sequences may have new tokens. Called once for all that the executor sends together."""
         total = 0
+        gaps: dict[float, int] = {}  # sequences that run together have the same ones
         for slot in slots:
-            tokens = slot.sequence.generated_tokens - slot.counted
+            tokens = len(slot.sequence.token_ids) - slot.counted
             if not tokens:
                 continue
             total += tokens
@@ -146,13 +147,16 @@ class Statistics:
             slot.last_token_at = record.last_token_at = now
             record.generated_tokens += tokens
             if last is not None:
-                self.inter_token_latency.observe((now - last) / tokens, tokens)
+                gap = (now - last) / tokens
+                gaps[gap] = gaps.get(gap, 0) + tokens
                 continue
             if tokens > 1:
-                self.inter_token_latency.observe(0.0, tokens - 1)
+                gaps[0.0] = gaps.get(0.0, 0) + tokens - 1
             if record.first_token_at is None:
                 record.first_token_at = now
                 self.time_to_first_token.observe(now - record.arrived)
+        for gap, times in gaps.items():
+            self.inter_token_latency.observe(gap, times)
         self.generated_tokens += total
 
     def sequence_ended(self, result: SequenceResult) -> None:

@@ -26,7 +26,7 @@ class Running:
 
     def slot(self, key: str, *, blocks: int = 1, movable: bool = True, **sampling: Any) -> Slot:
         message = Submit(len(self.running), [1, 2], Sampling(**{"max_new_tokens": 9, **sampling}))
-        sequence = SimpleNamespace(finished=None)
+        sequence = SimpleNamespace(finished=None, token_ids=[])
         client = self.clients.setdefault(key, Client(key))
         return Slot(cast(Any, None), cast(Any, sequence), message, blocks, client, movable=movable)
 

@@ -224,7 +224,7 @@ class RollingBatchMachine(RuleBasedStateMachine):
         for case in lost.values():
             begun = any(self.emitted.get(sequence_id) for sequence_id in case.generation.ids)
             worn_out = case.generation.record.resumes == MAX_RESUMES
-            complete = all(sequence.generated_tokens for sequence in case.generation.sequences)
+            complete = all(sequence.token_ids for sequence in case.generation.sequences)
             assert not case.generation.done or (case.beams > 1 and begun) or worn_out or complete
         assert all(case.generation.done == done for case, done in others)
         for sequence_id in self.live:

@@ -93,6 +93,16 @@ def test_the_gaps_of_a_sequence_are_its_own(tokenizer: Tokenizer) -> None:
     assert (record.first_token_at, record.last_token_at, record.generated_tokens) == (101, 106, 4)
 
 
+def test_gaps_of_the_same_length_all_count(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.submit(n=2, do_sample=True)
+    bench.step(Delta(0, [5, 6, 7]), Delta(1, [5, 6]))
+    bench.now += 2
+    bench.step(Delta(0, [8]), Delta(1, [7]))
+    gaps = bench.statistics.inter_token_latency
+    assert (gaps.counts[0], gaps.counts[gaps.bounds.index(2.5)], gaps.sum) == (3, 2, 4)
+
+
 def test_tokens_count_when_they_are_generated_even_if_ranking_holds_them_back(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer)
     _, consumer = bench.submit(n=1, best_of=2, do_sample=True)

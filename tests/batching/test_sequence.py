@@ -39,7 +39,7 @@ def texts(update: OutputChunk) -> list[str]:
 
 def test_a_new_sequence_has_nothing_to_show(tokenizer: Tokenizer) -> None:
     one = sequence(tokenizer, seed=4)
-    assert (one.index, one.seed, one.generated_tokens, one.cumulative_logprob) == (0, 4, 0, 0.0)
+    assert (one.index, one.seed, one.token_ids, one.cumulative_logprob) == (0, 4, [], 0.0)
     assert (one.finished, one.closed) == (None, False)
     assert one.drain() == OutputChunk(0, [], None)
 

@@ -21,7 +21,7 @@ def slot(*beams: object, **sampling: Any) -> Slot:
     """A slot whose request has beams with these ends."""
     state = SimpleNamespace(sequences=[SimpleNamespace(finished=finished) for finished in beams])
     message = Submit(0, [1, 2], Sampling(**{"max_new_tokens": 3, **sampling}))
-    return Slot(cast(Any, state), cast(Any, None), message, 5, Client("a"))
+    return Slot(cast(Any, state), cast(Any, SimpleNamespace(token_ids=[])), message, 5, Client("a"))
 
 
 def test_it_runs_in_the_executor_whose_place_it_has() -> None:
@@ -39,14 +39,14 @@ def test_it_runs_in_the_executor_whose_place_it_has() -> None:
 def test_it_starts_where_it_is() -> None:
     one = slot()
     assert one.start() is one.message
-    one.token_ids += [7, 8]
+    one.sequence.token_ids += [7, 8]
     assert (one.start().prompt_ids, one.start().sampling.max_new_tokens) == ([1, 2, 7, 8], 1)
 
 
 @pytest.mark.parametrize(("tokens", "complete"), [(2, False), (3, True)])
 def test_it_is_complete_with_its_last_token(tokens: int, complete: bool) -> None:
     one = slot()
-    one.token_ids += [9] * tokens
+    one.sequence.token_ids += [9] * tokens
     assert one.complete is complete
 
 
@@ -59,7 +59,7 @@ def test_beams_begin_again_together_or_not_at_all() -> None:
 def test_what_has_history_cannot_go_on() -> None:
     one = slot(None, presence_penalty=0.5)
     assert one.can_go_on(LIMITS)
-    one.token_ids.append(9)
+    one.sequence.token_ids.append(9)
     assert not one.can_go_on(LIMITS)
 
 

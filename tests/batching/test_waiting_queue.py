@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -31,7 +32,8 @@ class Queue:
         request_id = len(self.slots)
         message = Submit(request_id, [1] * 10, Sampling(max_new_tokens=tokens, beam_width=beams))
         for beam_id in range(request_id, request_id + beams):
-            slot = Slot(cast(Any, None), cast(Any, None), message, blocks, client, priority)
+            sequence = SimpleNamespace(token_ids=[])
+            slot = Slot(cast(Any, None), cast(Any, sequence), message, blocks, client, priority)
             self.slots[beam_id] = slot
             self.queue.add(beam_id, slot)
         return request_id
@@ -47,7 +49,7 @@ class Queue:
 
     def end(self, request_id: int, tokens: int = 10) -> None:
         slot = self.slots[request_id]
-        slot.token_ids += [5] * tokens
+        slot.sequence.token_ids += [5] * tokens
         slot.leave()
         slot.client.admitted -= 1
         self.queue.place(slot.client)
