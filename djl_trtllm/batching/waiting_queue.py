@@ -132,11 +132,13 @@ class WaitingQueue:
 
     def next(self, places: Places, crowded: bool) -> int | None:
         """The id of the sequence that is next, if there is a place for it. `crowded`: there are several clients."""
+        self.starving = None
         for request_id, slot in self._resumed.items():
             return request_id if places.fit(slot.beams, slot.blocks * slot.beams) else None
+        if not self._slots:
+            return None
         blocked: Slot | None = None
         count = 0
-        self.starving = None
         with contextlib.closing(self._candidates()) as candidates:
             for request_id, slot in candidates:
                 client, size = slot.client, (slot.beams, slot.blocks * slot.beams)
@@ -175,11 +177,12 @@ class WaitingQueue:
         seen: list[_Entry] = []
         try:
             while self._heap:
-                entry = heapq.heappop(self._heap)
+                entry = self._heap[0]
                 line = entry[-1]
                 if line.entry is entry:
-                    seen.append(entry)
                     yield line.head
+                    seen.append(entry)  # another one is asked for, which is rare
+                heapq.heappop(self._heap)
         finally:
             for entry in seen:
                 heapq.heappush(self._heap, entry)

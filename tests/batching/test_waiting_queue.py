@@ -261,3 +261,15 @@ def test_who_starves_is_told() -> None:
     light = queue.add("b")
     assert queue.start() is None
     assert queue.queue.starving is queue.slots[light]
+
+
+def test_nobody_starves_while_sequences_of_a_lost_executor_wait() -> None:
+    queue = Queue(places=1)
+    lost = queue.add("lost")
+    slot = queue.queue.remove(lost)
+    _started_with(queue, "a", 1)
+    light = queue.add("b")
+    assert (queue.start(), queue.queue.starving) == (None, queue.slots[light])
+    assert slot is not None
+    queue.queue.resume({lost: slot})
+    assert (queue.start(), queue.queue.starving) == (None, None)
