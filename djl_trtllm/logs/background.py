@@ -26,6 +26,7 @@ class BackgroundHandler(QueueHandler):
         super().__init__(self._lines)
         self._target = target
         self._dropped = 0
+        """Counted by who logs only, so that the writing thread needs no lock to read it."""
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
         self._thread.start()
 
@@ -56,9 +57,11 @@ class BackgroundHandler(QueueHandler):
         self._thread.join(_LAST_SECONDS)
 
     def _write(self) -> None:
+        told = 0
         while (record := self._lines.get()) is not None:
             self._target.handle(record)
-            dropped, self._dropped = self._dropped, 0
+            dropped = self._dropped - told
             if dropped:
+                told += dropped
                 text = "%d lines were dropped: the log is read more slowly than it is written"
                 self._target.handle(logger.makeRecord(logger.name, logging.WARNING, "", 0, text, (dropped,), None))

@@ -52,6 +52,7 @@ def test_every_line_is_written_in_order(reader: Reader) -> None:
         logger.info("line %d", number)
     handler.close()
     assert reader.texts == [f"line {number}" for number in range(100)]
+    assert not handler._thread.is_alive()
 
 
 def test_who_logs_does_not_wait_for_who_reads_and_what_is_dropped_is_counted(reader: Reader) -> None:

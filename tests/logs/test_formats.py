@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from typing import Any
 
 import pytest
@@ -66,6 +67,16 @@ def test_json_has_the_members_of_text_by_name() -> None:
         "message": "loaded 3 files",
         "request_id": "r-1",
     }
+
+
+def test_times_in_json_are_utc_wherever_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "EAST-5")
+    try:
+        time.tzset()
+        assert parsed(record("x"))["time"] == "2026-11-22T19:20:00.250Z"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_json_has_what_belongs_to_the_line_and_not_what_a_library_repeats() -> None:

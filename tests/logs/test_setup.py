@@ -49,6 +49,7 @@ def test_a_second_call_replaces_what_the_first_has_set_up(
 ) -> None:
     configure("info", root=root)
     root.info("first")
+    (before,) = root.handlers
     configure("debug", json=True, root=root)
     root.debug("second")
     end(root)
@@ -56,6 +57,8 @@ def test_a_second_call_replaces_what_the_first_has_set_up(
     assert first.endswith("INFO root: first")
     assert json.loads(second)["message"] == "second"
     assert len(root.handlers) == 1
+    assert isinstance(before, BackgroundHandler)
+    assert not before._thread.is_alive()
 
 
 def test_a_program_that_has_set_up_its_own_log_keeps_it(root: logging.Logger) -> None:
