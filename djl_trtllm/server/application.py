@@ -93,7 +93,12 @@ class Application:
         )
         self.monitor = routes.monitor
         self._asgi = BidirectionalStreams(
-            routes.router(self._lifespan), options.max_request_size, self.bodies, self.access, self.telemetry
+            routes.router(self._lifespan),
+            options.max_request_size,
+            self.bodies,
+            self.access,
+            self.telemetry,
+            options.request_id_header_key,
         )
         self._loading: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from djl_trtllm.api import Reply
 from djl_trtllm.api.front_end import front_end_error
-from djl_trtllm.api.headers import properties, request_id
+from djl_trtllm.api.headers import REQUEST_ID, properties, request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, ForbiddenError
@@ -52,12 +52,15 @@ class BidirectionalStreams:
         bodies: BodyMemory,
         access: Access = EVERYBODY,
         telemetry: Telemetry | None = None,
+        id_header: str = REQUEST_ID,
     ) -> None:
+        """`id_header` is the header that has the id of a request."""
         self._telemetry = telemetry or Telemetry()
         self._application = application
         self._max_waiting_bytes = max_waiting_bytes
         self._bodies = bodies
         self._access = access
+        self._id_header = id_header
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +71,8 @@ class BidirectionalStreams:
         refusal = self._refusal(scope)
         if refusal is not None:
             given = properties(Headers(scope=scope).items())
-            self._telemetry.ended(ServedRequest(request_id(given), "GET", scope["path"], given, status=refusal.status))
+            identifier = request_id(given, self._id_header)
+            self._telemetry.ended(ServedRequest(identifier, "GET", scope["path"], given, status=refusal.status))
             await _refuse(scope, send, refusal)
         else:
             self._open += 1

@@ -123,6 +123,7 @@ class ResponseWriter:
         if not isinstance(error, RequestError):
             logger.error("encoding the response failed", exc_info=error, extra=self._belonging)
         self._complete = True
+        self._exchange.served.error = type(error).__name__
         if not self._exchange.sent_head:
             self._run(self._exchange.fail(error))
         elif isinstance(error, RequestError) and (last := self._encoder.error(error)):

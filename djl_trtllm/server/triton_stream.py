@@ -202,6 +202,10 @@ class TritonStream:
             served = ServedRequest(call.id, call.method, call.path, call.headers, call.dialect)
             try:
                 running = await start(data, request, self._find, self._deliver, served, self._caller, streams=True)
+            except asyncio.CancelledError:
+                served.status = _CANCELLED
+                self._telemetry.ended(served)
+                raise
             except Exception as error:
                 self._room.release()
                 self._ended(served, error)

@@ -17,6 +17,7 @@ from djl_trtllm.request import FinishReason
 from djl_trtllm.server.access import Access, ApiKey, Role
 from djl_trtllm.server.bidirectional import PATH, BidirectionalStreams
 from djl_trtllm.server.body_memory import BodyMemory
+from djl_trtllm.telemetry import ServedRequest, Telemetry
 from tests.server.application import Application, application, body
 from tests.support.in_process import Hosts
 from tests.support.virtual_time import in_virtual_time, until
@@ -314,3 +315,19 @@ async def test_a_handshake_needs_the_key_and_the_port_of_a_request(
     assert accepted.sent == [{"type": "websocket.accept"}]
     accepted.leave()
     await accepted.task
+
+
+@in_virtual_time
+async def test_a_refused_handshake_is_told_with_its_id() -> None:
+    async def application(*_: object) -> None:
+        raise AssertionError("no message is answered")
+
+    told: list[ServedRequest] = []
+
+    class Told(Telemetry):
+        def ended(self, request: ServedRequest) -> None:
+            told.append(request)
+
+    app = BidirectionalStreams(application, 100, BodyMemory(), telemetry=Told(), id_header="x-trace")
+    await Socket(app, path="/elsewhere", headers=[(b"x-trace", b"r-1")]).task
+    assert [(each.id, each.path, each.status) for each in told] == [("r-1", "/elsewhere", 404)]

@@ -151,6 +151,7 @@ async def test_a_defect_is_for_the_log_and_not_for_the_client(caplog: pytest.Log
     answered.deliver(chunk("b"))
     await asyncio.wait_for(answered.task, 1)
     assert (answered.client.status, answered.client.complete) == ((200, False) if begun else (500, True))
+    assert answered.answer._exchange.served.error == "KeyError"
     assert b"secret" not in answered.client.body
     (record,) = caplog.records
     assert record.levelno == logging.ERROR

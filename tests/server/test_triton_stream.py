@@ -236,6 +236,24 @@ async def test_a_client_that_leaves_ends_its_requests(hosts: Hosts, tokenizer: T
 
 
 @in_virtual_time
+async def test_a_request_whose_client_leaves_while_it_is_read_is_told(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def started(*_: Any, **__: Any) -> None:
+        await asyncio.sleep(30)
+
+    async with application(tokenizer) as served:
+        monkeypatch.setattr(triton_stream, "start", started)
+        talk = Talk(served.registry.models["story"])
+        talk.send(message())
+        await settle()
+        talk.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await talk.task
+        assert talk.lines == [("call", "", "CANCELLED", "")]
+
+
+@in_virtual_time
 async def test_a_stream_has_a_number_of_requests_at_most(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ def used_page() -> MetricsPage:
     story = ServedModel("story", "/story")
     story.statistics = known_statistics()
     registry.add(story)
-    for status in (200, 404, 429, 429, 500):
+    for status in (200, 399, 400, 404, 429, 429, 500):
         counts.response(status, "/invocations", "story")
     counts.response(429, "/invocations")
     return MetricsPage(registry, counts, stall())
@@ -114,7 +114,7 @@ def test_successes_and_errors_are_counted_as_there() -> None:
         return {key.partition(label + '="')[2].partition('"')[0]: value for key, value in found.items()}
 
     assert by("trtllm_request_success_total", "finished_reason") == {"stop": 5, "length": 4}
-    assert by("trtllm_request_error_total", "http_code") == {"404": 1, "429": 2, "500": 1}
+    assert by("trtllm_request_error_total", "http_code") == {"400": 1, "404": 1, "429": 2, "500": 1}
     labels = '{engine_type="unknown",model_name="story"}'
     assert values[f"trtllm_num_requests_completed_total{labels}"] == 14
     assert values[f"trtllm_generation_tokens_total{labels}"] == 16
