@@ -24,6 +24,7 @@ _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
 
 def shortened(text: str, longest: int) -> str:
     """`text` on one line, with escapes for what cannot be printed, and at most `longest` characters of it."""
+    text = text[: longest + 1]  # it may be a megabyte
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= longest else text[: longest - 3] + "..."
 

@@ -13,15 +13,13 @@ from typing import Any
 
 from djl_trtllm.config.masking import shortened
 from djl_trtllm.logs import of_request
-from djl_trtllm.telemetry.served_request import ServedRequest
+from djl_trtllm.telemetry.served_request import LONGEST, ServedRequest
 
 logger = logging.getLogger("djl_trtllm.requests")
 
 _MOST_LINES = 10
 _SECONDS = 1.0
 """Requests that never generated have this number of lines in this time; a flood of refusals is a number."""
-_LONGEST = 200
-"""Characters of a path or a name."""
 _BARE = re.compile(r"[^\s\"=]+")
 
 
@@ -47,8 +45,8 @@ class RequestLog:
         if not request.generations and level > logging.DEBUG and not self._has_room(str(request.status)):
             return
         fields = {**_fields(request, self._clock()), **fields}
-        head = f"{shortened(request.method, _LONGEST)} {fields['path']} {request.status}"
-        text = " ".join([head, *(f"{name}={_shown(value)}" for name, value in fields.items() if name not in _HEAD)])
+        head = (_shown(fields[name]) for name in _HEAD)
+        text = " ".join([*head, *(f"{name}={_shown(value)}" for name, value in fields.items() if name not in _HEAD)])
         logger.log(level, "%s", text, extra={**_belonging(request), **fields})
 
     def _has_room(self, status: str) -> bool:
@@ -76,14 +74,14 @@ _HEAD = ("method", "path", "status")
 def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
     """What the line says, by the names that it has in JSON."""
     fields: dict[str, Any] = {
-        "method": shortened(request.method, _LONGEST),
-        "path": shortened(request.path, _LONGEST),
+        "method": shortened(request.method, LONGEST),
+        "path": shortened(request.path, LONGEST),
         "status": request.status,
     }
     generated = request.generated()
     error = request.error or ("" if generated is None else generated.error)
     named = {"model": request.model, "dialect": request.dialect, "error": error}
-    fields |= {name: shortened(value, _LONGEST) for name, value in named.items() if value}
+    fields |= {name: shortened(value, LONGEST) for name, value in named.items() if value}
     if generated is not None:
         fields["prompt_tokens"] = generated.prompt_tokens
         fields["output_tokens"] = generated.output_tokens

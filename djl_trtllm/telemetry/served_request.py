@@ -12,6 +12,9 @@ from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.request import GenerationRequest
 
+LONGEST = 200
+"""Characters of a path or a name in a line or a trace: clients may name a model with a megabyte."""
+
 CLIENT_LEFT = 499
 """The status of a request whose client left before there was a response; nginx has given it this number."""
 

@@ -20,7 +20,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from djl_trtllm.telemetry.served_request import Generated, ServedRequest
+from djl_trtllm.config.masking import shortened
+from djl_trtllm.telemetry.served_request import LONGEST, Generated, ServedRequest
 from djl_trtllm.version import __version__
 
 SPAN = "llm_request"
@@ -59,16 +60,17 @@ class SpanTraces:
         # Times are on a clock that does not jump; the difference to that of the calendar is the present one.
         now, offset = time.monotonic(), time.time_ns() - time.monotonic_ns()
         generated = request.generated()
+        error = request.error or ("" if generated is None else generated.error)
         span = self._tracer.start_span(
             SPAN,
             propagate.extract(request.headers),
             SpanKind.SERVER,
-            _attributes(request, generated, now),
+            _attributes(request, generated, error, now),
             start_time=_wall(request.began, offset),
         )
         if span.is_recording():
-            if _is_defect(request):
-                span.set_status(Status(StatusCode.ERROR, request.error or None))
+            if _is_defect(request, error):
+                span.set_status(Status(StatusCode.ERROR, error or None))
             context = trace.set_span_in_context(span)
             for name, start, end in _phases(request, generated, now):
                 child = self._tracer.start_span(name, context, start_time=_wall(start, offset))
@@ -95,8 +97,13 @@ def _wall(seconds: float, offset: int) -> int:
     return int(seconds * 1e9) + offset
 
 
-def _is_defect(request: ServedRequest) -> bool:
-    """Whether the server is at fault: by the conventions, a refusal is no error of its span."""
+def _is_defect(request: ServedRequest, error: str) -> bool:
+    """Whether the server is at fault: by the conventions, a refusal is no error of its span.
+
+    A response that fails when it has begun still has the status of a success.
+    """
+    if error and not request.failed:
+        return True
     if isinstance(request.status, int):
         return request.status >= _SERVER_ERROR
     return request.status in ("INTERNAL", "UNAVAILABLE", "UNKNOWN", "DATA_LOSS", "DEADLINE_EXCEEDED")
@@ -115,21 +122,21 @@ def _phases(request: ServedRequest, generated: Generated | None, now: float) -> 
         yield "decode", generated.first_token, end
 
 
-def _attributes(request: ServedRequest, generated: Generated | None, now: float) -> dict[str, Any]:
+def _attributes(request: ServedRequest, generated: Generated | None, error: str, now: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         "gen_ai.provider.name": _SERVICE,
         "gen_ai.request.id": request.id,
-        "gen_ai.request.model": request.model,
+        "gen_ai.request.model": shortened(request.model, LONGEST),
         "gen_ai.latency.e2e": now - request.began,
-        "url.path": request.path,
+        "url.path": shortened(request.path, LONGEST),
         "djl_trtllm.dialect": request.dialect,
     }
     if isinstance(request.status, int):
         found |= {"http.request.method": request.method, "http.response.status_code": request.status}
     else:
         found |= {"rpc.system.name": "grpc", "rpc.method": request.path, "rpc.response.status_code": request.status}
-    if request.error:
-        found["error.type"] = request.error
+    if error:
+        found["error.type"] = error
     if request.asked is not None:
         found["gen_ai.operation.name"] = request.asked.operation
         asked = request.asked._asdict()

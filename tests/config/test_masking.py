@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.config.masking import MASK, is_secret_key, masked
+from djl_trtllm.config.masking import MASK, is_secret_key, masked, shortened
 from djl_trtllm.config.options.registry import OPTIONS
 
 
@@ -43,6 +43,21 @@ def test_secrets_are_known_by_the_end_of_a_name() -> None:
     assert [key for key in secret if not is_secret_key(key)] == []
     plain = ("max_num_tokens", "time_per_token", "adapter_token", "token_count", "keystore", "compass", "monkey")
     assert [key for key in plain if is_secret_key(key)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("12345", "12345"),
+        ("123456", "12..."),
+        ("x" * 1_000_000, "xx..."),
+        ("1\n2", "1\\n2"),
+        ("\n\n\n", "\\n..."),
+        ("\u202e", "\\u..."),
+    ],
+)
+def test_a_long_text_is_cut_when_it_can_be_printed(text: str, shown: str) -> None:
+    assert shortened(text, 5) == shown
 
 
 def test_the_secret_options_are_known() -> None:

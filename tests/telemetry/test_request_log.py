@@ -85,6 +85,11 @@ def test_what_a_client_names_is_quoted_and_no_longer_than_a_line(caplog: pytest.
     assert len(text) < 500
 
 
+def test_a_path_cannot_look_like_the_rest_of_the_line(caplog: pytest.LogCaptureFixture) -> None:
+    text = line_of(caplog, served(status=404, path="/x 200 model=forged", model=""))
+    assert text == 'POST "/x 200 model=forged" 404 dialect=lmi total_seconds=12.5'
+
+
 def test_health_checks_and_pages_that_were_read_are_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
     shown = [
         served(status=503, quiet=True),

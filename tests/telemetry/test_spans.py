@@ -12,7 +12,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from djl_trtllm.telemetry import ServedRequest
 from djl_trtllm.telemetry.spans import SpanTraces, http_exporter
-from djl_trtllm.telemetry.traces import _with_path
 from tests.telemetry.requests import BEGAN, TRACEPARENT, served, state
 
 NOW = 112.0
@@ -157,6 +156,26 @@ def test_a_span_fails_where_the_server_is_at_fault(status: int | str, code: Stat
     assert traced(served(status=status))["llm_request"].status.status_code is code
 
 
+def test_a_response_that_fails_when_it_has_begun_is_a_failed_span() -> None:
+    span = traced(served(state(error="GenerationError"), status=200))["llm_request"]
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "GenerationError")
+    assert (span.attributes or {})["error.type"] == "GenerationError"
+
+
+def test_the_end_sends_what_waits() -> None:
+    exporter = Collected()
+    traces = SpanTraces(exporter)
+    traces.record(served())
+    traces.close()
+    assert [span.name for span in exporter.spans] == ["llm_request"]
+
+
+def test_what_a_client_names_is_no_longer_than_in_the_log() -> None:
+    found = attributes(served(status=404, model="x" * 1_000_000, path="/" + "y" * 5000))
+    assert found["gen_ai.request.model"] == "x" * 197 + "..."
+    assert found["url.path"] == "/" + "y" * 196 + "..."
+
+
 @pytest.mark.parametrize("changes", [{"quiet": True}, {"reads": True}, {"dialect": ""}])
 def test_only_what_generates_is_traced(changes: dict[str, Any]) -> None:
     assert traced(served(**changes)) == {}
@@ -188,9 +207,7 @@ def test_the_service_has_the_name_that_the_environment_gives_it(
     assert resource.attributes.get("a") == ("b" if "a=b" in str(environ) else None)
 
 
-def test_an_address_without_a_path_gets_that_of_traces() -> None:
-    assert _with_path("http://x:4318") == _with_path("http://x:4318/") == "http://x:4318/v1/traces"
-    assert _with_path("http://x/own") == "http://x/own"
+def test_the_exporter_sends_to_the_address_that_it_is_given() -> None:
     assert http_exporter("http://x/own")._endpoint == "http://x/own"  # type: ignore[attr-defined]
 
 

@@ -64,3 +64,16 @@ def test_what_goes_wrong_while_telling_does_not_reach_the_request(caplog: pytest
     tell(Telemetry(RequestLog(), Traced(ValueError("wrong"))), served(state()))
     assert [line.levelname for line in caplog.records] == ["ERROR"]
     assert caplog.records[0].request_id == "r-1"  # type: ignore[attr-defined]
+
+
+def test_what_is_reported_soon_has_what_happens_until_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    request = served(state(), status=499)
+
+    async def ended() -> None:
+        Telemetry(RequestLog()).ended_soon(request)
+        request.status = 200
+        await asyncio.sleep(0)
+
+    asyncio.run(ended())
+    assert caplog.records[0].getMessage().startswith("POST /invocations 200 ")

@@ -4,9 +4,12 @@ import subprocess
 import sys
 
 import pytest
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from djl_trtllm.config import load
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.telemetry import spans
 from djl_trtllm.telemetry.traces import Traces, open_traces
 
 
@@ -54,6 +57,10 @@ def test_an_endpoint_or_an_exporter_asks_for_traces(environ: dict[str, str]) -> 
             "OTEL_EXPORTER_OTLP_PROTOCOL=http/json (environment): expected http/protobuf or grpc",
         ),
         ({"SERVING_OTLP_TRACES_ENDPOINT": "collector:4318"}, "expected an address such as http://localhost:4318"),
+        (
+            {"SERVING_OTLP_TRACES_ENDPOINT": "http://:4318"},
+            "SERVING_OTLP_TRACES_ENDPOINT=http://:4318 (environment): expected an address",
+        ),
         ({"SERVING_OTLP_TRACES_ENDPOINT": "http://x:port"}, "expected an address such as http://localhost:4318"),
         (
             {"SERVING_OTLP_TRACES_ENDPOINT": "http://x", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
@@ -65,6 +72,29 @@ def test_what_cannot_be_done_is_an_error_that_names_the_setting(environ: dict[st
     with pytest.raises(ConfigError) as caught:
         opened(**environ)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        (None, None),
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("http://collector:4318/", "http://collector:4318/v1/traces"),
+        ("http://collector/own", "http://collector/own"),
+    ],
+)
+def test_traces_go_to_the_endpoint_of_the_option_else_to_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, used: str | None
+) -> None:
+    asked: list[str | None] = []
+
+    def exporter(endpoint: str | None) -> SpanExporter:
+        asked.append(endpoint)
+        return InMemorySpanExporter()
+
+    monkeypatch.setattr(spans, "http_exporter", exporter)
+    opened(**({"OTEL_TRACES_EXPORTER": "otlp"} if given is None else {"SERVING_OTLP_TRACES_ENDPOINT": given}))
+    assert asked == [used]
 
 
 def test_a_model_cannot_send_traces_somewhere(tmp_path: object) -> None:
@@ -88,6 +118,17 @@ def test_nothing_of_opentelemetry_is_imported_unless_traces_are_asked_for() -> N
     )
     result = without_opentelemetry(program)
     assert result.returncode == 0, result.stderr
+
+
+def test_packages_that_are_missing_are_asked_for_by_the_option_too() -> None:
+    program = (
+        "from djl_trtllm.config import load\n"
+        "from djl_trtllm.telemetry import Telemetry\n"
+        "environ = {'SERVING_OTLP_TRACES_ENDPOINT': 'http://x'}\n"
+        "Telemetry.open(load(None, environ).options, environ)\n"
+    )
+    error = without_opentelemetry(program).stderr.splitlines()[-1]
+    assert "SERVING_OTLP_TRACES_ENDPOINT asks for traces" in error
 
 
 def test_traces_without_the_packages_are_an_error_that_names_the_extra() -> None:
