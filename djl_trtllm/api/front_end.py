@@ -11,6 +11,7 @@ _TYPES = {
     405: "MethodNotAllowedException",
     413: "RequestEntityTooLargeException",
     415: "UnsupportedMediaTypeException",
+    503: "ServiceUnavailableException",
 }
 
 

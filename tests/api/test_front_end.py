@@ -16,6 +16,7 @@ from djl_trtllm.api.front_end import front_end_error, method_not_allowed
         (413, "RequestEntityTooLargeException"),
         (415, "UnsupportedMediaTypeException"),
         (418, "BadRequestException"),
+        (503, "ServiceUnavailableException"),
     ],
 )
 def test_front_end_errors_have_djls_shape(status: int, djl_type: str) -> None:
