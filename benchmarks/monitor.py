@@ -1,6 +1,6 @@
 """What the live page costs the server, while streams run.
 
-    python benchmarks/monitor.py [--streams 256] [--steps 20] [--pages 1 4] [--rounds 8] [--seconds 5]
+    python -m benchmarks.monitor [--streams 256] [--steps 20] [--pages 1 4] [--rounds 8] [--seconds 5]
 
 The scripted executor gives every stream `--steps` tokens per second. Windows of `--seconds` without and with open pages
 take turns, and the CPU time of the server process in each is compared with that in the window before. The last column
@@ -21,8 +21,8 @@ import httpx
 import orjson
 from rich.console import Console
 from rich.table import Table
-from servers import Server, cpu_seconds, serving
 
+from benchmarks.servers import Server, cpu_seconds, serving
 from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.request import Origin
 from djl_trtllm.server.monitor.snapshot import snapshot
@@ -34,7 +34,7 @@ _REPEATS = 500
 
 
 def alone(streams: int) -> float:
-    """Share of a core that snapshots of so many live requests and 512 ended ones take."""
+    """Share of a core that snapshots of N live requests and 512 ended ones take."""
     model, registry = ServedModel("story", "/story"), Registry()
     registry.add(model)
     now = time.monotonic()

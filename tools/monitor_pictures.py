@@ -23,7 +23,7 @@ from playwright.sync_api import sync_playwright
 from tests.support.models import TINY_STORIES
 from tests.support.server import Server, serving
 
-FOLDER = Path(__file__).parents[1] / "docs" / "images"
+FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 BEGINNINGS = (
     "Once upon a time, there was a little girl named",
     "One day, a boy and his dog went to the park. They saw",
