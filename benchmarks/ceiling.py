@@ -1,10 +1,10 @@
-"""What the server costs: the scripted executor through the whole road, beside a bare uvicorn application.
+"""What the server costs: the scripted executor through the whole server, beside a bare uvicorn application.
 
     python -m benchmarks.ceiling [--streams 64 256] [--seconds 10] [--offered 28000 56000] [--svg FOLDER]
                                  [--executor tensorrt_llm]
     python -m benchmarks.ceiling --api jsonlines chat [...] [--rounds 5] [--before CHECKOUT]
 
-Everything above the executor is real: host process, messages, rolling batch, detokeniser, dialect, HTTP. The measure
+Everything above the executor is real: engine process, messages, rolling batch, detokeniser, dialect, HTTP. The measure
 is streamed tokens per CPU-second of the server process (its engine process not counted), because client, server and
 engine share the machine. `saturated`: the engine is faster than the server. `paced`: it offers a fixed rate, one token
 for every stream per step; added inter-token latency is the client's p99 less the step's period. The bare application
@@ -13,7 +13,8 @@ the first request to the last token. The server's batch size is the number of st
 
 With `--executor tensorrt_llm` the paced run goes through TensorRT-LLM's executor and the fake TensorRT-LLM's engine
 backend, whose objects do per response in the engine process what the real ones do (tests/fakes): 28,000 tokens per
-second is the rate published for Llama 3.1 8B in FP8 on an H200. The host's CPU time is a column of its own.
+second is the rate published for Llama 3.1 8B in FP8 on an H200. The CPU time of the engine process
+is a column of its own.
 
 With `--api` one server answers the streams of several APIs in turns, and with `--before` so does a server of another
 checkout. The figures are medians over the rounds, the ratios those of each round to its first row.
@@ -219,7 +220,7 @@ def measured_rows(arguments: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 def as_table(rows: list[Row]) -> Table:
     table = Table(title="Streamed tokens per CPU-second of the server process")
-    names = ("tok per CPU-s", "tok/s", "CPU-s per s", "host CPU-s per s", "tok per chunk", "added ITL p99")
+    names = ("tok per CPU-s", "tok/s", "CPU-s per s", "engine CPU-s per s", "tok per chunk", "added ITL p99")
     for column in ("load", "streams", "server", *names):
         table.add_column(column, justify="left" if column in ("load", "server") else "right")
     for load, streams, server, m in rows:

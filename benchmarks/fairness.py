@@ -70,7 +70,7 @@ def _repeat(port: int, client: str, parameters: dict[str, Any], ended: Event, to
 
 
 def _flood(port: int, flood: Flood, ended: Event, total: Any) -> None:
-    """Send as many requests as the flood has, all the time, until told to end."""
+    """Send as many requests as the flood has, all the time, until `ended` is set."""
     count, parameters = flood
     tokens: list[int] = []
     for _ in range(count):

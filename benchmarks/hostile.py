@@ -43,7 +43,7 @@ def milliseconds(values: list[float], *shares: float) -> str:
 
 
 def _watch(port: int, pid: int, results: Connection) -> None:
-    """Ask for /ping until told to end, in a process of its own: sending megabytes would delay it."""
+    """Ask for /ping until `results` has a message, in a process of its own: sending megabytes would delay it."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         seen = Times()
         while not results.poll():

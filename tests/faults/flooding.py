@@ -126,7 +126,7 @@ KINDS = (*SENT, *HELD)
 
 
 def clients_of(kind: str, number: int) -> list[Client]:
-    """So many clients of this kind."""
+    """This number of clients of this kind."""
     if kind in HELD:
         return [HELD[kind]] * number
     sent = SENT[kind]()

@@ -50,7 +50,7 @@ class Load:
             lmi(prompt, stream=True, max_new_tokens=tokens, ignore_eos=True, details=True)
             for prompt in (*SHORT, *(f"{story(1, number)} {PROMPT}" for number in range(streams)))[:streams]
         ]
-        self._expected = [_told(answer) for answer in server.together(self._asked)]
+        self._expected = [_output(answer) for answer in server.together(self._asked)]
 
     def run(self, fault: Callable[[Load], None]) -> None:
         """Send, and run `fault` in a thread as soon as every client has something."""
@@ -100,7 +100,7 @@ class Load:
         if answer.status != 200 or not answer.complete:
             self.unanswered += answer.status == 0
             self.failed.append(f"{answer.status}: {answer.body[-200:]!r}")
-        elif _told(answer) != self._expected[number]:
+        elif _output(answer) != self._expected[number]:
             self.failed.append(f"another output: {answer.body[-200:]!r}")
 
     def _part(self) -> None:
@@ -110,7 +110,7 @@ class Load:
         self.parts += 1
 
 
-def _told(answer: Answer) -> Any:
+def _output(answer: Answer) -> Any:
     """Tokens and texts. (Log-probabilities differ in the last digits by the batch they ran in.)"""
     if answer.status != 200 or not answer.complete:
         return None

@@ -1,4 +1,4 @@
-"""Requests as front ends tell of them."""
+"""Requests as front ends report them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Traced:
         self.closed = True
 
 
-def tell(telemetry: Telemetry, request: ServedRequest) -> None:
+def report(telemetry: Telemetry, request: ServedRequest) -> None:
     async def ended() -> None:
         telemetry.ended(request)
 
@@ -40,7 +40,7 @@ def test_the_line_of_a_request_names_its_trace(caplog: pytest.LogCaptureFixture)
     traced = Traced()
     request = served(state())
     telemetry = Telemetry(RequestLog(), traced)
-    tell(telemetry, request)
+    report(telemetry, request)
     assert traced.requests == [request]
     assert caplog.records[0].getMessage().endswith(" trace_id=7")
     telemetry.close()
@@ -50,18 +50,18 @@ def test_the_line_of_a_request_names_its_trace(caplog: pytest.LogCaptureFixture)
 def test_the_log_of_requests_may_be_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     environ = {"SERVING_REQUEST_LOG": "false"}
-    tell(Telemetry.open(load(None, environ).options, environ), served(state()))
+    report(Telemetry.open(load(None, environ).options, environ), served(state()))
     assert [line for line in caplog.records if line.name == "djl_trtllm.requests"] == []
 
 
 def test_the_log_of_requests_is_on_by_default(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    tell(Telemetry.open(load(None, {}).options, {}), served(state()))
+    report(Telemetry.open(load(None, {}).options, {}), served(state()))
     assert len(caplog.records) == 1
 
 
 def test_what_goes_wrong_while_telling_does_not_reach_the_request(caplog: pytest.LogCaptureFixture) -> None:
-    tell(Telemetry(RequestLog(), Traced(ValueError("wrong"))), served(state()))
+    report(Telemetry(RequestLog(), Traced(ValueError("wrong"))), served(state()))
     assert [line.levelname for line in caplog.records] == ["ERROR"]
     assert caplog.records[0].request_id == "r-1"  # type: ignore[attr-defined]
 

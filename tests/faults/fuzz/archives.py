@@ -49,7 +49,7 @@ def hostile_archive(source: random.Random) -> bytes:
 
 
 def fuzz_archives(count: int, seed: int = 0) -> list[str]:
-    """Extract so many archives; what was wrong."""
+    """Extract `count` archives; what was wrong."""
     source, wrong = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

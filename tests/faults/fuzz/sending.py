@@ -36,7 +36,7 @@ class Outcome:
 
 
 def fuzz_requests(count: int, seed: int = 0) -> Outcome:
-    """Send so many requests to a server."""
+    """Send `count` requests to a server."""
     outcome = Outcome()
     with tempfile.TemporaryDirectory() as folder:
         model = scripted_model(Path(folder) / "model", {"steps_per_second": 5000}, **{"option.max_output_len": 64})

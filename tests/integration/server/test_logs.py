@@ -77,7 +77,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
+def logged(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
     """A server with the log as JSON, and traces."""
     environ = {
         "SERVING_LOG_FORMAT": "json",
@@ -87,7 +87,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
         "SERVING_TRITON_GRPC_PORT": str(free_port()),
     }
     script = {"steps_per_second": 500}
-    model = scripted_model(tmp_path_factory.mktemp("told") / "model", script, max_request_size=100_000)
+    model = scripted_model(tmp_path_factory.mktemp("logged") / "model", script, max_request_size=100_000)
     with Server(model, environ) as server:
         server.http.headers["Authorization"] = "Bearer key-of-the-server"
         server.wait_for_ping()
@@ -119,9 +119,9 @@ def post(server: Server, identifier: str, path: str = "/invocations", **changes:
     return server.http.post(path, headers=headers, **{"json": lmi(SECRET, max_new_tokens=3), **changes})
 
 
-def test_a_request_that_generated_has_a_line_with_its_numbers(told: Server) -> None:
-    assert post(told, "plain").status_code == 200
-    line = line_of(told, "plain")
+def test_a_request_that_generated_has_a_line_with_its_numbers(logged: Server) -> None:
+    assert post(logged, "plain").status_code == 200
+    line = line_of(logged, "plain")
     expected = {
         "level": "INFO",
         "method": "POST",
@@ -136,7 +136,7 @@ def test_a_request_that_generated_has_a_line_with_its_numbers(told: Server) -> N
     assert 0 < line["ttft_seconds"] <= line["total_seconds"]
 
 
-def test_refusals_have_a_line_with_status_and_error(told: Server) -> None:
+def test_refusals_have_a_line_with_status_and_error(logged: Server) -> None:
     cases: dict[str, tuple[int, str | None, dict[str, Any]]] = {
         "unknown": (404, "UnknownModelError", {"path": "/predictions/hen"}),
         "malformed": (424, "InvalidRequestError", {"json": None, "content": b'{"inputs":'}),
@@ -146,34 +146,34 @@ def test_refusals_have_a_line_with_status_and_error(told: Server) -> None:
         "nothing": (404, None, {"path": f"/{FORGED}"}),
     }
     for identifier, (status, error, changes) in cases.items():
-        assert post(told, identifier, **changes).status_code == status
-        line = line_of(told, identifier)
+        assert post(logged, identifier, **changes).status_code == status
+        line = line_of(logged, identifier)
         assert (line["status"], line.get("error")) == (status, error), identifier
 
 
-def test_a_request_that_no_application_sees_has_a_line(told: Server) -> None:
+def test_a_request_that_no_application_sees_has_a_line(logged: Server) -> None:
     with pytest.raises(httpx.HTTPStatusError):
-        post(told, "head", headers={"x": "x" * 40_000}).raise_for_status()
-    wait_until(lambda: any(line.get("status") == 431 for line in lines(told)), what="the line")
+        post(logged, "head", headers={"x": "x" * 40_000}).raise_for_status()
+    wait_until(lambda: any(line.get("status") == 431 for line in lines(logged)), what="the line")
 
 
-def test_a_client_that_leaves_has_a_line(told: Server) -> None:
+def test_a_client_that_leaves_has_a_line(logged: Server) -> None:
     stream = {**lmi(SECRET, max_new_tokens=100_000), "stream": True}
-    with told.http.stream("POST", "/invocations", json=stream, headers={"x-request-id": "left"}) as response:
+    with logged.http.stream("POST", "/invocations", json=stream, headers={"x-request-id": "left"}) as response:
         next(response.iter_bytes())
-    line = line_of(told, "left")
+    line = line_of(logged, "left")
     assert (line["status"], line.get("finish_reason")) == (200, "cancelled"), line
 
 
-def test_messages_and_handshakes_of_a_websocket_have_lines(told: Server) -> None:
-    url = f"ws://127.0.0.1:{told.port}/invocations-bidirectional-stream"
+def test_messages_and_handshakes_of_a_websocket_have_lines(logged: Server) -> None:
+    url = f"ws://127.0.0.1:{logged.port}/invocations-bidirectional-stream"
     with connect(url, additional_headers={"Authorization": "Bearer key-of-the-server", "x-request-id": "ws"}) as socket:
         socket.send(json.dumps(lmi(SECRET, max_new_tokens=3)))
         socket.recv()
-    assert line_of(told, "ws")["output_tokens"] == 3
+    assert line_of(logged, "ws")["output_tokens"] == 3
     with pytest.raises(InvalidStatus):
         connect(url, additional_headers={"x-request-id": "ws-refused"})
-    assert line_of(told, "ws-refused")["status"] == 401
+    assert line_of(logged, "ws-refused")["status"] == 401
 
 
 def message(identifier: str, model: str = "ensemble") -> bytes:
@@ -184,9 +184,9 @@ def message(identifier: str, model: str = "ensemble") -> bytes:
     return data
 
 
-def test_requests_over_grpc_have_lines_and_traces(told: Server, collector: Collector) -> None:
+def test_requests_over_grpc_have_lines_and_traces(logged: Server, collector: Collector) -> None:
     metadata = (("authorization", "Bearer key-of-the-server"), ("traceparent", TRACEPARENT))
-    with grpc.insecure_channel(f"127.0.0.1:{told.grpc_port}") as channel:  # type: ignore[attr-defined]
+    with grpc.insecure_channel(f"127.0.0.1:{logged.grpc_port}") as channel:  # type: ignore[attr-defined]
         infer = channel.unary_unary(f"/{protocol.SERVICE}/ModelInfer")
         infer(message("rpc"), metadata=metadata)
         with pytest.raises(grpc.RpcError):
@@ -194,16 +194,16 @@ def test_requests_over_grpc_have_lines_and_traces(told: Server, collector: Colle
         stream = channel.stream_stream(f"/{protocol.SERVICE}/ModelStreamInfer")
         list(stream(iter([message("rpc-1"), message("rpc-2", "hen")]), metadata=metadata))
     names = {"rpc": "OK", "rpc-refused": "NOT_FOUND", "rpc-1": "OK", "rpc-2": "NOT_FOUND"}
-    assert {name: line_of(told, name)["status"] for name in names} == names
-    assert line_of(told, "rpc-1")["path"] == "ModelStreamInfer"
+    assert {name: line_of(logged, name)["status"] for name in names} == names
+    assert line_of(logged, "rpc-1")["path"] == "ModelStreamInfer"
     wait_until(lambda: bool(collector.of_request("rpc-1")), what="the trace")
     assert collector.of_request("rpc-1")["llm_request"].parent_span_id.hex() == TRACEPARENT.split("-")[2]
 
 
-def test_a_trace_arrives_with_the_parent_that_was_given(told: Server, collector: Collector) -> None:
+def test_a_trace_arrives_with_the_parent_that_was_given(logged: Server, collector: Collector) -> None:
     attribute = {"X-Amzn-SageMaker-Custom-Attributes": f"traceparent={TRACEPARENT}"}
-    post(told, "traced", headers={"traceparent": TRACEPARENT})
-    post(told, "by-sagemaker", headers=attribute)
+    post(logged, "traced", headers={"traceparent": TRACEPARENT})
+    post(logged, "by-sagemaker", headers=attribute)
     for identifier in ("traced", "by-sagemaker"):
         wait_until(lambda: len(collector.of_request(identifier)) == 5, what="the trace")  # noqa: B023
         spans = collector.of_request(identifier)
@@ -212,23 +212,23 @@ def test_a_trace_arrives_with_the_parent_that_was_given(told: Server, collector:
         times = [(spans[name].start_time_unix_nano, spans[name].end_time_unix_nano) for name in PHASES]
         assert times == sorted(times)
         assert attributes(root)["gen_ai.usage.completion_tokens"] == 3
-        assert line_of(told, identifier)["span_id"] == root.span_id.hex()
+        assert line_of(logged, identifier)["span_id"] == root.span_id.hex()
 
 
 PHASES = ("receive", "queue", "prefill", "decode")
 
 
-def test_health_checks_have_no_line(told: Server) -> None:
-    told.http.get("/ping", headers={"x-request-id": "ping"})
-    post(told, "after-ping")
-    line_of(told, "after-ping")
-    assert not any(line.get("request_id") == "ping" for line in lines(told))
+def test_health_checks_have_no_line(logged: Server) -> None:
+    logged.http.get("/ping", headers={"x-request-id": "ping"})
+    post(logged, "after-ping")
+    line_of(logged, "after-ping")
+    assert not any(line.get("request_id") == "ping" for line in lines(logged))
 
 
-def test_nothing_that_was_sent_is_in_the_log_or_the_traces(told: Server, collector: Collector) -> None:
-    post(told, "secret", "/invocations?token=hf_abcdefghijklmnop", headers={"x-amzn-trace": SECRET})
-    line_of(told, "secret")
-    text = "\n".join(told.log)
+def test_nothing_that_was_sent_is_in_the_log_or_the_traces(logged: Server, collector: Collector) -> None:
+    post(logged, "secret", "/invocations?token=hf_abcdefghijklmnop", headers={"x-amzn-trace": SECRET})
+    line_of(logged, "secret")
+    text = "\n".join(logged.log)
     for secret in (SECRET, "key-of-the-server", "hf_abcdefghijklmnop"):
         assert secret not in text
         assert all(secret not in str(span) for span in collector.spans)

@@ -98,7 +98,7 @@ async def test_the_option_decides_who_sees_the_page(option: bool | None, host: s
 
 
 @in_virtual_time
-async def test_who_may_not_see_it_is_told_how_others_can() -> None:
+async def test_a_refusal_says_who_sees_the_page_and_which_option_changes_it() -> None:
     async with application() as served:
         answer = await get(served, "/monitor", "10.0.0.1")
         assert "SERVING_MONITOR=true" in answer.body.decode()

@@ -1,4 +1,4 @@
-"""What the live page is told of a model."""
+"""What the live page shows of a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def registry_of(*models: ServedModel) -> Registry:
     return registry
 
 
-def told(model: ServedModel) -> dict[str, Any]:
+def shown(model: ServedModel) -> dict[str, Any]:
     """The snapshot of the only model, as the page reads it."""
     result: dict[str, Any] = orjson.loads(orjson.dumps(snapshot(registry_of(model), None, BEGAN, BEGAN + 9)))
     return result
@@ -55,12 +55,12 @@ def rows(*, live: int = 0, ended: int = 0, waiting: int = 0) -> list[int]:
         statistics.ended.append(record(number, started=BEGAN, ended=BEGAN))
     for number in range(ended + 1, ended + live + waiting + 1):
         statistics.live[number] = record(number, started=BEGAN if number <= ended + live else None)
-    return [row[0] for row in told(with_statistics(statistics))["model"]["rows"]]
+    return [row[0] for row in shown(with_statistics(statistics))["model"]["rows"]]
 
 
 @in_virtual_time
 async def test_a_model_without_a_request() -> None:
-    found = told(ServedModel("story", "/story"))
+    found = shown(ServedModel("story", "/story"))
     assert found["server"] == {"version": __version__, "uptime": 9.0}
     assert (found["clock"], found["models"]) == (9000, [{"name": "story", "state": "loading"}])
     model = found["model"]
@@ -82,15 +82,15 @@ async def test_the_model_is_the_one_that_is_named_else_the_first() -> None:
 
 
 @in_virtual_time
-async def test_a_failure_is_told_in_one_short_line() -> None:
+async def test_a_failure_is_shown_in_one_short_line() -> None:
     model = ServedModel("story", "/story")
     model.workers[0].fail(ModelError("no memory " + "x" * 500 + "\nTraceback"))
-    found = told(model)["model"]
+    found = shown(model)["model"]
     assert found["state"] == "failed"
     assert found["failure"].startswith("no memory x")
     assert len(found["failure"]) == 300
     model.workers[0].failure = ModelError("no memory\nTraceback")
-    assert told(model)["model"]["failure"] == "no memory"
+    assert shown(model)["model"]["failure"] == "no memory"
 
 
 @in_virtual_time
@@ -105,7 +105,7 @@ async def test_totals_are_those_of_the_metrics() -> None:
         inter_token_latency=Histogram((0.1,)),
     )
     statistics.time_to_first_token.observe(0.7, 3)
-    model = told(with_statistics(statistics))["model"]
+    model = shown(with_statistics(statistics))["model"]
     assert (model["requests"], model["prompt_tokens"], model["reused_prompt_tokens"]) == (11, 14, 15)
     assert (model["generated_tokens"], model["finished"]) == (16, {"end_token": 12, "cancelled": 13})
     assert model["latency"] == {
@@ -130,7 +130,7 @@ async def test_a_row_has_times_and_numbers_and_no_text() -> None:
         )
     )
     statistics.live[4] = record(4, origin=Origin())
-    found = told(with_statistics(statistics))["model"]["rows"]
+    found = shown(with_statistics(statistics))["model"]["rows"]
     assert found == [
         [3, "id-3", 3000, 4000, 4500, 6000, 7, 5, 9, 2, "length"],
         [4, "4", 4000, None, None, None, 7, 0, 0, 1, None],
@@ -140,7 +140,7 @@ async def test_a_row_has_times_and_numbers_and_no_text() -> None:
 @in_virtual_time
 async def test_a_clients_id_is_cut() -> None:
     statistics = Statistics(live={1: record(1, origin=Origin("x" * 5000))})
-    assert told(with_statistics(statistics))["model"]["rows"][0][1] == "x" * 80
+    assert shown(with_statistics(statistics))["model"]["rows"][0][1] == "x" * 80
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ async def test_rows_are_bounded(live: int, waiting: int, ended: int, shown: list
 @in_virtual_time
 async def test_of_too_many_live_requests_those_that_run_have_a_row() -> None:
     statistics = Statistics(live={n: record(n, started=BEGAN if n > 150 else None) for n in range(1, 201)})
-    found = told(with_statistics(statistics))["model"]
+    found = shown(with_statistics(statistics))["model"]
     numbers = [row[0] for row in found["rows"]]
     assert numbers == [*range(1, 79), *range(151, 201)]
     assert found["live"] == 200
@@ -174,14 +174,14 @@ async def test_a_request_from_the_queue_to_its_end(hosts: Hosts, tokenizer: Toke
     (service,) = model.workers
     await ask(service, 2)
     await ask(service, 2)
-    before = told(model)["model"]
+    before = shown(model)["model"]
     assert (before["engine"], before["limits"]["batch"], before["limits"]["queue"]) == ("scripted", 1, 5)
     assert (before["running"], before["prefill"], before["waiting"], before["live"]) == (1, 1, 1, 2)
     hosts.last.step()
-    decoding = told(model)["model"]
+    decoding = shown(model)["model"]
     assert (decoding["running"], decoding["prefill"], decoding["waiting"]) == (1, 0, 1)
     hosts.last.step(3)
-    after = told(model)["model"]
+    after = shown(model)["model"]
     assert (after["running"], after["waiting"], after["live"]) == (0, 0, 0)
     assert [(row[8], row[10]) for row in after["rows"]] == [(2, "length")] * 2
     assert PROMPT.split()[1] not in str(after)
@@ -192,7 +192,7 @@ async def test_a_request_from_the_queue_to_its_end(hosts: Hosts, tokenizer: Toke
 async def test_limits_are_those_of_all_workers(hosts: Hosts, tokenizer: Tokenizer) -> None:
     model = ServedModel("story", "/story")
     await model.load(lambda: played_model(tokenizer, max_rolling_batch_size=4, job_queue_size=5, max_seq_len=99), 2)
-    found = told(model)["model"]
+    found = shown(model)["model"]
     assert found["workers"] == 2
     assert found["limits"] == {"batch": 8, "queue": 10, "prompt": 1024, "sequence": 99}
     await model.close()
@@ -202,11 +202,11 @@ async def test_limits_are_those_of_all_workers(hosts: Hosts, tokenizer: Tokenize
 async def test_the_kv_cache_is_as_in_the_metrics(hosts: Hosts, tokenizer: Tokenizer) -> None:
     model = ServedModel("story", "/story")
     await model.load(lambda: played_model(tokenizer), 2)
-    assert told(model)["model"]["kv"] == {"usage": None, "blocks": None, "used": None}
+    assert shown(model)["model"]["kv"] == {"usage": None, "blocks": None, "used": None}
     for worker, usage in zip(model.workers, (0.5, 0.25), strict=True):
         assert worker.batch is not None
         worker.batch.engine_stats = Stats(kv_usage=usage, kv_blocks=8, kv_blocks_used=3)
-    assert told(model)["model"]["kv"] == {"usage": 0.5, "blocks": 16, "used": 6}
+    assert shown(model)["model"]["kv"] == {"usage": 0.5, "blocks": 16, "used": 6}
     await model.close()
 
 
@@ -218,7 +218,7 @@ async def test_a_cancelled_request_stays_as_cancelled(hosts: Hosts, tokenizer: T
     asked = await ask(service, 9)
     hosts.last.send(Delta(0, [5], cached_tokens=3))
     service.cancel(asked.generations)
-    (row,) = told(model)["model"]["rows"]
+    (row,) = shown(model)["model"]["rows"]
     assert (row[7], row[10]) == (3, "cancelled")
     await model.close()
 
