@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.monitor.page import Open, Seen, live
+from tests.integration.monitor.page import Open, Seen, live, rows, tile
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model
 from tests.support.server import Server, serving
@@ -110,3 +110,64 @@ def test_the_page_of_a_server_that_is_gone_comes_back_with_the_next_one(
         second.wait_for_ping()
         live(page)
         page.locator('[data-tile="waiting"]', has_text="0 requests in all").wait_for()
+
+
+def test_a_page_that_hears_nothing_connects_again_and_stands_still_until_then(
+    model: Path, open_page: Open, seen: Seen
+) -> None:
+    seen.expected = ("net::ERR_",)
+    link = "document.getElementById('link').textContent"
+    with serving(model) as server:
+        page = open_page(server)
+        live(page)
+        server.process.suspend()
+        try:
+            page.locator("#link", has_text="disconnected").wait_for()
+            page.click("#pause")
+            page.click("#pause")
+            assert page.evaluate(link) != "live"
+            page.click("#pause")
+            assert page.evaluate(link) != "paused"
+        finally:
+            server.process.resume()
+        page.locator("#link", has_text="paused").wait_for()
+        page.click("#pause")
+        live(page)
+
+
+def test_a_model_that_is_unregistered_leaves_the_page_to_the_others(tmp_path: Path, open_page: Open) -> None:
+    store = tmp_path / "store"
+    for name in ("fable", "story"):
+        scripted_model(store / name, **{"option.model_name": name})
+    with serving(None, SERVING_MODEL_STORE=str(store), SERVING_LOAD_MODELS="ALL") as server:
+        page = open_page(server)
+        live(page)
+        page.select_option("#model", "story")
+        wait_until(partial(shows, page, "story"), what="the other model")
+        assert server.http.post("/predictions/story", content=body(4), headers=JSON).status_code == 200
+        for gone, state in (("story", "ready"), ("fable", "no model")):
+            assert server.http.delete(f"/models/{gone}").status_code == 200
+            page.locator("#state", has_text=state).wait_for()
+            wait_until(lambda: page.locator("#model option").count() <= 1, what="one model or none")
+        assert not any(character.isdigit() for character in tile(page, "running"))
+        page.click("#as-table")
+        assert rows(page) == []
+        assert server.http.post("/models", params={"url": str(store / "story")}).status_code == 200
+        wait_until(partial(shows, page, "story"), what="the new model")
+        page.locator('[data-tile="waiting"]', has_text="0 requests in all").wait_for()
+
+
+def test_what_a_client_names_is_text_and_not_part_of_the_page(server: Server, open_page: Open) -> None:
+    identifier = "<img/src=x/onerror=document.title='forged'>"
+    answer = server.http.post("/invocations", content=body(4), headers={**JSON, "x-request-id": identifier})
+    assert answer.status_code == 200
+    page = open_page(server)
+    live(page)
+    page.focus("#lanes")
+    wait_until(lambda: page.evaluate("document.querySelector('#lanes .empty').hidden"), what="a lane")
+    page.keyboard.press("End")
+    page.locator("#detail b", has_text=identifier).wait_for()
+    page.click("#as-table")
+    wait_until(lambda: identifier in [row[0] for row in rows(page)], what="its row")
+    assert page.locator("img").count() == 0
+    assert not shows(page, "forged")

@@ -2,6 +2,7 @@
 import { bound, count, milliseconds, percent } from "./format.js";
 
 const SECONDS = 120;
+const GAP = 3000; // milliseconds without a snapshot: nothing is drawn there
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 // What lies above the batch's limit is the queue's part of the picture, with a scale of its own.
@@ -44,6 +45,8 @@ class TimePlot {
   draws() {}
 
   add(at, values) {
+    const before = this.points.at(-1)?.[0];
+    if (at - before > GAP) this.points.push([before + 1]);
     this.points.push([at, ...values]);
     const first = this.points.findIndex((point) => point[0] >= at - SECONDS * 1000 - 1000);
     if (first > 0) this.points.splice(0, first);
@@ -52,7 +55,10 @@ class TimePlot {
     this.tell(this.plot.cursor.idx);
   }
 
-  clear() { this.points = []; }
+  clear() {
+    this.points = [];
+    this.plot?.setData(this.data());
+  }
 
   data() {
     const last = this.points.at(-1)?.[0] ?? 0;
@@ -64,7 +70,7 @@ class TimePlot {
     if (!point) return;
     const past = (this.points.at(-1)[0] - point[0]) / 1000;
     this.when.textContent = past > 0.4 ? `${past.toFixed(0)} s ago` : this.usual;
-    const texts = this.texts(point);
+    const texts = point.length > 1 ? this.texts(point) : ["not watched"];
     this.items.forEach((item, index) => {
       item.textContent = texts[index] ?? "";
       item.hidden = !texts[index];
@@ -95,10 +101,10 @@ export class Occupancy extends TimePlot {
   }
 
   columns() {
-    return [this.points.map((p) => p[1] + p[2]), this.points.map((p) => p[1]), this.points.map((p) => p[3])];
+    return [(p) => p[1] + p[2], (p) => p[1], (p) => p[3]].map((of) => this.points.map((p) => (p.length > 1 ? of(p) : null)));
   }
 
-  most() { return Math.max(4, ...this.points.map((point) => point[3])); }
+  most() { return Math.max(4, ...this.points.map((point) => point[3] ?? 0)); }
 
   scales() {
     const above = (1 - BATCH_SHARE) * 0.88;
@@ -146,7 +152,7 @@ export class Cache extends TimePlot {
     ];
   }
 
-  columns() { return [this.points.map((point) => point[1]), this.points.map((point) => point[2])]; }
+  columns() { return [1, 2].map((place) => this.points.map((point) => point[place] ?? null)); }
 
   top() {
     const most = Math.max(...this.points.flatMap((point) => [point[1] ?? 0, point[2] ?? 0]));

@@ -1,4 +1,6 @@
 // The server's snapshots: Server-Sent Events by fetch, because EventSource cannot send an API key.
+const SILENT_SECONDS = 5; // a server that is there sends four snapshots a second
+
 export const secrets = { key: "" }; // typed by the user, nowhere else
 
 export function authorization() {
@@ -44,9 +46,24 @@ export class Events {
 
   // Reads one response to its end. Whether it is worth another try.
   async read(turn) {
-    this.stop = new AbortController();
+    const stop = new AbortController();
+    this.stop = stop;
+    let silent;
+    const heard = () => {
+      clearTimeout(silent);
+      silent = setTimeout(() => stop.abort(), SILENT_SECONDS * 1000);
+    };
+    heard();
+    try {
+      return await this.listen(turn, stop.signal, heard);
+    } finally {
+      clearTimeout(silent);
+    }
+  }
+
+  async listen(turn, signal, heard) {
     const query = this.model === null ? "" : `?model=${encodeURIComponent(this.model)}`;
-    const response = await fetch(`monitor/events${query}`, { headers: authorization(), signal: this.stop.signal, cache: "no-store" });
+    const response = await fetch(`monitor/events${query}`, { headers: authorization(), signal, cache: "no-store" });
     if (turn !== this.turn) return false;
     if (!response.ok) {
       const text = await reason(response);
@@ -56,11 +73,13 @@ export class Events {
     for (let rest = ""; ; ) {
       const { done, value } = await reader.read();
       if (done || turn !== this.turn) return true;
+      heard();
       const parts = (rest + decoder.decode(value, { stream: true })).split("\n\n");
       rest = parts.pop();
       // Of several that came together only the last is news.
       const last = parts.filter((part) => part.startsWith("data: ")).at(-1);
-      if (last) this.on.snapshot(JSON.parse(last.slice(6)));
+      // A mistake in what shows it is not one of the connection.
+      if (last) queueMicrotask(() => this.on.snapshot(JSON.parse(last.slice(6))));
     }
   }
 }

@@ -22,7 +22,7 @@ export function describe(row, now) {
   return [
     ["State", LABELS[state] + (row.ended !== null && row.reason ? `: ${row.reason}` : "")],
     ["Prompt tokens", count(row.prompt)],
-    ["Of these reused", row.reused === null ? null : count(row.reused)],
+    ["Of these reused", count(row.reused)],
     ["Output tokens", count(row.output)],
     ["Sequences", row.sequences > 1 ? count(row.sequences) : null],
     ["Queued", milliseconds((row.started ?? end) - row.arrived)],
@@ -75,7 +75,8 @@ export class Lanes {
     this.show();
   }
 
-  now() { return this.paused ? this.stopped : performance.now() - (this.offset ?? 0); }
+  // After a pause, time goes on with the next snapshot.
+  now() { return this.paused || this.offset === null ? this.stopped ?? 0 : performance.now() - this.offset; }
 
   pause(paused) {
     if (paused === this.paused) return;

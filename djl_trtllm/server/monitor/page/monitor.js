@@ -1,7 +1,7 @@
 // The page of /monitor: what one snapshot after the other says about a model.
 import { Cache, HistogramPanel, Occupancy } from "./charts.js";
 import { Events, secrets } from "./events.js";
-import { ago, bytes, compact, count, percent, uptime } from "./format.js";
+import { bytes, compact, count, percent, uptime } from "./format.js";
 import { describe, LABELS, Lanes, stateOf } from "./lanes.js";
 import { Story } from "./story.js";
 
@@ -18,7 +18,7 @@ const tiles = Object.fromEntries(
   [["running", "Running"], ["waiting", "Queued"], ["tokens", "Output tokens/s"], ["requests", "Requests/s"], ["kv", "KV cache used"], ["reused", "Prompts reused"]]
     .map(([key, name]) => [key, tile(key, name)]),
 );
-let paused = false, latest = null, past = [], tabled = 0;
+let paused = false, connection = "connecting", latest = null, past = [], tabled = 0;
 
 function tile(key, name) {
   const box = $("tiles").appendChild(document.createElement("div"));
@@ -40,19 +40,14 @@ function tile(key, name) {
 
 const events = new Events({
   snapshot(data) {
-    if (paused) return;
     $("access").hidden = $("notice").hidden = true;
-    $("link").textContent = "live";
-    if (lanes.paused) lanes.pause(false);
-    latest = { ...data, at: performance.now() };
+    link("live");
+    if (paused) return;
     show(data);
   },
-  link(text) {
-    $("link").textContent = text;
-    lanes.pause(true); // nobody knows what goes on there
-  },
+  link,
   refused(status, text) {
-    $("link").textContent = `refused (${status})`;
+    link(`refused (${status})`);
     if (status === 401 || status === 403) {
       $("access").hidden = false;
       $("access-text").textContent = status === 401 && !secrets.key ? "This server needs an API key with the role metrics." : `${text}.`;
@@ -69,10 +64,21 @@ const events = new Events({
   },
 });
 
+// What is known of the connection. Without one nobody knows what goes on there: the lanes stand still.
+function link(text) {
+  connection = text;
+  const shown = paused && text === "live" ? "paused" : text;
+  if ($("link").textContent !== shown) $("link").textContent = shown; // it is read aloud when it changes
+  lanes.pause(paused || text !== "live");
+}
+
 function show({ server, models, model, clock }) {
   selector(models, model?.name);
   if (!model) {
-    state("no model", "waiting");
+    if (models.length && events.model !== null) {
+      events.model = null; // it was unregistered; there are others
+      events.open();
+    } else nothing(clock);
     return;
   }
   if (story.model !== model.name) forget();
@@ -84,16 +90,28 @@ function show({ server, models, model, clock }) {
   lanes.update(rows, clock);
   const live = rows.filter((row) => row.ended === null).length;
   $("shown").textContent = model.live > live ? `${live} of ${count(model.live)} live` : `${count(live)} live`;
+  latest = { rows, clock };
   if (performance.now() - tabled > 900) table(rows, clock);
   remember(clock, model);
   charts(clock, model);
+}
+
+function nothing(clock) {
+  forget();
+  story.model = null;
+  state("no model", "waiting");
+  $("facts").replaceChildren();
+  lanes.empty.textContent = "There is no model.";
+  lanes.update([], clock);
+  latest = { rows: [], clock };
+  table([], clock);
+  for (const put of Object.values(tiles)) put("–", "", "");
 }
 
 function forget() {
   past = [];
   occupancy.clear();
   cache.clear();
-  lanes.offset = null;
 }
 
 function state(text, kind) {
@@ -142,8 +160,8 @@ function remember(clock, model) {
   const last = past.at(-1);
   // The model was unregistered and registered again: it counts from 0.
   if (last && (last.model.generated_tokens > model.generated_tokens || last.clock > clock)) forget();
-  past.push({ clock, model });
-  while (past.length > 2 && past[1].clock <= clock - 60000) past.shift();
+  past.push({ clock, model: { ...model, rows: [] } });
+  while (past[0].clock < clock - 60000) past.shift();
 }
 
 function rate(name, seconds = 5) {
@@ -196,19 +214,15 @@ function press(button, pressed) {
 
 $("pause").addEventListener("click", () => {
   paused = !paused;
-  lanes.pause(paused);
   press($("pause"), paused);
-  $("link").textContent = paused ? "paused" : "live";
+  link(connection);
 });
 $("as-table").addEventListener("click", () => {
   const open = $("table").hidden;
   $("table").hidden = !open;
   $("lanes").hidden = open;
   press($("as-table"), open);
-  if (latest && open) {
-    tabled = 0;
-    show(latest);
-  }
+  if (latest && open) table(latest.rows, latest.clock);
 });
 $("span").addEventListener("change", (event) => {
   lanes.setSpan(Number(event.target.value));
@@ -236,17 +250,13 @@ dark.addEventListener("change", theme);
 
 // A page that nobody looks at leaves its place to another one.
 let leaving = 0;
-document.addEventListener("visibilitychange", () => {
+function attend() {
   clearTimeout(leaving);
-  if (document.hidden) leaving = setTimeout(() => { events.close(); leaving = 0; }, HIDDEN_SECONDS * 1000);
-  else if ($("link").textContent !== "live" || !leaving) events.open();
-});
-setInterval(() => {
-  if (latest && !paused && !document.hidden && performance.now() - latest.at > 3000 && $("link").textContent === "live") {
-    $("link").textContent = `no news for ${ago(performance.now() - latest.at)}`;
-  }
-}, 1000);
+  if (document.hidden) leaving = setTimeout(() => { events.close(); link("disconnected while hidden"); }, HIDDEN_SECONDS * 1000);
+  else if (connection !== "live") events.open();
+}
+document.addEventListener("visibilitychange", attend);
 
 events.model = new URLSearchParams(location.search).get("model");
 theme();
-events.open();
+attend();
