@@ -47,6 +47,19 @@ TASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("job_queue_size", "option.predict_timeout", "option.stream_write_timeout", "option.model_loading_timeout"),
     ),
     ("recover from a failed engine", ("retry_threshold", "option.executor_hang_timeout", "fail_fast")),
+    (
+        "share the engine among clients",
+        ("scheduling_policy", "client_header", "max_requests_per_client", "priority_header", "forwarded_allow_ips"),
+    ),
+    (
+        "bound bodies and connections",
+        ("max_request_size", "max_body_memory", "max_connections", "header_read_timeout", "keep_alive_timeout"),
+    ),
+    (
+        "say who may do what, and encrypt",
+        ("api_key", "api_keys_file", "management_address", "certificate_file", "private_key_file", "client_ca_file"),
+    ),
+    ("see what the server does", ("monitor", "log_format", "log_level", "request_log", "otlp_traces_endpoint")),
     ("set the address and the port", ("inference_host", "inference_port", "inference_address")),
     (
         "choose HTTP status codes",

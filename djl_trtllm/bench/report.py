@@ -56,7 +56,7 @@ def conclusion(result: Result) -> list[str]:
     if sweep is not None and sweep.knee is not None:
         at = sweep.points[sweep.knee]
         lines.append(
-            f"Knee: {sweep.knee} clients. They get {number(at.tokens_per_second)} tok/s, at least {100 * SHARE:.0f} % "
+            f"Knee: {at.label}, with {number(at.tokens_per_second)} tok/s, at least {100 * SHARE:.0f} % "
             f"of the {number(sweep.capacity)} tok/s that the server reaches; more clients wait longer."
         )
     elif sweep is not None and sweep.points:

@@ -79,7 +79,7 @@ def test_unfinished_requests_stand_beside_the_failed_ones() -> None:
 def test_the_knee_is_a_sentence() -> None:
     loads = [figures(1, 10), figures(2, 20), figures(4, 20)]
     (line,) = report.conclusion(result(*loads, knee=2, swept=True))
-    assert line.startswith("Knee: 2 clients. They get 20 tok/s, at least 95 % of the 20 tok/s")
+    assert line.startswith("Knee: 2 clients, with 20 tok/s, at least 95 % of the 20 tok/s")
 
 
 def test_a_missing_knee_has_its_reason() -> None:

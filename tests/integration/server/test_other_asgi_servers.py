@@ -62,3 +62,19 @@ def test_a_stream_whose_client_does_not_read_ends_without_its_last_chunk(tmp_pat
         assert not rest.endswith(b"0\r\n\r\n")
         assert b'"finish_reason":"length"' not in rest
         assert server.ping() == 200
+
+
+def test_a_stream_that_fails_in_a_format_without_errors_ends_without_its_last_chunk(tmp_path: Path) -> None:
+    model = scripted_model(
+        tmp_path / "model", {"steps_per_second": 20}, **{"option.resume_after_restart": "false", "retry_threshold": 3}
+    )
+    with Server(model, scratch=tmp_path, program=PLAIN) as server:
+        server.wait_for_ping()
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(raw_post(b'{"prompt": "go on", "max_tokens": 500}', path="/predict"))
+            read_until(client, b"\r\n\r\n")
+            client.recv(1000)
+            server.host().kill()
+            rest = read_all(client)
+        assert not rest.endswith(b"0\r\n\r\n")
+        server.wait_for_ping()
