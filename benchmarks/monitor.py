@@ -22,6 +22,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.load import post, run_streams
 from benchmarks.servers import Server, cpu_seconds, serving
 from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.request import Origin
@@ -78,10 +79,12 @@ def cpu_share(server: Server, seconds: float, pages: int) -> float:
         return (cpu_seconds(server.process) - cpu) / (time.perf_counter() - began)
 
 
-def keep_streaming(server: Server, streams: int, tokens: int) -> threading.Thread:
-    """Streams that are read as they come, by a few sockets each in its own buffer."""
-    requests = [{"inputs": PROMPT, "parameters": {"max_new_tokens": tokens}, "stream": True}] * streams
-    thread = threading.Thread(target=server.together, args=(requests,), kwargs={"at_once": streams})
+def keep_streaming(server: Server, streams: int, tokens: int, seconds: float) -> threading.Thread:
+    """Streams that are read as they come; they take about `seconds`."""
+    request = post("/invocations", {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens}, "stream": True})
+    thread = threading.Thread(
+        target=run_streams, args=(server.port, [request] * streams), kwargs={"timeout": 10 * seconds}
+    )
     thread.start()
     return thread
 
@@ -103,7 +106,7 @@ def main() -> None:
         limit = {"option.max_rolling_batch_size": arguments.streams}
         model = scripted_model(Path(folder) / "model", {"steps_per_second": arguments.steps}, **limit)
         with serving(model) as server:
-            streaming = keep_streaming(server, arguments.streams, tokens)
+            streaming = keep_streaming(server, arguments.streams, tokens, tokens / arguments.steps)
             while server.metric("running") < arguments.streams:
                 time.sleep(0.1)
             for pages in arguments.pages:
