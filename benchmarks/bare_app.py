@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 LINE = b'{"token":{"id":1234,"text":" wolf","log_prob":-0.5}}\n'
+LAST = b'{"token":{"id":1234,"text":" wolf","log_prob":-0.5},"generated_text":""}\n'
 
 
 class Ticker:
@@ -49,15 +50,15 @@ ticker = Ticker(STEPS_PER_SECOND) if STEPS_PER_SECOND else None
 
 async def stream(request: Request) -> Response:
     body = await request.json()
-    chunk = LINE * int(body["tokens_per_chunk"])
+    chunk, count = LINE * int(body["tokens_per_chunk"]), int(body["chunks"])
 
     async def chunks() -> AsyncIterator[bytes]:
-        for _ in range(int(body["chunks"])):
+        for number in range(1, count + 1):
             if ticker is not None:
                 await ticker.next()
             else:
                 await asyncio.sleep(0)
-            yield chunk
+            yield chunk if number < count else chunk.removesuffix(LINE) + LAST
 
     return StreamingResponse(chunks(), media_type="application/jsonlines")
 

@@ -6,6 +6,7 @@ tokens it has sent (in every event, or at the end), that is the count.
 
 from __future__ import annotations
 
+import re
 from array import array
 from enum import Enum
 from typing import Any
@@ -101,7 +102,12 @@ class Reader:
 class _Lines(Reader):
     """A body of lines, which are read when they are complete."""
 
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self._now = 0.0
+
     def feed(self, data: bytes, now: float) -> None:
+        self._now = now
         data = self.body + data
         cut = data.rfind(b"\n") + 1
         self.body = data[cut:]
@@ -111,16 +117,38 @@ class _Lines(Reader):
     def read(self, lines: bytes, now: float) -> None:
         raise NotImplementedError
 
+    def settle(self) -> None:
+        """All lines are read."""
+
+    def whole(self) -> bool:
+        """Whether the response says that nothing is missing."""
+        raise NotImplementedError
+
     def end(self) -> None:
-        if self.stream.error is None and not self.stream.tokens:
-            self.stream.error = "a response without tokens"
+        stream = self.stream
+        if self.body:
+            self.read(self.body, self._now)
+        self.settle()
+        if stream.error is None and not stream.tokens:
+            stream.error, stream.detail = "a response without tokens", _text(self.body)
+        elif stream.error is None and not self.whole():
+            # Bodies without a length end with their connection, and proxies end those of servers that are gone.
+            stream.error = "the response ended before its last token"
 
 
 _TOKEN = b'"token":'
+_WHOLE_TEXT = re.compile(rb'"generated_text":\s*(?!null|\s)')
 
 
 class TokenReader(_Lines):
-    """LMI's `jsonlines` and TGI's events: a line for each token. Quotes inside texts are escaped in JSON."""
+    """LMI's `jsonlines` and TGI's events: a line for each token. Quotes inside texts are escaped in JSON.
+
+    The last one has the whole text, too.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self._last = b""
 
     def read(self, lines: bytes, now: float) -> None:
         count = lines.count(_TOKEN)
@@ -130,6 +158,10 @@ class TokenReader(_Lines):
         if count > 0:
             self.stream.counted = Counted.EACH
             self.stream.add(now, count)
+            self._last = lines
+
+    def whole(self) -> bool:
+        return _WHOLE_TEXT.search(self._last) is not None
 
     def _errors(self, lines: bytes) -> int:
         """Note the first line with an error. Returns how many of those lines look like tokens."""
@@ -155,6 +187,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
+    finish_reason: str | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -169,23 +202,29 @@ class _Event(msgspec.Struct):
     text_output: str | None = None
 
 
+_END = b"[DONE]"
 _decode = msgspec.json.Decoder(_Event).decode
 
 
 class EventReader(_Lines):
-    """OpenAI's events, also as LMI's lines without `data:`, and those of Triton's `generate_stream`."""
+    """OpenAI's events, also as LMI's lines without `data:`, and those of Triton's `generate_stream`.
+
+    Triton's have no sign of the last one.
+    """
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
         self._usages = 0
         self._total: int | None = None
+        self._choices = self._ended = False
 
     def read(self, lines: bytes, now: float) -> None:
         stream, count = self.stream, 0
         for line in lines.splitlines():
             line = line.removeprefix(b"data:").lstrip()
             if not line.startswith(b"{"):
-                continue  # other fields of events, blank lines, the end mark
+                self._ended = self._ended or line == _END
+                continue  # other fields of events, blank lines
             try:
                 event = _decode(line)
             except msgspec.MsgspecError:
@@ -193,6 +232,9 @@ class EventReader(_Lines):
                 continue
             if event.error is not None:
                 stream.error = stream.error or _in_stream(event.error)
+            if event.choices:
+                self._choices = True
+                self._ended = self._ended or any(choice.finish_reason for choice in event.choices)
             if event.usage is not None:
                 count += self._by_usage(event.usage, count)
             elif _has_text(event):
@@ -214,7 +256,10 @@ class EventReader(_Lines):
             return 0
         return max(0, usage.completion_tokens - known)
 
-    def end(self) -> None:
+    def whole(self) -> bool:
+        return self._ended or not self._choices
+
+    def settle(self) -> None:
         stream = self.stream
         if self._total is not None:
             stream.settle(self._total, Counted.USAGE if self._usages else Counted.TOTAL)
@@ -222,7 +267,6 @@ class EventReader(_Lines):
                 stream.counted = Counted.EACH
         elif stream.requested:
             stream.settle(stream.requested, Counted.REQUESTED)
-        super().end()
 
 
 def _has_text(event: _Event) -> bool:

@@ -23,7 +23,8 @@ def last(tokens: int) -> bytes:
 
 
 def test_a_line_is_a_token_and_a_line_that_is_cut_is_read_with_the_next() -> None:
-    stream = read(TokenReader(Stream(0.0)), b'{"token":{"id":1}}\n{"tok', b'en":{"id":2}}\n{"token":{"id":3}}\n')
+    whole = b'{"token":{"id":3},"generated_text":"abc"}\n'
+    stream = read(TokenReader(Stream(0.0)), b'{"token":{"id":1}}\n{"tok', b'en":{"id":2}}\n' + whole)
     assert (list(stream.times), list(stream.counts)) == ([0.0, 1.0], [1, 2])
     assert (stream.tokens, stream.counted, stream.error) == (3, Counted.EACH, None)
 
@@ -48,7 +49,7 @@ def test_an_error_in_a_stream_of_tokens_is_no_token(line: bytes) -> None:
 
 
 def test_a_text_about_errors_is_no_error() -> None:
-    stream = read(TokenReader(Stream(0.0)), b'{"token":{"id":1,"text":"\\"error_msg\\""}}\n')
+    stream = read(TokenReader(Stream(0.0)), b'{"token":{"id":1,"text":"\\"error_msg\\""},"generated_text":"a"}\n')
     assert (stream.error, stream.tokens) == (None, 1)
 
 
@@ -112,6 +113,63 @@ def test_lmis_lines_of_a_chat_are_events_too() -> None:
 def test_an_event_that_is_no_json_is_an_error() -> None:
     stream = read(EventReader(Stream(0.0)), event("a"), b"data: {nonsense\n\n")
     assert stream.error is not None and "nonsense" in stream.error
+
+
+CUT = "the response ended before its last token"
+TOKEN = b'{"token":{"id":1,"text":"a"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("reader", "last", "error"),
+    [
+        (TokenReader, b"", CUT),
+        (TokenReader, b'data:{"token":{"id":2},"generated_text":null,"details":null}\n', CUT),
+        (TokenReader, b'{"token":{"id":2,"text":"\\"generated_text\\": 1"}}\n', CUT),
+        (TokenReader, b'data:{"token":{"id":2},"generated_text":"ab","details":null}\n\n', None),
+        (TokenReader, b'{"token": {"id": 2}, "generated_text": ""}\n', None),
+        (EventReader, event("b"), CUT),
+        (EventReader, b"data: [DONE]\n\n", None),
+        (EventReader, b'{"choices":[{"delta":{"content":"b"},"finish_reason":"stop"}]}\n', None),
+        (EventReader, b'{"choices":[{"delta":{"content":"b"},"finish_reason":null}]}\n', CUT),
+    ],
+)
+def test_a_response_is_whole_only_with_its_last_token(reader: type[Reader], last: bytes, error: str | None) -> None:
+    stream = read(reader(Stream(0.0, requested=9)), TOKEN if reader is TokenReader else event("a"), last, b"\n")
+    assert stream.error == error
+
+
+def test_tritons_events_have_no_last_one() -> None:
+    assert read(EventReader(Stream(0.0)), b'data: {"text_output":"a"}\n\n').error is None
+
+
+@pytest.mark.parametrize(
+    ("reader", "last"),
+    [
+        (TokenReader, b'{"token":{"id":2},"generated_text":"ab"}'),
+        (EventReader, b'data: {"choices":[{"delta":{"content":"b"},"finish_reason":"stop"}]}'),
+    ],
+)
+def test_a_last_line_without_its_end_is_read(reader: type[Reader], last: bytes) -> None:
+    stream = read(reader(Stream(0.0)), TOKEN if reader is TokenReader else event("a"), last)
+    assert (list(stream.times), stream.error) == ([0.0, 1.0], None)
+
+
+def test_what_came_in_place_of_a_stream_is_told() -> None:
+    stream = read(EventReader(Stream(0.0)), b'{"error":{"message":"no such model"}}')
+    assert stream.error == "error in the stream: no such model"
+    stream = read(EventReader(Stream(0.0)), b"<html>")
+    assert (stream.error, stream.detail) == ("a response without tokens", "<html>")
+
+
+def test_an_error_before_the_first_token_is_no_arrival() -> None:
+    assert list(read(TokenReader(Stream(0.0)), b'{"token":{"error_msg":"no"}}\n').times) == []
+
+
+def test_the_text_of_an_error_is_bounded() -> None:
+    reader = Reader(Stream(0.0))
+    for _ in range(3):
+        reader.feed(b"x" * (1 << 19), 0.0)
+    assert len(reader.body) == 1 << 20
 
 
 @pytest.mark.parametrize("kind", [TokenReader, EventReader])

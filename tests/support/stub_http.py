@@ -41,9 +41,10 @@ def whole(status: int, body: bytes) -> bytes:
 
 
 def usage_events(tokens: int) -> list[bytes]:
-    """Events of a chat, one for each token, with the usage in each."""
+    """Events of a chat, one for each token, with the usage in each; the last one has the reason of the end."""
     return [
-        b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n' % number
+        b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":%b}],"usage":{"prompt_tokens":7,'
+        b'"completion_tokens":%d}}\n\n' % (b'"length"' if number == tokens else b"null", number)
         for number in range(1, tokens + 1)
     ]
 

@@ -23,6 +23,8 @@ async def _generate(count):
 
 def _format(chunk):
     last = chunk.pop("last")
+    if last:
+        chunk["generated_text"] = ""
     return json.dumps(chunk), last
 
 
