@@ -15,7 +15,8 @@ from djl_trtllm.model.remote.hub_files import HubFile, RepositoryFolder
 from djl_trtllm.model.remote.progress import ProgressMeter, format_bytes
 from djl_trtllm.model.remote.selection import needed
 
-_ID = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
+# As the hub's library has it: the parts of a name begin and end with a letter, a digit or _. What does not is a path.
+_ID = re.compile(r"(?:\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b")
 _SPARE_BYTES = 256 << 20
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _TOKEN_OPTION = "option.hf_access_token"  # noqa: S105
