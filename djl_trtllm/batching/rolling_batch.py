@@ -320,7 +320,7 @@ class RollingBatch:
     def _receive(self, slot: Slot, delta: Delta) -> None:
         """Process one iteration's delta of a sequence; the terminal delta frees its slot."""
         sequence, finish = slot.sequence, delta.finish
-        if delta.cached_tokens and not slot.moves:  # what it had before was counted
+        if delta.cached_tokens and slot.begins:
             self.statistics.prompt_reused(slot.state.record, delta.cached_tokens)
         if sequence.finished is None:
             if not sequence.take(delta.token_ids, delta.logprobs):

@@ -43,6 +43,11 @@ class Slot:
         return self.places is not None and self.places.executor is executor
 
     @property
+    def begins(self) -> bool:
+        """Whether it had no tokens when it took its place. Its prompt counts then, and not when it goes on later."""
+        return not self._had
+
+    @property
     def beams(self) -> int:
         return self.message.sampling.beam_width
 
@@ -69,7 +74,7 @@ class Slot:
 
     def _service(self, tokens: int) -> int:
         """What its client was given in this place once the sequence has this number of tokens."""
-        prompt = 0 if self._had else len(self.message.prompt_ids)
+        prompt = len(self.message.prompt_ids) if self.begins else 0
         return prompt + OUTPUT_WEIGHT * (tokens - self._had)
 
     def start(self) -> Submit:

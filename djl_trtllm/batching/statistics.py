@@ -129,9 +129,8 @@ class Statistics:
 
     def prompt_reused(self, record: RequestRecord, tokens: int) -> None:
         """A sequence of the request has these tokens of its prompt from the prefix cache."""
-        if not record.resumes:  # the prompt of a resumed one was counted before
-            self.reused_prompt_tokens += tokens
-            record.reused_tokens += tokens
+        self.reused_prompt_tokens += tokens
+        record.reused_tokens += tokens
 
     def tokens_generated(self, slots: Iterable[Slot], now: float) -> None:
         """These sequences may have new tokens. Called once for all that the executor sends together."""

@@ -57,6 +57,17 @@ def test_a_sequence_that_gave_its_place_away_goes_on_where_it_was(full: Bench) -
     assert (consumer.generated_tokens, consumer.reused_tokens, consumer.reason) == (3, 0, LENGTH)
 
 
+def test_a_sequence_that_gave_its_place_away_before_it_had_tokens_begins_with_its_prompt(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_batch_size=2)
+    for client in ("flood", "flood", "light"):
+        bench.submit(client=client)
+    bench.step(Delta(1, [], finish=CANCELLED))
+    for each in (2, 0):
+        bench.step(Delta(each, [5], finish=LENGTH))
+    bench.step(Delta(1, [5], cached_tokens=2))
+    assert (bench.statistics.reused_prompt_tokens, bench.statistics.live[2].reused_tokens) == (2, 2)
+
+
 def test_a_sequence_that_ends_while_it_is_moved_has_ended(full: Bench) -> None:
     record = full.statistics.live[4]
     full.step(Delta(3, [2], finish=FinishReason.STOP))
