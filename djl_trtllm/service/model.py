@@ -15,7 +15,7 @@ from djl_trtllm.backends.options import with_effects
 from djl_trtllm.backends.planning import plan_fitted, served_as_built
 from djl_trtllm.backends.tensorrt_llm.quantization import method_of
 from djl_trtllm.batching.limits import BatchLimits
-from djl_trtllm.config import Config, Options, load, names_configuration
+from djl_trtllm.config import Backend, Config, Options, load, names_configuration
 from djl_trtllm.config.masking import masked
 from djl_trtllm.config.rules.table import check_model
 from djl_trtllm.engines.config_overlay import with_rotary_options
@@ -64,6 +64,7 @@ class Model:
     custom: CustomFormatters | None
     gpus: int
     """GPUs per engine process."""
+    backend: Backend
 
     @property
     def options(self) -> Options:
@@ -212,7 +213,17 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
             "the environment, or serve a copy of the directory",
             code,
         )
-    return Model(source.name, source.directory, config, tokenizer, start, limits, custom, engine_plan.gpus)
+    return Model(
+        source.name,
+        source.directory,
+        config,
+        tokenizer,
+        start,
+        limits,
+        custom,
+        engine_plan.gpus,
+        engine_plan.backend,
+    )
 
 
 def _lengths(engine_plan: EnginePlan) -> str:

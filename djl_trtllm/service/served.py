@@ -118,11 +118,8 @@ class ServedModel:
 
     @property
     def engine(self) -> str | None:
-        """The name of the backend that runs it; None while its files are being prepared."""
-        if self._model is None:
-            return None
-        # A backend is a folder.
-        return self._model.start.executor.partition(":")[0].split(".")[-2]
+        """The engine that runs it, as `option.backend` names it; None while its files are being prepared."""
+        return None if self._model is None else self._model.backend.value
 
     @property
     def adapters(self) -> Adapters:

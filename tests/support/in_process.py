@@ -25,7 +25,7 @@ from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor
 from djl_trtllm.batching.limits import BatchLimits
 from djl_trtllm.batching.request_state import RequestState
-from djl_trtllm.config import Config, Options
+from djl_trtllm.config import Backend, Config, Options
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Delta, Limits, Start, Step, Submit
 from djl_trtllm.model import Tokenizer
@@ -51,7 +51,7 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
         max_seq_len=config.options.max_seq_len or config.options.max_input_len + config.options.max_output_len,
         max_resumes=config.options.retry_threshold if config.options.resume_after_restart else 0,
     )
-    return Model("story", directory, config, tokenizer, start, limits, None, 0)
+    return Model("story", directory, config, tokenizer, start, limits, None, 0, Backend.SCRIPTED)
 
 
 async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
