@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from djl_trtllm.sizing.buffers import GIB
 from djl_trtllm.sizing.kv_cache import model_windows
+from djl_trtllm.sizing.sharding import indivisible_heads
 
 if TYPE_CHECKING:
     from djl_trtllm.sizing.estimate import Estimate
@@ -19,7 +20,6 @@ def warnings_of(estimate: Estimate, max_num_tokens: int | None = None) -> tuple[
     """Sentences with numbers and what to do, the gravest first; `max_num_tokens` is the recommended one by default."""
     tokens = estimate.recommended if max_num_tokens is None else max_num_tokens
     sizes, conditions = estimate.sizes, estimate.conditions
-    heads = sizes.shape.num_heads
     found = []
     if not estimate.max_num_tokens:
         found.append(_out_of_memory(estimate))
@@ -28,11 +28,8 @@ def warnings_of(estimate: Estimate, max_num_tokens: int | None = None) -> tuple[
             f"max_num_tokens={tokens} is below the longest prompt of {conditions.max_input_len} tokens: "
             "set option.enable_chunked_prefill=true"
         )
-    if heads and heads % conditions.tensor_parallel:
-        found.append(
-            f"{heads} attention heads cannot be divided among {conditions.tensor_parallel} GPUs: set an "
-            "option.tensor_parallel_degree that divides them"
-        )
+    if problem := indivisible_heads(sizes.shape.num_heads, sizes.shape.num_kv_heads, conditions.tensor_parallel):
+        found.append(problem)
     stages, layers = conditions.pipeline_parallel, sizes.shape.num_layers
     if layers and layers < stages:
         found.append(

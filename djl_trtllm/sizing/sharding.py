@@ -111,6 +111,25 @@ class Division:
         return 1 / ranks
 
 
+def indivisible_heads(heads: int | None, kv_heads: int | None, ranks: int) -> str | None:
+    """Why attention cannot be divided among this number of GPUs, with what to do; None if it can, or is not known.
+
+    TensorRT-LLM asserts it in `layers/attention.py`, `_torch/modules/attention.py` and `duplicate_kv_weight`, once the
+    weights are being loaded.
+    """
+    if heads and heads % ranks:
+        return (
+            f"{heads} attention heads cannot be divided among {ranks} GPUs: set an option.tensor_parallel_degree that "
+            "divides them"
+        )
+    if kv_heads and kv_heads % ranks and ranks % kv_heads:
+        return (
+            f"{kv_heads} heads of keys and values can neither be divided among {ranks} GPUs nor repeated evenly on "
+            "them: set an option.tensor_parallel_degree that divides their number, or is a multiple of it"
+        )
+    return None
+
+
 def stage_of(layer: int, layers: int, stages: int) -> int:
     """The pipeline stage of a layer: the first stages have one more if the layers do not divide evenly."""
     size, longer = divmod(layers, stages)

@@ -82,12 +82,13 @@ def config(preset: str) -> Config:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_stories: Path) -> Layout:
-    """A small model that says it was trained on long texts."""
+    """A small model that says it was trained on long texts and can be split over eight GPUs."""
     directory = tmp_path_factory.mktemp("checkpoint")
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny_stories / name, directory)
     config = json.loads((tiny_stories / "config.json").read_text(encoding="utf-8"))
-    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1 << 17}))
+    config |= {"max_position_embeddings": 1 << 17, "num_attention_heads": 32, "num_key_value_heads": 8}
+    (directory / "config.json").write_text(json.dumps(config))
     return inspect(directory)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.sizing.sharding import Division, Part, group_of, layer_of, parts_of, stage_of
+from djl_trtllm.sizing.sharding import Division, Part, group_of, indivisible_heads, layer_of, parts_of, stage_of
 from djl_trtllm.sizing.tensors import Tensor
 
 
@@ -43,6 +43,24 @@ def test_keys_of_few_heads_are_replicated() -> None:
     assert division.share("fused") == (32 / 8 + 2 * 1) / (32 + 4)
     assert division.share("embedding") == 1 / 8
     assert Division(8, 32, 2, replicated_embedding=True).share("embedding") == 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "ranks", "divisible"),
+    [
+        (32, 8, 8, True),
+        (32, 8, 16, True),
+        (32, 8, 12, False),
+        (32, 12, 8, False),
+        (24, 4, 6, False),
+        (None, None, 3, True),
+        (71, 1, 71, True),
+    ],
+)
+def test_heads_are_divided_and_those_of_keys_divided_or_repeated(
+    heads: int | None, kv_heads: int | None, ranks: int, divisible: bool
+) -> None:
+    assert (indivisible_heads(heads, kv_heads, ranks) is None) is divisible
 
 
 def test_tensors_are_summed_by_what_decides_their_division() -> None:

@@ -12,8 +12,9 @@ from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.format_setting import format_setting
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.plan import planned_length, planned_sequences
-from djl_trtllm.model import Layout, ModelShape
+from djl_trtllm.model import Layout, ModelKind, ModelShape
 from djl_trtllm.sizing.configured import weight_dtype
+from djl_trtllm.sizing.sharding import indivisible_heads
 
 SUPPOSED_VERSION = "1.2.1"
 """The release that is planned for where none is known to be installed."""
@@ -28,6 +29,7 @@ def plan_inputs(
     """Derive them; adds to `problems` and `notes`."""
     options, shape = config.options, layout.shape
     tensor_parallel, pipeline_parallel = degrees(config, layout, hardware, problems)
+    problems += _undivided(config, layout, backend, tensor_parallel)
     max_seq_len = planned_length(config, shape, notes)
     version = _version(hardware, notes)
     return PlanInputs(
@@ -94,6 +96,15 @@ def _degree(config: Config, name: str, layout: Layout, degree: int | None, probl
     if config.is_set(name) and value not in ("max", degree):
         problems.append(f"{format_setting(config, name)}: the checkpoint is converted for {degree}")
     return degree
+
+
+def _undivided(config: Config, layout: Layout, backend: Backend, degree: int) -> list[str]:
+    """What of a checkpoint cannot be split over this number of GPUs; AutoDeploy leaves such layers whole."""
+    whole = backend is Backend.PYTORCH and config.options.enable_attention_dp
+    if whole or backend is Backend.AUTODEPLOY or layout.kind is not ModelKind.HF_CHECKPOINT:
+        return []
+    problem = indivisible_heads(layout.shape.num_heads, layout.shape.num_kv_heads, degree)
+    return [] if problem is None else [f"{format_setting(config, 'tensor_parallel_degree')}: {problem}"]
 
 
 def _tokens_per_block(config: Config, backend: Backend, version: str) -> int:

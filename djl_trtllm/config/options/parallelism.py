@@ -16,7 +16,8 @@ class ParallelismOptions(OptionGroup):
     tensor_parallel_degree: int | Literal["max"] = option(
         1,
         "GPUs over which each layer is split; `max` takes all GPUs of the machine (divided by the pipeline "
-        "parallel degree).",
+        "parallel degree). It must divide the number of attention heads, and divide that of keys and values or be a "
+        "multiple of it.",
         aliases=(
             "option.tensor_parallel_size",
             "option.tp_size",

@@ -49,6 +49,14 @@ def test_an_iteration_holds_the_longest_prompt_unless_it_is_split(roomy: Path, t
 # -- GPUs ------------------------------------------------------------------------------------------------------------
 
 
+def with_heads(roomy: Path, folder: Path, heads: int, kv_heads: int) -> Path:
+    path = Path(shutil.copytree(roomy, folder / "m"))
+    config = json.loads((path / "config.json").read_text())
+    config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
 @pytest.mark.parametrize(
     ("options", "gpus", "tensor"),
     [
@@ -58,18 +66,55 @@ def test_an_iteration_holds_the_longest_prompt_unless_it_is_split(roomy: Path, t
         ({"tensor_parallel_degree": "max", "pipeline_parallel_degree": 2, "context_parallel_size": 2}, 8, 2),
     ],
 )
-def test_max_takes_every_gpu(roomy: Path, options: dict[str, object], gpus: int, tensor: int) -> None:
-    assert running(roomy, "1.2.1", gpus, **options)["LLM.tensor_parallel_size"] == tensor
+def test_max_takes_every_gpu(roomy: Path, tmp_path: Path, options: dict[str, object], gpus: int, tensor: int) -> None:
+    assert running(with_heads(roomy, tmp_path, 32, 8), "1.2.1", gpus, **options)["LLM.tensor_parallel_size"] == tensor
 
 
 def test_gpus_of_other_machines_count_where_their_ranks_are_launched(
-    roomy: Path, monkeypatch: pytest.MonkeyPatch
+    roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model = with_heads(roomy, tmp_path, 32, 8)
     options: dict[str, object] = {"tensor_parallel_degree": "max", "num_nodes": 2}
-    assert running(roomy, "1.2.1", 4, **options)["LLM.tensor_parallel_size"] == 4
+    assert running(model, "1.2.1", 4, **options)["LLM.tensor_parallel_size"] == 4
     monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1")
-    assert running(roomy, "1.2.1", 4, **options)["LLM.tensor_parallel_size"] == 8
-    assert running(roomy, "1.2.1", 4, tensor_parallel_degree=16)["LLM.tensor_parallel_size"] == 16
+    assert running(model, "1.2.1", 4, **options)["LLM.tensor_parallel_size"] == 8
+    assert running(model, "1.2.1", 4, tensor_parallel_degree=16)["LLM.tensor_parallel_size"] == 16
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "pytorch"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "degree", "problem"),
+    [
+        (32, 8, 3, "32 attention heads cannot be divided among 3 GPUs"),
+        (40, 10, 4, "10 heads of keys and values can neither be divided among 4 GPUs nor repeated evenly"),
+        (28, 4, 7, "4 heads of keys and values can neither be divided among 7 GPUs nor repeated evenly"),
+    ],
+)
+def test_heads_that_cannot_be_split_are_an_error_before_anything_starts(
+    roomy: Path, tmp_path: Path, backend: str, heads: int, kv_heads: int, degree: int, problem: str
+) -> None:
+    model = with_heads(roomy, tmp_path, heads, kv_heads)
+    (found,) = problems(model, "1.2.1", 8, backend=backend, tensor_parallel_degree=degree)
+    setting = f"option.tensor_parallel_degree={degree} (environment variable OPTION_TENSOR_PARALLEL_DEGREE)"
+    assert found.startswith(f"{setting}: {problem}")
+    assert "set an option.tensor_parallel_degree that divides" in found
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "options"),
+    [
+        (32, 8, {"tensor_parallel_degree": 8}),
+        (32, 2, {"tensor_parallel_degree": 8}),
+        (32, 1, {"tensor_parallel_degree": 4}),
+        (32, 8, {"tensor_parallel_degree": 3, "backend": "pytorch", "enable_attention_dp": "true"}),
+        (32, 8, {"tensor_parallel_degree": 3, "backend": "autodeploy"}),
+    ],
+)
+def test_heads_that_are_split_repeated_or_left_whole_are_planned(
+    roomy: Path, tmp_path: Path, heads: int, kv_heads: int, options: dict[str, object]
+) -> None:
+    model = with_heads(roomy, tmp_path, heads, kv_heads)
+    assert planned(model, "1.2.1", 8, **options).inputs.tensor_parallel == options["tensor_parallel_degree"]
 
 
 def test_more_gpus_than_there_are_is_an_error_before_anything_starts(roomy: Path) -> None:

@@ -30,5 +30,5 @@ def test_an_engine_on_a_release_without_the_engine_backend_is_explained(engine: 
 
 def test_all_problems_are_reported_at_once(roomy: Path) -> None:
     assert (
-        len(problems(roomy, backend="pytorch", quantize="fp8", kv_cache_dtype="int8", tensor_parallel_degree=99)) == 3
+        len(problems(roomy, backend="pytorch", quantize="fp8", kv_cache_dtype="int8", tensor_parallel_degree=99)) == 4
     )
