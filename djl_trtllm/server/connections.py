@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
+import socket
+import struct
 from collections.abc import Iterable
 from math import inf
 from typing import Protocol
@@ -24,7 +27,10 @@ _QUIET_SECONDS = 60.0
 _SPARE = 64
 """Connections beyond the limit, for health checks."""
 _RESERVED_DESCRIPTORS = 512
-"""For engine processes, WebSockets, gRPC and files."""
+"""For engine processes, gRPC and files."""
+SLOWEST_BODY = 16384
+"""Bytes of a body that extend its deadline by a second."""
+_NO_LINGER = struct.pack("ii", 1, 0)
 _HEALTH = (b"/ping", b"/health", b"/v2/health/live", b"/v2/health/ready")
 
 
@@ -51,15 +57,26 @@ class Refusal(Exception):
 
 
 class Connection(Protocol):
-    """`deadline` is the end of its state, in the event loop's time."""
+    """What has a deadline, and can be closed."""
 
-    deadline: float
+    @property
+    def deadline(self) -> float:
+        """The end of its state, in the event loop's time."""
 
     def expire(self) -> None:
         """The deadline is over."""
 
     def drop(self) -> None:
         """Close it, to make room."""
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Drop a connection, and what its client has not read: the kernel would keep that, megabytes, for minutes."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
 
 
 class Connections:

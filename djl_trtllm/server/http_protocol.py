@@ -8,10 +8,6 @@ this and not another server.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
-import socket
-import struct
 from math import inf
 from typing import Any
 
@@ -19,7 +15,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from djl_trtllm.api.headers import request_id
-from djl_trtllm.server.connections import Connections, Refusal
+from djl_trtllm.server.connections import SLOWEST_BODY, Connections, Refusal, reset
 from djl_trtllm.server.exchange import ABORT, REFUSED
 from djl_trtllm.telemetry import ServedRequest
 
@@ -28,14 +24,9 @@ _PIECE = 1024
 _SHORTEST_REQUEST = 16
 _MOST_AHEAD = 65536
 """Bytes of requests that wait for the response to the one before, from which on no more are read."""
-_SLOWEST_BODY = 16384
-"""Bytes of a body that extend its deadline by a second."""
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 1 << 20
 """A refused client gets time to read why, but its request is not read to the end."""
-_H2C = re.compile(rb"\r\nupgrade: *h2c(?=\r\n)", re.IGNORECASE)
-"""An offer of HTTP/2 that Java's client makes in every request. httptools takes what follows for HTTP/2 already."""
-_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -91,11 +82,9 @@ class HttpProtocol(HttpToolsProtocol):
             end = start + self._piece(data, start)
             try:
                 self._feed(bytes(data[start:end]))
-            except httptools.HttpParserUpgrade as upgrade:
-                if self._should_upgrade():
-                    self.handle_websocket_upgrade()
-                    return len(data)
-                end = start + upgrade.args[0]
+            except httptools.HttpParserUpgrade:
+                self.handle_websocket_upgrade()
+                return len(data)
             except (httptools.HttpParserError, Refusal) as error:
                 self._refuse(_refusal_for(error))
                 return len(data)
@@ -121,10 +110,44 @@ class HttpProtocol(HttpToolsProtocol):
         self._piece_size = len(piece)
         self._last = (self._last + piece[-3:])[-3:]
         self._beside += len(piece)
-        if self._head_read == self._read:
-            piece = _H2C.sub(b"", piece)
-        self.parser.feed_data(piece)
+        while piece:
+            piece = self._fed(piece)
         self._check_size()
+
+    def _fed(self, piece: bytes) -> bytes:
+        """Feed the parser. Returns what to feed it next: the head again, if it offers what is not taken."""
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                raise
+            self._piece_size = self._beside
+            return self._head_without_offer() + piece[upgrade.args[0] :]
+        return b""
+
+    def _should_upgrade(self) -> bool:
+        """Whether the request opens a WebSocket. Other offers are ignored, such as that of HTTP/2 by Java's client."""
+        return (
+            self.parser.get_method() == b"GET"
+            and not self._body_follows()
+            and (self.cycle is None or self.cycle.response_complete)
+            and super()._should_upgrade()
+        )
+
+    def _body_follows(self) -> bool:
+        lengths = [value for name, value in self.headers if name == b"content-length"]
+        return any(length != b"0" for length in lengths) or any(
+            name == b"transfer-encoding" for name, _ in self.headers
+        )
+
+    def _head_without_offer(self) -> bytes:
+        """The parser reads no body of a request that offers another protocol."""
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                head += (name, b": ", value, b"\r\n")
+        return b"".join([*head, b"\r\n"])
 
     def _check_size(self) -> None:
         # What a chunked body has besides its content may be as large as that.
@@ -179,6 +202,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_size()
+        if self.parser.get_method() == b"CONNECT":
+            raise Refusal(501, "this server is no proxy")
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            return  # it is read again
         self._connections.admit(self, self.url.partition(b"?")[0])
         self._head_read = True
         self._left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
@@ -190,7 +217,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._beside -= size
         self._body += size
         self._left = max(0, self._left - size)
-        self.deadline += size / _SLOWEST_BODY
+        self.deadline += size / SLOWEST_BODY
         # The refusal said that the connection goes on, so some more is read: the client may use it again.
         most = self._limits.max_request_size + _LINGER_BYTES
         if self._body > most and self.cycle is not None and self.cycle.response_complete:
@@ -198,6 +225,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._read = True
         self._left = self._beside = 0
         self._wait_for_answer()
@@ -256,12 +285,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def reset(self) -> None:
-        # Otherwise the kernel keeps what the client has not read, megabytes, for minutes.
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        self.transport.abort()
+        reset(self.transport)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer a request that is not read further, if it can still be answered, and close the connection."""

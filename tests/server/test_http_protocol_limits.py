@@ -14,49 +14,13 @@ from starlette.types import Receive, Scope, Send
 from djl_trtllm.config import Options
 from djl_trtllm.server.app import Server
 from djl_trtllm.server.http_protocol import HttpProtocol
+from tests.server.wire import Wire
 from tests.support.virtual_time import in_virtual_time, until
 
 GET = b"GET /ping HTTP/1.1\r\nHost: test\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 6\r\n\r\n"
 CHUNKED = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
 LIMITS = {"max_header_size": 1024, "max_header_count": 10, "max_url_size": 128}
-
-
-class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__({})
-        self.written = b""
-        self.done: set[str] = set()
-        self.unsent = 0
-
-    def write(self, data: Any) -> None:
-        self.written += bytes(data)
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.done.add("eof")
-
-    def is_closing(self) -> bool:
-        return bool(self.done & {"close", "abort"})
-
-    def close(self) -> None:
-        self.done.add("close")
-
-    def abort(self) -> None:
-        self.done.add("abort")
-
-    def pause_reading(self) -> None:
-        self.done.add("pause")
-
-    def resume_reading(self) -> None:
-        self.done.discard("pause")
 
 
 class Peer:
@@ -319,14 +283,41 @@ async def test_what_is_refused_while_another_is_answered_ends_both() -> None:
     await peer.leave()
 
 
+@pytest.mark.parametrize("method", [b"POST", b"GET"])
+@pytest.mark.parametrize("offer", [b"h2c", b"websocket", b"other"])
+@pytest.mark.parametrize("body", [b"Content-Length: 6\r\n\r\na wolf", CHUNKED[-30:] + b"6\r\na wolf\r\n0\r\n\r\n"])
+@pytest.mark.parametrize("size", [1, 100, 1 << 20])
 @in_virtual_time
-async def test_an_upgrade_that_is_not_a_websocket_is_ignored() -> None:
+async def test_the_offer_of_another_protocol_is_ignored(method: bytes, offer: bytes, body: bytes, size: int) -> None:
     peer = Peer()
-    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n\r\n"
-    for _ in range(2):
-        peer.sends(POST.removesuffix(b"\r\n") + upgrade + b"a wolf" + GET + upgrade)
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\nHTTP2-Settings: AAEAAEAA\r\n" % offer
+    request = b"%s /echo HTTP/1.1\r\nHost: test\r\n" % method + upgrade + body
+    data = (request + GET.replace(b"GET", b"HEAD") + upgrade + b"\r\n") * 2
+    peer.sends(*(data[start : start + size] for start in range(0, len(data), size)))
     await until(lambda: len(peer.statuses) == 4)
+    assert peer.statuses == [200] * 4
     assert peer.seen == [("/echo", b"a wolf"), ("/ping", b"")] * 2
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_a_head_that_is_read_twice_counts_once() -> None:
+    offer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    for padding, status in ((1024, 200), (1025, 431)):
+        peer = Peer()
+        head = POST.removesuffix(b"\r\n") + offer
+        peer.sends(head + b"X: " + b"a" * (padding - len(head) - 7) + b"\r\n\r\n", b"a wolf")
+        await until(lambda peer=peer: bool(peer.statuses))  # type: ignore[misc]
+        assert peer.statuses == [status]
+        await peer.leave()
+
+
+@in_virtual_time
+async def test_a_proxy_is_not_what_this_is() -> None:
+    peer = Peer()
+    peer.sends(b"CONNECT test:80 HTTP/1.1\r\nHost: test\r\n\r\n" + GET)
+    assert peer.statuses == [501]
+    assert "eof" in peer.wire.done
     await peer.leave()
 
 

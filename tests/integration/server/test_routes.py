@@ -103,6 +103,14 @@ def test_a_websocket_where_there_is_none_is_refused(server: Server) -> None:
     assert server.http.get("/invocations", headers={**headers, "Sec-WebSocket-Key": "a"}).status_code == 400
 
 
+@pytest.mark.parametrize("offer", ["websocket", "h2c", "other"])
+def test_a_request_with_a_body_is_answered_whatever_protocol_it_offers(server: Server, offer: str) -> None:
+    headers = {**JSON, "Connection": "Upgrade", "Upgrade": offer}
+    for content in (body(2), iter([body(2)])):
+        answer = server.http.post("/invocations", content=content, headers=headers)
+        assert answer.json() == server.generate(2).json()
+
+
 def test_the_request_id_is_echoed_or_made(server: Server) -> None:
     given = server.http.post("/invocations", content=body(), headers={**JSON, "X-Request-Id": "story-1"})
     assert given.headers["x-request-id"] == "story-1"
