@@ -30,6 +30,7 @@ from djl_trtllm.server.monitor.routes import PAGE as MONITOR
 from djl_trtllm.server.startup import Startup
 from djl_trtllm.server.tls import tls_arguments
 from djl_trtllm.server.triton_ports import listen_grpc
+from djl_trtllm.server.websocket_protocol import WebSocketProtocol
 
 if TYPE_CHECKING:
     from djl_trtllm.server.triton_grpc import TritonGrpcServer
@@ -65,7 +66,7 @@ class Server(uvicorn.Server):
                 host=options.host,
                 port=options.port,
                 http=cast(type[asyncio.Protocol], partial(HttpProtocol, self._connections)),
-                ws="auto",
+                ws=cast(type[asyncio.Protocol], partial(WebSocketProtocol, self._connections)),
                 ws_max_size=options.max_request_size,
                 # A small compressed message may be a large one.
                 ws_per_message_deflate=False,

@@ -301,7 +301,7 @@ async def test_a_defect_has_the_status_that_the_options_say(
 
 def test_uvicorn_listens_where_the_options_say_and_adds_nothing_of_its_own() -> None:
     config = Server(Options(host="127.0.0.9", port=7), [], None).config
-    assert (config.host, config.port, config.ws, config.lifespan) == ("127.0.0.9", 7, "auto", "on")
+    assert (config.host, config.port, config.lifespan) == ("127.0.0.9", 7, "on")
     assert (config.ws_max_size, config.ws_per_message_deflate) == (Options().max_request_size, False)
     assert (config.log_config, config.access_log, config.server_header) == (None, False, False)
     assert cast(Any, config.http).func is HttpProtocol

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 
 import pytest
@@ -82,3 +83,19 @@ def test_a_socket_is_accepted_at_once_and_ends_with_the_server(start: Start) -> 
             while True:
                 socket.recv(timeout=60)
     assert server.wait() == 0
+
+
+def test_a_client_that_sends_pings_and_does_not_read_is_dropped(start: Start) -> None:
+    server = start(**{"option.stream_write_timeout": 1})
+    before = server.process.memory_info().rss
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
+        offer = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13"
+        key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+        raw.sendall(f"GET {PATH} HTTP/1.1\r\nHost: test\r\n{offer}\r\n{key}\r\n\r\n".encode())
+        assert raw.recv(12) == b"HTTP/1.1 101"
+        pings = (b"\x89\xfd" + bytes(4 + 125)) * 1000
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            while True:
+                raw.sendall(pings)
+    assert server.process.memory_info().rss - before < 50_000_000
+    wait_until(server.idle, what="an idle server")
