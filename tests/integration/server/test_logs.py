@@ -24,6 +24,8 @@ from tests.support.waiting import wait_until
 from tests.telemetry.requests import TRACEPARENT
 
 SECRET = "a-prompt-that-nobody-reads"
+FAILS, DIES = 66, 77
+"""Tokens of requests at which the engine fails and dies."""
 FORGED = "x%0A2026-11-22%2020:00:00,000%20INFO%20root:%20forged"
 
 
@@ -54,12 +56,15 @@ class Collector:
         self._server.shutdown()
         self._server.server_close()
 
+    def roots(self, identifier: str) -> list[Any]:
+        """The spans of requests with this id, without their phases."""
+        return [span for span in self.spans if attributes(span).get("gen_ai.request.id") == identifier]
+
     def of_request(self, identifier: str) -> dict[str, Any]:
         """The spans of a request, by name."""
-        roots = [span for span in self.spans if attributes(span).get("gen_ai.request.id") == identifier]
         return {
             span.name: span
-            for root in roots
+            for root in self.roots(identifier)
             for span in self.spans
             if span is root or span.parent_span_id == root.span_id
         }
@@ -86,7 +91,11 @@ def logged(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
         "SERVING_API_KEY": "key-of-the-server",
         "SERVING_TRITON_GRPC_PORT": str(free_port()),
     }
-    script = {"steps_per_second": 500}
+    faults = [
+        {"action": "error", "at_token": 3, "max_new_tokens": FAILS},
+        {"action": "die", "at_token": 3, "max_new_tokens": DIES},
+    ]
+    script = {"steps_per_second": 500, "faults": faults}
     model = scripted_model(tmp_path_factory.mktemp("logged") / "model", script, max_request_size=100_000)
     with Server(model, environ) as server:
         server.http.headers["Authorization"] = "Bearer key-of-the-server"
@@ -176,10 +185,11 @@ def test_messages_and_handshakes_of_a_websocket_have_lines(logged: Server) -> No
     assert line_of(logged, "ws-refused")["status"] == 401
 
 
-def message(identifier: str, model: str = "ensemble") -> bytes:
+def message(identifier: str, model: str = "ensemble", tokens: int = 3, *, stream: bool = False) -> bytes:
     made = protocol.ModelInferRequest(model_name=model, id=identifier)
     made.inputs.add(name="text_input", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(SECRET.encode())
-    made.inputs.add(name="max_tokens", datatype="INT32", shape=(1, 1)).contents.int_contents.append(3)
+    made.inputs.add(name="max_tokens", datatype="INT32", shape=(1, 1)).contents.int_contents.append(tokens)
+    made.inputs.add(name="stream", datatype="BOOL", shape=(1, 1)).contents.bool_contents.append(stream)
     data: bytes = made.SerializeToString()
     return data
 
@@ -213,6 +223,68 @@ def test_a_trace_arrives_with_the_parent_that_was_given(logged: Server, collecto
         assert times == sorted(times)
         assert attributes(root)["gen_ai.usage.completion_tokens"] == 3
         assert line_of(logged, identifier)["span_id"] == root.span_id.hex()
+
+
+def test_however_a_request_ends_it_is_one_trace(logged: Server, collector: Collector) -> None:
+    def stream(identifier: str, tokens: int, **parameters: Any) -> None:
+        body = {**lmi(SECRET, max_new_tokens=tokens, **parameters), "stream": True}
+        headers = {"x-request-id": identifier}
+        with logged.http.stream("POST", "/invocations", json=body, headers=headers) as response:
+            for _ in response.iter_bytes():
+                if tokens > 1000:
+                    return
+
+    post(logged, "t-ended")
+    post(logged, "t-unknown", "/predictions/hen")
+    post(logged, "t-malformed", json=None, content=b'{"inputs":')
+    post(logged, "t-large", json=None, content=b"x" * 100_001)
+    stream("t-left", 100_000)
+    stream("t-failed", FAILS)
+    # What the engine remembers of a request with a penalty is lost with its process.
+    stream("t-died", DIES, repetition_penalty=1.5)
+    url = f"ws://127.0.0.1:{logged.port}/invocations-bidirectional-stream"
+    with connect(
+        url, additional_headers={"Authorization": "Bearer key-of-the-server", "x-request-id": "t-ws"}
+    ) as socket:
+        socket.send(json.dumps(lmi(SECRET, max_new_tokens=3)))
+        socket.recv()
+        socket.send(json.dumps({**lmi(SECRET, max_new_tokens=100_000), "stream": True}))
+        socket.recv()
+    metadata = (("authorization", "Bearer key-of-the-server"),)
+    with grpc.insecure_channel(f"127.0.0.1:{logged.grpc_port}") as channel:  # type: ignore[attr-defined]
+        infer = channel.unary_unary(f"/{protocol.SERVICE}/ModelInfer")
+        infer(message("t-rpc"), metadata=metadata)
+        with pytest.raises(grpc.RpcError):
+            infer(message("t-rpc-refused", "hen"), metadata=metadata)
+        responses = channel.stream_stream(f"/{protocol.SERVICE}/ModelStreamInfer")(
+            iter([message("t-rpc-left", tokens=100_000, stream=True)]), metadata=metadata
+        )
+        next(responses)
+        responses.cancel()
+    ends: dict[str, tuple[int | str, str | None]] = {
+        "t-ended": (200, None),
+        "t-unknown": (404, "UnknownModelError"),
+        "t-malformed": (424, "InvalidRequestError"),
+        "t-large": (413, "RequestTooLargeError"),
+        "t-left": (200, None),
+        "t-failed": (200, "GenerationError"),
+        "t-died": (200, "GenerationError"),
+        "t-rpc": ("OK", None),
+        "t-rpc-refused": ("NOT_FOUND", "UnknownModelError"),
+        "t-rpc-left": ("CANCELLED", None),
+    }
+    wait_until(lambda: all(map(collector.roots, ends)) and len(collector.roots("t-ws")) > 1, what="all traces")
+    post(logged, "t-last")
+    wait_until(lambda: bool(collector.roots("t-last")), what="the last trace")
+    assert len(collector.roots("t-ws")) == 2
+    found = {}
+    for identifier in ends:
+        (root,) = collector.roots(identifier)
+        assert root.end_time_unix_nano > root.start_time_unix_nano
+        given = attributes(root)
+        status = given.get("http.response.status_code", given.get("rpc.response.status_code"))
+        found[identifier] = status, given.get("error.type")
+    assert found == ends
 
 
 PHASES = ("receive", "queue", "prefill", "decode")
