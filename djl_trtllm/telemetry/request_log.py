@@ -57,12 +57,15 @@ class RequestLog:
         if self._lines <= _MOST_LINES:
             return True
         if not self._unwritten:
-            asyncio.get_running_loop().call_later(_SECONDS, self._count)
+            asyncio.get_running_loop().call_later(_SECONDS, self.flush)
         self._unwritten[status] += 1
         return False
 
-    def _count(self) -> None:
+    def flush(self) -> None:
+        """Write the number of requests that have no line, if there are any."""
         unwritten, self._unwritten = self._unwritten, Counter()
+        if not unwritten:
+            return
         statuses = ", ".join(f"{number} with {status}" for status, number in sorted(unwritten.items()))
         text = "%d more requests did not generate and have no line: %s"
         logger.info(text, unwritten.total(), statuses, extra={"unwritten": dict(unwritten)})

@@ -43,6 +43,8 @@ class Telemetry:
         asyncio.get_running_loop().call_soon(self.ended, request)
 
     def close(self) -> None:
-        """Send the last traces, if that does not take long."""
+        """Write and send what waits, if that does not take long."""
+        if self._log is not None:
+            self._log.flush()
         if self._traces is not None:
             self._traces.close()

@@ -81,6 +81,17 @@ def test_on_a_terminal_lines_are_for_people_and_cannot_control_it(
     assert isinstance(root.handlers[0], BackgroundHandler)
 
 
+def test_on_a_terminal_lines_go_to_standard_error_and_name_their_level_once(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    configure("info", root=root)
+    root.warning("above")
+    end(root)
+    out, err = capsys.readouterr()
+    assert (out, err.count("WARNING"), err.count("above")) == ("", 1, 1)
+
+
 def test_lines_of_another_programs_log_begin_with_the_id_and_cannot_be_forged(
     root: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:

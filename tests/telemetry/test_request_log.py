@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.logs.context import request_id_of
+from djl_trtllm.request import FinishReason
 from djl_trtllm.telemetry import ServedRequest
 from djl_trtllm.telemetry.request_log import RequestLog
 from tests.support.virtual_time import in_virtual_time
@@ -68,6 +69,11 @@ def test_a_refusal_has_its_status_and_the_class_of_its_error(caplog: pytest.LogC
     )
 
 
+def test_sequences_that_ended_differently_have_all_their_reasons(caplog: pytest.LogCaptureFixture) -> None:
+    text = line_of(caplog, served(state(), state(reason=FinishReason.END_TOKEN)))
+    assert " finish_reason=length,eos_token " in text
+
+
 def test_an_error_while_it_generated_is_that_of_its_record(caplog: pytest.LogCaptureFixture) -> None:
     assert " error=GenerationError " in line_of(caplog, served(state(error="GenerationError")))
 
@@ -117,6 +123,21 @@ def test_a_flood_of_refusals_is_ten_lines_a_second_and_a_number(caplog: pytest.L
     count = "990 more requests did not generate and have no line: 247 with 429, 743 with 503"
     assert texts[10] == texts[21] == count
     assert len(texts) == 22
+
+
+def test_a_number_that_was_written_early_is_not_written_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "djl_trtllm.requests")
+
+    async def flood() -> None:
+        log = RequestLog(asyncio.get_running_loop().time)
+        for _ in range(12):
+            log.write(served(status=503), {})
+        log.flush()
+        await asyncio.sleep(1.5)
+
+    in_virtual_time(flood)()
+    texts = [line.getMessage() for line in caplog.records]
+    assert texts[10:] == ["2 more requests did not generate and have no line: 2 with 503"]
 
 
 def test_requests_that_generated_have_a_line_each_in_a_flood_too(caplog: pytest.LogCaptureFixture) -> None:

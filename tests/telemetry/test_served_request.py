@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from djl_trtllm.request import FinishReason, GenerationRequest, Sampling
+from djl_trtllm.telemetry import ServedRequest
 from djl_trtllm.telemetry.served_request import Asked, Generated
 from tests.telemetry.requests import served, state
 
@@ -41,3 +42,8 @@ def test_what_was_asked_has_the_names_of_the_conventions() -> None:
     assert Asked.of(GenerationRequest(prompt="x", sampling=sampled)) == Asked("text_completion", 9, 0.5, 0.9, 2)
     greedy = GenerationRequest(messages=[], default_new_tokens=30)
     assert Asked.of(greedy) == Asked("chat", 30, 0.0, 1.0, 1)
+
+
+def test_a_request_is_one_whose_client_left_until_there_is_a_status() -> None:
+    request = ServedRequest("r-1", "GET", "/")
+    assert (request.status, request.reads, request.quiet, request.generated()) == (499, False, False, None)

@@ -170,6 +170,19 @@ def test_the_end_sends_what_waits() -> None:
     assert [span.name for span in exporter.spans] == ["llm_request"]
 
 
+def test_the_end_waits_for_what_is_sent() -> None:
+    class Slow(Collected):
+        ended = False
+
+        def shutdown(self) -> None:
+            threading.Event().wait(0.1)
+            self.ended = True
+
+    exporter = Slow()
+    SpanTraces(exporter).close()
+    assert exporter.ended
+
+
 def test_what_a_client_names_is_no_longer_than_in_the_log() -> None:
     found = attributes(served(status=404, model="x" * 1_000_000, path="/" + "y" * 5000))
     assert found["gen_ai.request.model"] == "x" * 197 + "..."

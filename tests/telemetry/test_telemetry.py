@@ -77,3 +77,16 @@ def test_what_is_reported_soon_has_what_happens_until_then(caplog: pytest.LogCap
 
     asyncio.run(ended())
     assert caplog.records[0].getMessage().startswith("POST /invocations 200 ")
+
+
+def test_the_end_writes_how_many_requests_have_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def flood() -> None:
+        telemetry = Telemetry(RequestLog())
+        for _ in range(11):
+            telemetry.ended(served(status=503))
+        telemetry.close()
+
+    asyncio.run(flood())
+    assert caplog.records[-1].getMessage().endswith(" have no line: 1 with 503")
