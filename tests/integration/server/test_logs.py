@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,8 @@ def collector() -> Iterator[Collector]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
+@contextmanager
+def log_server(folder: Path, collector: Collector) -> Iterator[Server]:
     """A server with the log as JSON, and traces."""
     environ = {
         "SERVING_LOG_FORMAT": "json",
@@ -96,11 +97,24 @@ def logged(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
         {"action": "die", "at_token": 3, "max_new_tokens": DIES},
     ]
     script = {"steps_per_second": 500, "faults": faults}
-    model = scripted_model(tmp_path_factory.mktemp("logged") / "model", script, max_request_size=100_000)
+    model = scripted_model(folder / "model", script, max_request_size=100_000)
     with Server(model, environ) as server:
         server.http.headers["Authorization"] = "Bearer key-of-the-server"
         server.wait_for_ping()
         server.grpc_port = int(environ["SERVING_TRITON_GRPC_PORT"])  # type: ignore[attr-defined]
+        yield server
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
+    with log_server(tmp_path_factory.mktemp("logged"), collector) as server:
+        yield server
+
+
+@pytest.fixture
+def own(tmp_path: Path, collector: Collector) -> Iterator[Server]:
+    """One by itself: its engine dies, and only ten refusals a second have a line."""
+    with log_server(tmp_path, collector) as server:
         yield server
 
 
@@ -225,24 +239,24 @@ def test_a_trace_arrives_with_the_parent_that_was_given(logged: Server, collecto
         assert line_of(logged, identifier)["span_id"] == root.span_id.hex()
 
 
-def test_however_a_request_ends_it_is_one_trace(logged: Server, collector: Collector) -> None:
+def test_however_a_request_ends_it_is_one_trace(own: Server, collector: Collector) -> None:
     def stream(identifier: str, tokens: int, **parameters: Any) -> None:
         body = {**lmi(SECRET, max_new_tokens=tokens, **parameters), "stream": True}
         headers = {"x-request-id": identifier}
-        with logged.http.stream("POST", "/invocations", json=body, headers=headers) as response:
+        with own.http.stream("POST", "/invocations", json=body, headers=headers) as response:
             for _ in response.iter_bytes():
                 if tokens > 1000:
                     return
 
-    post(logged, "t-ended")
-    post(logged, "t-unknown", "/predictions/hen")
-    post(logged, "t-malformed", json=None, content=b'{"inputs":')
-    post(logged, "t-large", json=None, content=b"x" * 100_001)
+    post(own, "t-ended")
+    post(own, "t-unknown", "/predictions/hen")
+    post(own, "t-malformed", json=None, content=b'{"inputs":')
+    post(own, "t-large", json=None, content=b"x" * 100_001)
     stream("t-left", 100_000)
     stream("t-failed", FAILS)
     # What the engine remembers of a request with a penalty is lost with its process.
     stream("t-died", DIES, repetition_penalty=1.5)
-    url = f"ws://127.0.0.1:{logged.port}/invocations-bidirectional-stream"
+    url = f"ws://127.0.0.1:{own.port}/invocations-bidirectional-stream"
     with connect(
         url, additional_headers={"Authorization": "Bearer key-of-the-server", "x-request-id": "t-ws"}
     ) as socket:
@@ -251,7 +265,7 @@ def test_however_a_request_ends_it_is_one_trace(logged: Server, collector: Colle
         socket.send(json.dumps({**lmi(SECRET, max_new_tokens=100_000), "stream": True}))
         socket.recv()
     metadata = (("authorization", "Bearer key-of-the-server"),)
-    with grpc.insecure_channel(f"127.0.0.1:{logged.grpc_port}") as channel:  # type: ignore[attr-defined]
+    with grpc.insecure_channel(f"127.0.0.1:{own.grpc_port}") as channel:  # type: ignore[attr-defined]
         infer = channel.unary_unary(f"/{protocol.SERVICE}/ModelInfer")
         infer(message("t-rpc"), metadata=metadata)
         with pytest.raises(grpc.RpcError):
@@ -274,7 +288,7 @@ def test_however_a_request_ends_it_is_one_trace(logged: Server, collector: Colle
         "t-rpc-left": ("CANCELLED", None),
     }
     wait_until(lambda: all(map(collector.roots, ends)) and len(collector.roots("t-ws")) > 1, what="all traces")
-    post(logged, "t-last")
+    post(own, "t-last")
     wait_until(lambda: bool(collector.roots("t-last")), what="the last trace")
     assert len(collector.roots("t-ws")) == 2
     found = {}
