@@ -25,6 +25,7 @@ from djl_trtllm.errors import (
     RequestTimeoutError,
 )
 from djl_trtllm.executor.protocol import Delta, Stats, Step
+from djl_trtllm.logs import of_request
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, Consumer, FinishReason, GenerationRequest, Origin
 
@@ -373,7 +374,10 @@ class RollingBatch:
             state.deliver(sequence)
         except Exception:
             # One broken consumer must not stop the others' tokens.
-            logger.exception("a request's consumer failed; the request is cancelled")
+            logger.exception(
+                "a request's consumer failed; the request is cancelled",
+                extra=of_request(state.record.origin.request_id),
+            )
             state.abandon()
             self._abort(state, FinishReason.CANCELLED, None)
         if result is None:

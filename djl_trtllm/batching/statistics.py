@@ -18,6 +18,7 @@ from math import inf
 
 from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.batching.slot import Slot
+from djl_trtllm.logs import of_request
 from djl_trtllm.request import FinishReason, SequenceResult
 
 logger = logging.getLogger(__name__)
@@ -184,4 +185,4 @@ class Statistics:
                 observer(record)
             except Exception:
                 # It must not stop the tokens of other requests.
-                logger.exception("an observer of request %s failed", record.origin.request_id)
+                logger.exception("an observer of a request failed", extra=of_request(record.origin.request_id))

@@ -6,8 +6,9 @@ import pytest
 
 from djl_trtllm.errors import GenerationError, RequestTimeoutError
 from djl_trtllm.executor.protocol import Delta
+from djl_trtllm.logs.context import request_id_of
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason, OutputChunk
+from djl_trtllm.request import FinishReason, Origin, OutputChunk
 from tests.batching.helpers import Bench, Recorder
 
 LENGTH, CANCELLED = FinishReason.LENGTH, FinishReason.CANCELLED
@@ -154,6 +155,14 @@ def test_a_consumer_that_raises_is_cancelled_and_disturbs_nobody(bench: Bench, f
         bench.step(Delta(0, [], finish=CANCELLED))
     assert other.finished().reason is FinishReason.LENGTH
     assert bench.batch.idle
+
+
+def test_the_line_of_a_consumer_that_raises_has_the_id_of_its_request(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.submit(consumer=Broken(), origin=Origin("asked-7"))
+    bench.step(Delta(0, [5]))
+    assert [request_id_of(line) for line in caplog.records] == ["asked-7"]
 
 
 def test_consumers_that_raise_do_not_stop_a_failure_from_reaching_the_others(bench: Bench) -> None:

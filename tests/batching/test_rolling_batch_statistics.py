@@ -9,6 +9,7 @@ import pytest
 from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.executor.protocol import Delta
+from djl_trtllm.logs.context import request_id_of
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, Origin, OutputChunk
 from tests.batching.helpers import Bench, Recorder
@@ -211,4 +212,4 @@ def test_observers_get_the_record_of_each_request_that_ends(
     bench.step(Delta(0, [5], finish=LENGTH))
     assert seen == list(bench.statistics.ended)
     assert seen[0].ended is not None
-    assert "asked-7" in caplog.text
+    assert [request_id_of(line) for line in caplog.records] == ["asked-7"]
