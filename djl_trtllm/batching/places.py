@@ -62,10 +62,10 @@ class Places:
     def fit_among_others(self, client: Client, sequences: int, blocks: int) -> bool:
         """Whether there is room for them while there are other clients.
 
-        The reserve is for clients that ask for little, and for what would not fit without it. Sequences that wait
-        inside the executor would be before those of others.
+        The reserve is for clients that ask for little, and for what would not fit without it. Nothing waits inside the
+        executor, where it would be behind what others have there, and before what they send later.
         """
-        if not self.fit(sequences, blocks):
+        if not self.fit(sequences, blocks) or (self.sequences and self.sequences + sequences > self.max_running):
             return False
         places, kv_blocks = self.max_running - self.reserve, self.executor.limits.kv_blocks
         available = kv_blocks - self.reserved_blocks
