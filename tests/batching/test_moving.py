@@ -96,3 +96,26 @@ def test_a_sequence_moves_twice_at_most_and_not_at_its_end() -> None:
     some.running[2].sequence.finished = cast(Any, "ended")
     some.running[1].moves = 1
     assert some.moved() == [1]
+
+
+def test_as_many_move_as_make_room_and_no_more() -> None:
+    some = Running(kv_blocks=20)
+    for _ in range(4):
+        some.add("a", blocks=5)
+    assert some.moved(blocks=5) == [3]
+
+
+def test_the_oldest_moves_if_no_other_can() -> None:
+    some = Running(kv_blocks=20)
+    some.add("a", blocks=5)
+    for _ in range(3):
+        some.add("a", blocks=5, movable=False)
+    assert some.moved(blocks=5) == [0]
+
+
+def test_what_ends_in_another_executor_stays_there() -> None:
+    some = Running()
+    for _ in range(4):
+        some.add("a")
+    some.running[3].places = Running().places
+    assert some.moved() == [2]

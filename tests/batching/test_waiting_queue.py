@@ -107,6 +107,14 @@ def test_a_client_that_was_away_has_not_saved_up() -> None:
     assert order in ("abababab", "aabababb", "babababa")
 
 
+def test_a_client_that_comes_back_has_what_it_was_given() -> None:
+    queue = Queue()
+    queue.end(_started(queue, "much"), tokens=100)
+    for key in ("much", "less", "less"):
+        queue.add(key)
+    assert queue.order() == ["less", "less", "much"]
+
+
 def _started(queue: Queue, key: str) -> int:
     request_id = queue.add(key)
     assert queue.start() == request_id
@@ -182,6 +190,16 @@ def test_only_so_many_of_clients_without_a_sequence_go_before_one_that_does_not_
     assert len(queue.order()) == 4
 
 
+@pytest.mark.parametrize(("large", "small_one_starts"), [(15, True), (16, False)])
+def test_only_so_many_clients_are_looked_at_for_one_that_fits(large: int, small_one_starts: bool) -> None:
+    queue = Queue(kv_blocks=100)
+    _started_with(queue, "a", 60)
+    for number in range(large):
+        queue.add(f"large {number}", blocks=50)
+    small = queue.add("small")
+    assert queue.start() == (small if small_one_starts else None)
+
+
 def test_a_client_waits_for_itself_and_delays_nobody() -> None:
     queue = Queue(places=10, kv_blocks=100)
     _started_with(queue, "large", 80)
@@ -238,6 +256,8 @@ def test_what_was_taken_out_is_not_next() -> None:
     queue.add("b")
     queue.queue.clear()
     assert (len(queue.queue), queue.start()) == (0, None)
+    last = queue.add("c")
+    assert [queue.start(), queue.start()] == [last, None]
 
 
 def test_the_heap_stays_as_small_as_the_number_of_clients() -> None:
@@ -249,6 +269,16 @@ def test_the_heap_stays_as_small_as_the_number_of_clients() -> None:
         client.service += 1
         queue.queue.place(client)
     assert len(queue.queue._heap) <= 2 * 2 + 65
+
+
+def test_the_order_stays_however_often_clients_are_placed() -> None:
+    queue = Queue()
+    queue.add("a")
+    other = queue.add("b")
+    for _ in range(200):
+        queue.clients["a"].service += 1
+        queue.queue.place(queue.clients["a"])
+        assert queue.queue.next(queue.places, crowded=True) == other
 
 
 def test_who_starves_is_told() -> None:
