@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import orjson
 
@@ -87,6 +88,10 @@ class Requests:
         """Whether the output has the requested length."""
         return any(what == _IGNORE for what, _ in self._extras)
 
+    @property
+    def _path(self) -> str:
+        return self.api.path.format(model=quote(self.model, safe=""))
+
     def make(self, prompt: Prompt) -> bytes:
         body = self.api.body(prompt, self.model)
         field = self.api.parameters
@@ -100,7 +105,7 @@ class Requests:
             body |= extra
         else:
             body[field] |= extra
-        return self.client.target.request(self.api.path.format(model=self.model), orjson.dumps(body))
+        return self.client.target.request(self._path, orjson.dumps(body))
 
     def reader(self, prompt: Prompt, intended: float) -> Reader:
         """Of the stream that answers a prompt."""
@@ -130,7 +135,7 @@ class Requests:
 
     def _refusal(self, stream: Stream) -> str:
         target = self.client.target
-        where = f"{target.host}:{target.port}{target.path(self.api.path.format(model=self.model))}"
+        where = f"{target.host}:{target.port}{target.path(self._path)}"
         advice = ""
         if "404" in str(stream.error):
             advice = f"; --api is one of {', '.join(APIS)}, --model the name of a model of this server"

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httptools
 
@@ -21,6 +21,7 @@ from djl_trtllm.errors import BenchmarkError
 clock = time.perf_counter
 _MOST_IDLE = 2.0
 """Seconds after which a connection is not used again: the server may be about to close it."""
+_PATH = "/%:@!$&'()*+,;=~"
 _DETAIL = 500
 """Bytes of an error's body that are kept."""
 
@@ -44,6 +45,12 @@ class Target(NamedTuple):
             raise BenchmarkError(f"URL {url}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise BenchmarkError(f"URL {url}: expected http://HOST[:PORT][/PATH] or https://...")
+        if parts.username is not None:
+            raise BenchmarkError(
+                f"URL of {parts.hostname}: it has a user; give --api-key or --header 'Authorization: ...'"
+            )
+        if parts.path != quote(parts.path, safe=_PATH):
+            raise BenchmarkError(f"URL {url}: write {quote(parts.path, safe=_PATH)} for its path")
         for name, value in headers.items():
             if not f"{name}{value}".isprintable() or not name or not value.isascii() or set(name) & set(": "):
                 raise BenchmarkError(f"header {name!r}: expected 'NAME: VALUE' in printable ASCII")

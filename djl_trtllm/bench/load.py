@@ -138,10 +138,10 @@ class Run:
         try:
             while due < self._until:
                 await asyncio.sleep(max(0.0, due - clock()))
-                if not self._take(due):
-                    break
                 while len(tasks) >= MOST_IN_FLIGHT:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if not self._take(due):
+                    break
                 task = asyncio.ensure_future(self._one(due))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -151,7 +151,17 @@ class Run:
         finally:
             for task in tasks:
                 task.cancel()
+            self._add_unsent(due, self._load.rate)
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _add_unsent(self, due: float, rate: float) -> None:
+        """Requests that were due and still waited when the load ended are unfinished ones."""
+        now = clock()
+        while due < now and self._take(due):
+            stream = Stream(due)
+            stream.sent = now
+            self._figures.add(stream, self._until)
+            due += self._chance.expovariate(rate)
 
     def _take(self, intended: float) -> bool:
         """Whether a request may be sent that is intended for this time."""

@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from djl_trtllm.bench.apis import Requests, tokens_per_word
 from djl_trtllm.bench.client import Client, Target
 from djl_trtllm.bench.figures import Figures
-from djl_trtllm.bench.load import BUSY, Load, Run, Show
+from djl_trtllm.bench.load import BUSY, MOST_IN_FLIGHT, Load, Run, Show
 from djl_trtllm.bench.prompts import TOKENS_PER_WORD, Prompt, like_sharegpt, of_file, sample_text, synthetic
 from djl_trtllm.bench.streams import Counted
 from djl_trtllm.bench.sweep import Sweep, find_knee
+from djl_trtllm.descriptors import raise_limit
 
+T = TypeVar("T")
+
+_OTHER_FILES = 64
 _LATE = 0.01
 """Seconds: the client's own part in the latencies that is worth a warning."""
 
@@ -75,6 +79,11 @@ def _warnings(figures: Figures) -> Iterator[str]:
     elif figures.rate is not None and figures.lag.percentile(0.99) > _LATE:
         late = f"{1000 * figures.lag.percentile(0.99):.0f} ms"
         yield f"requests were sent up to {late} late (p99), which is part of all times"
+    if figures.unfinished and figures.complete:
+        yield (
+            f"{figures.unfinished:,} requests had no end when --drain was over: their times, longer than those that "
+            "are shown, are missing"
+        )
     if figures.shortened:
         yield f"{figures.shortened} of {figures.succeeded} outputs are shorter than requested"
     if figures.seconds < 2 * figures.e2e.percentile(0.5):
@@ -90,6 +99,7 @@ async def run(plan: Plan, show: Show, say: Callable[[str], None], result: Result
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    raise_limit(max(_connections(plan, load) for load in plan.loads or (plan.template,)) + _OTHER_FILES)
     with contextlib.ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM):
             # The second one ends the program.
@@ -102,6 +112,10 @@ async def run(plan: Plan, show: Show, say: Callable[[str], None], result: Result
         finally:
             client.close()
             result.interrupted = stop.is_set()
+
+
+def _connections(plan: Plan, load: Load) -> int:
+    return MOST_IN_FLIGHT if load.rate is not None else load.concurrency or plan.most_clients
 
 
 def _stop(stop: asyncio.Event, loop: asyncio.AbstractEventLoop, number: int, before: Any) -> None:
@@ -124,9 +138,9 @@ async def _run(
     result.notes += requests.notes
     per_word = TOKENS_PER_WORD
     if plan.dataset in ("synthetic", "sharegpt") and not stop.is_set():
-        measured = await tokens_per_word(client, sample_text())
+        measured = await _until(stop, tokens_per_word(client, sample_text()))
         per_word = measured or per_word
-        if measured is None:
+        if measured is None and not stop.is_set():
             result.notes.append(f"the server has no POST /tokenize: a word counts as {per_word} tokens")
     for note in result.notes:
         say(f"note: {note}")
@@ -147,16 +161,16 @@ async def _run(
             result.loads.append(await measure(load))
 
 
-async def _until(stop: asyncio.Event, work: Any) -> None:
-    """Wait for `work`, or for the stop."""
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Wait for `work`, or for the stop: None."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return
-    task.result()
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return None
 
 
 def _prompts(plan: Plan, chance: random.Random, per_word: float) -> Iterator[Prompt]:

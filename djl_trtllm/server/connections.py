@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
 import struct
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.config import Options
+from djl_trtllm.descriptors import raise_limit
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.telemetry import Telemetry
@@ -98,12 +98,8 @@ class Connections:
 
     def reserve_descriptors(self) -> None:
         """Raise the process's limit of file descriptors, or lower that of connections to it."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = self.most + _SPARE + _RESERVED_DESCRIPTORS
-        # No higher than needed: some libraries close every possible descriptor when they start a process.
-        if soft < needed and soft < hard:
-            soft = min(needed, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = raise_limit(needed)
         if soft < needed:
             self.most = max(1, soft - _SPARE - _RESERVED_DESCRIPTORS, soft // 4)
             logger.warning(

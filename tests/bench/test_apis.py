@@ -84,6 +84,11 @@ def test_a_request_of_each_api(api: str, path: str, body: dict[str, Any]) -> Non
     assert made(api, Prompt(5, "hello"), {"top_k": 3}) == (path, body)
 
 
+def test_the_name_of_a_model_is_quoted_in_a_path() -> None:
+    requests = Requests(Client(TARGET, 1.0), "triton", "acme/a b", {}, ignore_end=True)
+    assert requests.make(Prompt(5, "hello")).startswith(b"POST /v2/models/acme%2Fa%20b/generate_stream HTTP/1.1\r\n")
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_outputs_may_end_by_themselves(api: str) -> None:
     _, body = made(api, Prompt(5, "hello"), ignore_end=False)

@@ -178,7 +178,18 @@ def test_an_address_may_be_that_of_the_host_of_the_api_or_of_the_route(url: str,
     assert (target.tls is not None) == url.startswith("https")
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:99999", "http://host/?a=b", "http://host/#a"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://host",
+        "http://",
+        "http://host:99999",
+        "http://host/?a=b",
+        "http://host/#a",
+        "http://host/a b",
+        "http://user:pass@host",
+    ],
+)
 def test_a_wrong_address_is_an_error(url: str) -> None:
     with pytest.raises(BenchmarkError, match="URL"):
         Target.parse(url, {})

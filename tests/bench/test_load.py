@@ -110,6 +110,25 @@ def test_what_is_not_complete_after_the_drain_is_unfinished() -> None:
         assert figures.unfinished == figures.sent
 
 
+def test_requests_that_were_due_and_never_sent_are_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_IN_FLIGHT", 2)
+    seen: list[Asked] = []
+
+    async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        seen.append(asked)
+        await asyncio.sleep(60)
+
+    figures = measured(never, Load(rate=200.0, duration=0.5, warmup=0.0, drain=0.1))
+    assert len(seen) == 2
+    assert figures.unfinished == figures.sent == pytest.approx(100, rel=0.4), "200 a second for half a second"
+    assert figures.lag.most > 0.4
+
+
+def test_nothing_is_sent_before_it_is_due() -> None:
+    figures = measured(quick, Load(rate=50.0, duration=None, requests=10, warmup=0.0))
+    assert figures.lag.least >= 0.0
+
+
 def test_a_stop_ends_the_load_with_what_there_is() -> None:
     stop = asyncio.Event()
     seen: list[int] = []

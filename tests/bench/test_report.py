@@ -125,3 +125,11 @@ def test_what_makes_figures_doubtful_is_a_warning() -> None:
     load.add(late, 1.0)
     assert re.search("requests were sent up to (499|500) ms late", "\n".join(result(load).warnings))
     assert result(figures(1, 10)).warnings == []
+
+
+def test_requests_without_an_end_are_warned_of_unless_ctrl_c_ended_the_load() -> None:
+    load = figures(1, 10)
+    load.add(Stream(0.0), 1.0)
+    assert "1 requests had no end when --drain was over" in "\n".join(result(load).warnings)
+    load.complete = False
+    assert result(load).warnings == []

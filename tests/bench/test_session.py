@@ -6,7 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
+from djl_trtllm.bench import session
 from djl_trtllm.bench.client import Target
 from djl_trtllm.bench.load import Load, Progress
 from djl_trtllm.bench.session import Plan, Result, run
@@ -104,3 +107,32 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
         BenchmarkError, match=r"127\.0\.0\.1:1/v1/chat/completions does not answer .*connection refused"
     ):
         measured(plan("http://127.0.0.1:1", fixed(1), model="m"))
+
+
+@pytest.mark.parametrize(
+    ("load", "needed"),
+    [(Load(concurrency=3000), 3064), (Load(rate=2.0), 4160), (None, 264)],
+    ids=["closed", "open", "sweep"],
+)
+def test_there_are_file_descriptors_for_all_connections(
+    load: Load | None, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(session, "raise_limit", asked.append)
+    loads = () if load is None else (Load(concurrency=2), load)
+    with pytest.raises(BenchmarkError):
+        measured(plan("http://127.0.0.1:1", *loads, model="m", most_clients=200))
+    assert asked == [needed]
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_counts_tokens() -> None:
+    class Slow(OpenAiStub):
+        async def tokenize(self, request: Request) -> Response:
+            os.kill(os.getpid(), signal.SIGINT)
+            await request.body()
+            assert (await request.receive())["type"] == "http.disconnect"
+            return Response()
+
+    with Slow().serving() as url:
+        result, said = measured(plan(url, fixed(1)))
+    assert (result.interrupted, result.figures, said) == (True, [], [])
