@@ -13,8 +13,9 @@ _COUNT = struct.Struct(">h")
 class Item(NamedTuple):
     """A part of the response to one request.
 
-    `data` is UTF-8 text; DJL appends it to the body. The item with `last` ends the response. With a `code`, an HTTP
-    status, DJL sends `{"code", "error"}` instead of `data`, and answers with that status if it has sent nothing yet.
+    `data` is UTF-8 text; DJL appends it to the body. The item with `last` ends the response, and has no data. With a
+    `code`, an HTTP status, DJL sends `{"code", "error"}` instead of `data`, and answers with that status if it has sent
+    nothing yet.
     `properties` become response headers until the first part is sent.
     """
 
@@ -32,11 +33,15 @@ class Item(NamedTuple):
 
 
 def take(items: deque[Item]) -> Item:
-    """Remove items of one request from the left and merge those that can be sent as one. An error is sent alone."""
+    """Remove items of one request from the left and merge those that can be sent as one: not an error, nor the last.
+
+    DJL marks a response as complete before it appends the last part to it (`ChunkedBytesSupplier.appendContent` of 0.34
+    and 0.36): a client's thread that looks in between never gets that part. So nothing is in it.
+    """
     whole = items.popleft()
-    while items and items[0].code is None and whole.code is None:
+    while items and items[0].code is None and whole.code is None and not items[0].last:
         more = items.popleft()
-        whole = Item(whole.data + more.data, more.last, None, "", whole.properties + more.properties)
+        whole = Item(whole.data + more.data, False, None, "", whole.properties + more.properties)
     return whole
 
 

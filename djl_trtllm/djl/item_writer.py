@@ -21,7 +21,7 @@ _OK = 200
 
 
 class ItemWriter:
-    """Encodes the output of one request and emits items; exactly one of them is the last.
+    """Encodes the output of one request and emits items; exactly one of them is the last, and has no data.
 
     `served` is the request; `ended` is called with it after that.
     """
@@ -96,4 +96,8 @@ class ItemWriter:
         self._begun = True
         if last:
             self._complete(_OK)
-        self._put(Item(data, last, None, "", properties))
+        if data:
+            self._put(Item(data, False, None, "", properties))
+            properties = ()
+        if last:
+            self._put(Item(b"", True, None, "", properties))

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from djl_trtllm.djl.item import QUIET, Item, content, count, take, text
 from tests.support.djl import Reader
 
+END = Item(last=True)
+
 
 def test_a_part_of_an_answer_is_two_pairs() -> None:
     encoded = Item("der böse Wolf".encode()).encode()
@@ -40,9 +42,14 @@ def test_numbers_and_texts_are_big_endian() -> None:
 
 
 def test_items_of_a_request_travel_as_one() -> None:
-    items = deque([Item(b"a", properties=(("A", "1"),)), Item(b" wolf"), Item(b".", True, properties=(("B", "2"),))])
-    assert take(items) == Item(b"a wolf.", True, None, "", (("A", "1"), ("B", "2")))
+    items = deque([Item(b"a", properties=(("A", "1"),)), Item(b" wolf"), Item(b".", properties=(("B", "2"),))])
+    assert take(items) == Item(b"a wolf.", False, None, "", (("A", "1"), ("B", "2")))
     assert not items
+
+
+def test_the_end_of_a_response_goes_alone() -> None:
+    items = deque([Item(b"a"), Item(b"."), END])
+    assert [take(items), take(items)] == [Item(b"a."), END]
 
 
 def test_an_error_goes_alone() -> None:

@@ -15,6 +15,7 @@ from tests.support.word_encoder import WordEncoder, chunk
 
 JSON = ("Content-Type", "application/json")
 WORDS = ("Content-Type", "text/words")
+END = Item(last=True)
 
 
 class Answered:
@@ -39,7 +40,7 @@ def test_every_chunk_is_an_item_and_the_first_says_what_they_are() -> None:
         assert not answered.answer.complete
         answered.answer.deliver(each)
     assert answered.answer.complete
-    assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf"), Item(b".", True)]
+    assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf"), Item(b"."), END]
     assert answered.told == [(200, "")]
 
 
@@ -48,7 +49,7 @@ def test_the_headers_of_a_call_come_with_the_first_item() -> None:
     answered.answer.expect(Call((GenerationRequest(),), answered.encoder, (warning,)))
     for each in (chunk("a"), chunk(ends=True)):
         answered.answer.deliver(each)
-    assert [item.properties for item in answered.items] == [(WORDS, warning), ()]
+    assert [item.properties for item in answered.items] == [(WORDS, warning), (), ()]
 
 
 def test_a_chunk_without_bytes_is_no_item_unless_it_is_the_last() -> None:
@@ -70,7 +71,7 @@ def test_an_answer_is_complete_with_all_its_sequences() -> None:
         answered.answer.deliver(each)
         complete.append(answered.answer.complete)
     assert complete == [False, True]
-    assert [item.last for item in answered.items] == [False, True]
+    assert [item.last for item in answered.items] == [False, False, True]
 
 
 def test_nothing_comes_after_the_last_item() -> None:
@@ -78,7 +79,7 @@ def test_nothing_comes_after_the_last_item() -> None:
     answered.answer.deliver(chunk("a", ends=True))
     answered.answer.deliver(chunk("b"))
     answered.answer.fail(InvalidRequestError("late"))
-    assert answered.items == [Item(b"a.", True, properties=(WORDS,))]
+    assert answered.items == [Item(b"a.", properties=(WORDS,)), END]
     assert answered.told == [(200, "")]
 
 
@@ -94,7 +95,7 @@ def test_an_error_in_a_stream_is_encoded_as_its_dialect_does() -> None:
     answered = Answered()
     answered.answer.deliver(chunk("a"))
     answered.answer.deliver(chunk(" wolf", error=GenerationError("the engine failed")))
-    assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf?", True)]
+    assert answered.items == [Item(b"a", properties=(WORDS,)), Item(b" wolf?"), END]
 
 
 def test_a_request_that_could_not_be_read_is_refused() -> None:
@@ -113,7 +114,7 @@ def test_a_formatter_that_refuses_in_a_stream_has_its_last_word(last: bytes) -> 
     answered.encoder.failure = InvalidRequestError("no such field")
     answered.answer.deliver(chunk("b"))
     assert answered.answer.complete
-    assert answered.items[1] == (Item(b"!", True) if last else Item(b"", True, 424, "no such field", (JSON,)))
+    assert answered.items[1:] == ([Item(b"!"), END] if last else [Item(b"", True, 424, "no such field", (JSON,))])
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -137,7 +137,9 @@ def test_each_call_brings_what_has_come_up(make: Make, tokenizer: Tokenizer) -> 
     djl.call()
     assert len(request.items) == 1
     djl.generate(2)
-    assert request.items[1:] == [Item(text(tokenizer, 2, 4).encode(), True)]
+    assert request.items[1:] == [Item(text(tokenizer, 2, 4).encode())]
+    djl.call()
+    assert request.items[2:] == [Item(last=True)]
     assert djl.list == []
 
 
@@ -145,9 +147,11 @@ def test_requests_come_and_go_and_keep_their_places(make: Make, tokenizer: Token
     djl = make()
     short, long = djl.begin(plain(1), plain(3))
     djl.generate()
+    djl.call()
     assert (short.last, long.last) == (True, False)
     (new,) = djl.begin(plain(2))
     djl.generate(2)
+    djl.call()
     assert (long.last, new.last) == (True, True)
     assert [short.text, long.text, new.text] == [text(tokenizer, 0, tokens) for tokens in (1, 3, 2)]
 

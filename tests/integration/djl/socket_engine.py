@@ -48,7 +48,8 @@ class _Request:
             self.answer.add(orjson.dumps({"error": values.get("error"), "code": int(values["code"])}))
         else:
             self.answer.code = self.answer.code or 200
-            self.answer.add(data.encode())
+            # DJL may lose what is in the last part (`take` in djl_trtllm/djl/item.py). Here it always does.
+            self.answer.add(b"" if self.last else data.encode())
         if self.last:
             self.answer.end()
 
@@ -85,7 +86,8 @@ class SocketEngine:
                     "--async-mode" if self._async else "--no-async-mode",
                 ],
                 cwd=model,
-                env={**os.environ, "PYTHONPATH": f"{python}:{model}"},
+                # As DJL does, which also leaves what is there.
+                env={**os.environ, "PYTHONPATH": f"{python}:{model}:{os.environ.get('PYTHONPATH', '')}"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
