@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from djl_trtllm.model import Tokenizer, load_tokenizer
 from tests.support import signal_stack
+from tests.support.crashed_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401 (pytest calls them)
 from tests.support.waiting import survivors
 
 if TYPE_CHECKING:

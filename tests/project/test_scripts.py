@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -50,3 +52,67 @@ def test_a_lock_that_is_not_up_to_date_says_what_to_run(uv: str, message: str, t
     assert done.returncode == bool(message)
     assert done.stderr.endswith(f"{message}\n" if message else "")
     assert done.stderr.count("run scripts/lock") == bool(message)
+
+
+# -- .ci/run -----------------------------------------------------------------------------------------------------------
+
+TESTS = """#!/bin/sh
+echo "$@" >>calls
+case $1 in
+--all) if [ -n "$FAILED" ]; then mkdir -p .pytest_cache/v/cache; echo "$FAILED" >.pytest_cache/v/cache/lastfailed; fi
+    exit "$FIRST" ;;
+*) exit "$AGAIN" ;;
+esac
+"""
+AGAIN = "tests --last-failed"
+
+
+@pytest.mark.parametrize(
+    ("first", "failed", "again", "status", "calls"),
+    [
+        (0, 0, 0, 0, ["--all -k some"]),
+        (1, 1, 0, 0, ["--all -k some", AGAIN]),
+        (1, 5, 0, 0, ["--all -k some", AGAIN]),
+        (1, 5, 1, 1, ["--all -k some", AGAIN]),
+        (1, 6, 0, 1, ["--all -k some"]),
+        (1, 0, 0, 1, ["--all -k some"]),
+        (2, 1, 0, 2, ["--all -k some"]),
+        (3, 1, 0, 3, ["--all -k some"]),
+    ],
+)
+def test_ci_runs_a_few_failed_tests_again_alone(
+    first: int, failed: int, again: int, status: int, calls: list[str], tmp_path: Path
+) -> None:
+    programs = dict.fromkeys(("ruff", "mypy", "lint-imports"), "#!/bin/sh\n")
+    programs["python"] = f'#!/bin/sh\n[ "$1" = -m ] || exec "{sys.executable}" "$@"\n'
+    scripts = {f".venv-test/bin/{name}": text for name, text in programs.items()} | {"scripts/test": TESTS}
+    for name, text in scripts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    earlier = tmp_path / ".pytest_cache" / "v" / "cache"
+    earlier.mkdir(parents=True)
+    (earlier / "lastfailed").write_text('{"of an earlier run": true}')
+    found = json.dumps({str(number): True for number in range(failed)}) if failed else ""
+    environ = {**os.environ, "FIRST": str(first), "FAILED": found, "AGAIN": str(again)}
+    done = subprocess.run([tmp_path / ".ci" / "run", "-k", "some"], env=environ, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert (tmp_path / "calls").read_text().splitlines() == calls
+
+
+@pytest.mark.parametrize(("end", "status"), [("assert False", 1), ("os._exit(9)", 2)])
+def test_a_test_process_that_crashed_is_no_failed_test(end: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_one.py").write_text(f"import os\ndef test_it():\n    {end}\n")
+    options = ("-n", "2", "--max-worker-restart=0", "-p", "tests.support.crashed_workers", "-p", "no:randomly")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status, done.stdout
+    assert "1 failed" in done.stdout
