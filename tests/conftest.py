@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ from tests.support.waiting import survivors
 
 if TYPE_CHECKING:
     from tests.support.in_process import Hosts
+
+# Some tests compile for OpenVINO in this process, which would fork to tell Google Analytics, and keep the pipes.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 TESTS = Path(__file__).parent
 TINY_STORIES = TESTS.parent / "serving" / "models" / "tiny-stories"

@@ -225,3 +225,18 @@ def weights_of(path: Path) -> int:
 def agreement(some: list[list[int]], others: list[list[int]]) -> float:
     """The share of first tokens that agree: later ones follow from different texts."""
     return sum(a[0] == b[0] for a, b in zip(some, others, strict=True)) / len(some)
+
+
+_TELEMETRY = """
+from djl_trtllm.backends.openvino import compile
+from openvino.tools.ovc import telemetry_utils
+from nncf.telemetry.wrapper import NNCFTelemetryStub, telemetry
+print(telemetry_utils.tm.__name__, isinstance(telemetry, NNCFTelemetryStub))
+"""
+
+
+def test_the_compiler_tells_nobody_of_its_use(tmp_path: Path) -> None:
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", _TELEMETRY], env=environ, capture_output=True, text=True)
+    assert done.stdout.split() == ["openvino.tools.ovc.telemetry_stub", "True"], done.stderr
+    assert not (tmp_path / "intel").exists()
