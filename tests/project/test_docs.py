@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
@@ -35,8 +36,10 @@ def test_every_page_has_its_place_in_the_navigation() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, by the script."""
-    done = subprocess.run([ROOT / "scripts" / "docs"], cwd=ROOT, capture_output=True, text=True, timeout=500)
+    """The site, by the script; one process at a time makes the environment, and the site in it."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with FileLock(ROOT / "build" / "docs.lock"):
+        done = subprocess.run([ROOT / "scripts" / "docs"], cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip().splitlines()[-1]).parent
 
