@@ -29,7 +29,13 @@ class Registry:
                 self.lost.add(model.name)
 
     def find(self, name: str | None) -> ServedModel | None:
-        """The model of that name; without a name, the only one."""
-        if name is None:
-            return next(iter(self.models.values())) if len(self.models) == 1 else None
-        return self.models.get(name)
+        """The model of that name; without a name, the only one, or else the only one the server was started with.
+
+        So requests without a name, which know of no other model, go on while others are registered, as in DJL Serving.
+        """
+        if name is not None:
+            return self.models.get(name)
+        meant = list(self.models.values())
+        if len(meant) > 1:
+            meant = [model for model in meant if model.at_startup]
+        return meant[0] if len(meant) == 1 else None

@@ -26,6 +26,19 @@ async def test_without_a_name_the_only_model_is_meant() -> None:
 
 
 @in_virtual_time
+async def test_without_a_name_the_model_of_the_start_is_meant_whatever_is_registered() -> None:
+    registry = Registry()
+    fox, wolf, hen = (ServedModel(name, f"/{name}", at_startup=name == "fox") for name in ("fox", "wolf", "hen"))
+    for model in (wolf, fox, hen):
+        registry.add(model)
+    assert registry.find(None) is fox
+    registry.remove(fox)
+    assert registry.find(None) is None
+    registry.remove(wolf)
+    assert registry.find(None) is hen
+
+
+@in_virtual_time
 async def test_a_model_that_is_removed_is_gone() -> None:
     registry = Registry()
     fox = ServedModel("fox", "/fox")

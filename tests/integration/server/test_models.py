@@ -76,15 +76,19 @@ def test_a_registered_model_serves_in_an_engine_process_of_its_own(server: Serve
     assert len(server.hosts()) == 1
 
 
-def test_with_several_models_a_request_names_one(server: Server) -> None:
+def test_with_several_models_a_request_names_one_or_is_for_that_of_the_start(server: Server) -> None:
     register(server, "red")
-    unnamed = server.http.post("/invocations", content=body(3), headers=JSON)
-    assert (unnamed.status_code, unnamed.json()["code"]) == (400, 400)
-    assert "model_name is required" in unnamed.text
-    assert "red, scripted" in unnamed.text
+
+    def answered(model: str) -> float:
+        return server.metric("requests_total", model=model)
+
+    before = answered("scripted"), answered("red")
+    assert server.http.post("/invocations", content=body(3), headers=JSON).status_code == 200
+    assert (answered("scripted"), answered("red")) == (before[0] + 1, before[1])
     assert server.http.post("/invocations?model_name=red", content=body(3), headers=JSON).status_code == 200
     header = {**JSON, "X-Amzn-SageMaker-Custom-Attributes": "model_name=red"}
     assert server.http.post("/invocations", content=body(3), headers=header).status_code == 200
+    assert (answered("scripted"), answered("red")) == (before[0] + 1, before[1] + 2)
     assert server.http.post("/invocations?model_name=green", content=body(3), headers=JSON).status_code == 404
 
 
