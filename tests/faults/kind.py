@@ -20,7 +20,8 @@ class Row:
 
     `refused` were answered with 503 and Retry-After, and sent again.
     `recovered`: seconds, by default the longest time in which no client got anything. `ping`: seconds of the slowest
-    answer. `memory`: peak of the server and all below it, in bytes, and before the fault; `memory_allowed` is a bound.
+    answer, and `lost_pings` got none. `memory`: peak of the server and all below it, in bytes, and before the fault;
+    `memory_allowed` is a bound. `skipped`: this machine cannot run it, the note says why.
     """
 
     fault: str
@@ -35,11 +36,14 @@ class Row:
     note: str = ""
     memory_before: int = 0
     memory_allowed: int | None = None
+    lost_pings: int = 0
+    skipped: bool = False
 
     @property
     def passed(self) -> bool:
-        """Whether no more requests failed than may, and memory stayed in its bounds."""
-        return self.failed <= self.allowed and (self.memory_allowed is None or self.memory <= self.memory_allowed)
+        """Whether no more requests failed than may, /ping was answered, and memory stayed in its bounds."""
+        in_bounds = self.memory_allowed is None or self.memory <= self.memory_allowed
+        return self.failed <= self.allowed and not self.lost_pings and in_bounds
 
 
 @dataclass(frozen=True)

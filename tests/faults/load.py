@@ -17,6 +17,7 @@ from tests.support.client import Answer, exchange, lmi
 from tests.support.models import PROMPT
 from tests.support.prompts import SHORT, story
 from tests.support.server import Server
+from tests.support.waiting import wait_until
 
 TOKENS = 100
 _REFUSED_SECONDS = 0.1
@@ -70,10 +71,9 @@ class Load:
         fault(self)
 
     def wait_for_parts(self, count: int) -> None:
-        """Wait until this number of further pieces has come, a minute at most."""
-        deadline, wanted = time.monotonic() + 60, self.parts + count
-        while self.parts < wanted and time.monotonic() < deadline:
-            time.sleep(0.01)
+        """Wait until this number of further pieces has come. AssertionError: a server that gives nobody anything."""
+        wanted = self.parts + count
+        wait_until(lambda: self.parts >= wanted, what=f"{count} pieces of answers; {self.refused} were refused")
 
     async def _client(self, number: int) -> None:
         while not self._ended:
@@ -119,22 +119,29 @@ def _output(answer: Answer) -> Any:
 
 
 class Watch(InBackground):
-    """Asks for /ping, and looks at the memory of the server and all below it, during the block."""
+    """Asks for /ping, and looks at the memory of the server and all below it, during the block.
+
+    Each /ping has a connection of its own, as those of load balancers do. `lost` are those without a response.
+    """
 
     def __init__(self, load: Load) -> None:
         self.slowest = 0.0
+        self.lost = 0
         self.peak = _resident(load.server.process)
         self._load = load
         super().__init__()
 
     def _run(self) -> None:
         looks = 0
-        with httpx.Client(base_url=self._load.server.url, timeout=60, trust_env=False) as client:
+        own = {"Connection": "close"}
+        with httpx.Client(base_url=self._load.server.url, timeout=60, trust_env=False, headers=own) as client:
             while not self._end.is_set():
                 began = time.monotonic()
-                with contextlib.suppress(httpx.TransportError):
+                try:
                     client.get("/ping")
                     self.slowest = max(self.slowest, time.monotonic() - began)
+                except httpx.TransportError:
+                    self.lost += 1
                 if looks % _MEMORY_EVERY == 0:
                     self.peak = max(self.peak, _resident(self._load.server.process))
                 looks += 1
@@ -159,12 +166,22 @@ def row_of(
     *,
     tokens: int = TOKENS,
     once: bool = False,
+    leaks: bool = False,
 ) -> Row:
-    """The row of a fault that `cause` brings about under streams."""
+    """The row of a fault that `cause` brings about under streams.
+
+    AssertionError: the server is not ready again, or not as it was before (unless it may have `leaks`). With `once` the
+    fault is its end.
+    """
+    server.note_rest()
     load = Load(server, streams, tokens=tokens, once=once)
     with Watch(load) as watch:
         before = watch.peak
         load.run(cause)
+    if not once:
+        load.server.wait_for_ping()
+        if not leaks:
+            load.server.check_leaks()
     note = "" if not load.failed else load.failed[0][:300]
     return Row(
         fault,
@@ -177,6 +194,7 @@ def row_of(
         refused=load.refused,
         note=note,
         memory_before=before,
+        lost_pings=watch.lost,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 import pytest
 
 from djl_trtllm.api.registry import DIALECTS
-from tests.faults.fuzz.archives import fuzz_archives
+from tests.faults.fuzz import archives
 from tests.faults.fuzz.clients import NOTHING, Client
 from tests.faults.fuzz.grammar import Grammar, Made, Way, targets
 from tests.faults.fuzz.sending import DEFECTS, fuzz_requests
@@ -21,7 +22,20 @@ POST = raw_post(b"{}")
 
 @pytest.mark.slow
 def test_hostile_archives_are_extracted_or_refused() -> None:
-    assert fuzz_archives(ARCHIVES) == []
+    assert archives.fuzz_archives(ARCHIVES) == []
+
+
+@pytest.mark.parametrize(("path", "link", "noticed"), [("x", False, True), ("m/x", True, True), ("m/x", False, False)])
+def test_a_file_elsewhere_and_a_link_are_noticed(
+    path: str, link: bool, noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trusting(_: Path, into: Path) -> None:
+        made = into.parent / path.replace("m/", f"{into.name}/")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.symlink_to("/etc") if link else made.write_text("")
+
+    monkeypatch.setattr(archives, "extract", trusting)
+    assert bool(archives.fuzz_archives(1)) == noticed
 
 
 @pytest.mark.slow

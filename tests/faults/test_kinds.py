@@ -14,4 +14,6 @@ KINDS = all_kinds()
 def test_a_fault_costs_what_it_may(name: str, engine: str) -> None:
     for row in rows_of(KINDS[name], engine, streams=8, times=2, short=True):
         print(shown(row))
+        if row.skipped:
+            pytest.skip(row.note)
         assert row.passed, row

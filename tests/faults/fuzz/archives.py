@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import shutil
 import tarfile
 import tempfile
 from pathlib import Path
@@ -14,11 +15,12 @@ from tests.faults.fuzz.damage import damaged
 
 _KINDS = (*[tarfile.REGTYPE] * 6, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE,
           tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, b"\xff")  # fmt: skip
+_ABSOLUTE = Path("/etc/of-a-hostile-archive")
 _PATHS = (
     "config.json",
     "a/b",
     "../x",
-    "/etc/x",
+    str(_ABSOLUTE),
     "a/../../x",
     "a" * 300,
     "d/" * 40 + "x",
@@ -53,8 +55,8 @@ def fuzz_archives(count: int, seed: int = 0) -> list[str]:
     source, wrong = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        packed, into = root / "m.tar.gz", root / "inner" / "model"
         for number in range(count):
-            packed, into = root / "m.tar.gz", root / "inner" / str(number)
             packed.write_bytes(hostile_archive(source))
             try:
                 extract(packed, into)
@@ -63,6 +65,14 @@ def fuzz_archives(count: int, seed: int = 0) -> list[str]:
                     wrong.append(f"archive {number} of seed {seed} is refused, and there")
             except BaseException as error:
                 wrong.append(f"archive {number} of seed {seed}: {error!r}")
-        if {path.name for path in root.iterdir()} > {"m.tar.gz", "inner"}:
-            wrong.append(f"written outside: {list(root.iterdir())}")
+            wrong += [f"archive {number} of seed {seed} {what}" for what in _stray(root, into)]
+            shutil.rmtree(into, ignore_errors=True)
     return wrong
+
+
+def _stray(root: Path, into: Path) -> list[str]:
+    """What is anywhere but below `into`, where the paths of the archives lead, or is neither a file nor a folder."""
+    outside = [path for path in (*root.iterdir(), *into.parent.glob("*"), _ABSOLUTE) if path.exists()]
+    found = [f"has written {path}" for path in outside if path not in (root / "m.tar.gz", into.parent, into)]
+    inside = [path for path in into.rglob("*") if path.is_symlink() or not (path.is_file() or path.is_dir())]
+    return found + [f"has made {path}" for path in inside]

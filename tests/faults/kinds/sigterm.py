@@ -54,6 +54,7 @@ def _ended(row: Row, server: Server, began: float) -> Row:
     status = server.wait()
     row.recovered = time.monotonic() - began
     row.failed += int(status != 0)
+    row.lost_pings = 0  # it has ended
     row.note = row.note or f"seconds to its end, with status {status}"
     return row
 
