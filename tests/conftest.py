@@ -21,7 +21,7 @@ from tests.support.waiting import survivors
 if TYPE_CHECKING:
     from tests.support.in_process import Hosts
 
-# Some tests compile for OpenVINO in this process, which would fork to tell Google Analytics, and keep the pipes.
+# Some tests compile for OpenVINO in this process, which would fork for reports to Google Analytics, and keep the pipes.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 TESTS = Path(__file__).parent
