@@ -107,6 +107,7 @@ class Server(uvicorn.Server):
                 application.access,
                 application.telemetry,
                 application.clients,
+                application.bodies,
             )
         except ConfigError as error:
             logger.error("%s", error)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from djl_trtllm.errors import OverloadedError
 
 
 class BodyMemory:
@@ -26,3 +30,23 @@ class BodyMemory:
 
     def release(self, size: int) -> None:
         self.used -= size
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """A body of so many bytes is in memory during the block. Raises OverloadedError."""
+        if not self.take(0, size):
+            raise self.refusal()
+        try:
+            yield
+        finally:
+            self.release(size)
+
+    def refusal(self) -> OverloadedError:
+        """Why a body gets no memory."""
+        return OverloadedError(
+            f"the bodies of all requests that are being read have {self.used} of max_body_memory={self.limit} "
+            "bytes, which leaves too little for this one",
+            queue_depth=self.used,
+            capacity=self.limit,
+            retry_after=1,
+        )

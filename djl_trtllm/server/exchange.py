@@ -16,7 +16,7 @@ from djl_trtllm.api.endpoint_errors import endpoint_error
 from djl_trtllm.api.headers import TARGET_MODEL, properties, request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
-from djl_trtllm.errors import AuthenticationError, OverloadedError
+from djl_trtllm.errors import AuthenticationError
 from djl_trtllm.server.access import ApiKey
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
@@ -122,7 +122,7 @@ class Exchange:
             if self._held + len(part) > limit:
                 raise BodyTooLarge
             if not self.bodies.take(self._held, len(part)):
-                raise self._no_memory()
+                raise self.bodies.refusal()
             self._held += len(part)
             whole = not message.get("more_body", False)
             if whole and len(part) == self._held:
@@ -135,16 +135,6 @@ class Exchange:
         """The body is not kept any more."""
         self.bodies.release(self._held)
         self._held = 0
-
-    def _no_memory(self) -> OverloadedError:
-        memory = self.bodies
-        return OverloadedError(
-            f"the bodies of all requests that are being read have {memory.used} of max_body_memory={memory.limit} "
-            "bytes, which leaves too little for this one",
-            queue_depth=memory.used,
-            capacity=memory.limit,
-            retry_after=1,
-        )
 
     async def begin(self, status: int, content_type: str, length: int | None, more: Headers = ()) -> None:
         """Send status and headers; without `length` the body is chunked."""

@@ -19,7 +19,6 @@ from starlette.types import Lifespan, Receive, Scope, Send
 from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.headers import returned_attributes
-from djl_trtllm.api.json_body import SMALL
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
@@ -45,7 +44,7 @@ from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.server.session_requests import SessionRequests, SessionUse
 from djl_trtllm.service import Registry, State
 from djl_trtllm.service.clients import Caller, Clients
-from djl_trtllm.service.worker_threads import WORKERS, WorkerThreads, parse_call
+from djl_trtllm.service.worker_threads import WorkerThreads, parse_call, run_by_size
 from djl_trtllm.telemetry import Telemetry
 from djl_trtllm.telemetry.served_request import Asked
 from djl_trtllm.version import __version__
@@ -350,9 +349,7 @@ def _fixed_characters(path: str) -> int:
 
 async def _name_in(dialect: Dialect, request: RawRequest) -> str | None:
     """The model that a request names in its body."""
-    if len(request.body) <= SMALL:
-        return dialect.model_name(request)
-    return await WORKERS.run(lambda: dialect.model_name(request))
+    return await run_by_size(len(request.body), lambda: dialect.model_name(request))
 
 
 async def _read(exchange: Exchange, path: str) -> RawRequest:

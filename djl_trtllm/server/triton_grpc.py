@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from djl_trtllm.api import ModelStatus
 from djl_trtllm.api.base import error_headers
 from djl_trtllm.api.headers import request_id
+from djl_trtllm.api.json_body import SMALL
 from djl_trtllm.api.triton import description, protocol, refusals
 from djl_trtllm.api.triton.dialect import TRITON
 from djl_trtllm.api.triton.errors import DEFECT, status_of
@@ -28,6 +29,7 @@ from djl_trtllm.errors import (
 from djl_trtllm.logs import request_context
 from djl_trtllm.server import find_model
 from djl_trtllm.server.access import EVERYBODY, Access, Role
+from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, start
 from djl_trtllm.service import Registry, ServedModel, State
@@ -74,7 +76,9 @@ class TritonGrpcServer:
         access: Access = EVERYBODY,
         telemetry: Telemetry | None = None,
         clients: Clients | None = None,
+        bodies: BodyMemory | None = None,
     ) -> None:
+        self._bodies = bodies or BodyMemory(options.max_body_memory)
         self._telemetry = telemetry or Telemetry()
         self._registry = registry
         self._options = options
@@ -195,6 +199,8 @@ class TritonGrpcServer:
         describe = _PAGES[method.name]
 
         async def page(message: bytes, *_: Any) -> bytes:
+            if len(message) > SMALL:
+                raise InvalidRequestError(f"the message has {len(message)} bytes: expected at most {SMALL}")
             try:
                 request = read.FromString(message)
             except DecodeError:
@@ -213,14 +219,15 @@ class TritonGrpcServer:
         response = WholeResponse()
         message = protocol.ModelInferRequest()
         caller = self._caller(context)
-        running = await start(request, message, self._model_for, response.deliver, served, caller, streams=False)
-        if headers := [(name.lower(), value) for name, value in running.headers]:
-            context.set_trailing_metadata(headers)
-        try:
-            return await response.of(running)
-        finally:
-            # The client may be gone.
-            running.end()
+        with self._bodies.holding(len(request)):  # to the end: gRPC keeps it as long
+            running = await start(request, message, self._model_for, response.deliver, served, caller, streams=False)
+            if headers := [(name.lower(), value) for name, value in running.headers]:
+                context.set_trailing_metadata(headers)
+            try:
+                return await response.of(running)
+            finally:
+                # The client may be gone.
+                running.end()
 
     async def stream(self, requests: AsyncIterator[bytes], context: Any, served: ServedRequest) -> None:
         """ModelStreamInfer."""
@@ -228,7 +235,9 @@ class TritonGrpcServer:
         timeout, stream = self._options.stream_write_timeout, None
         try:
             caller = self._caller(context)
-            stream = TritonStream(context.write, self._model_for, timeout, served, self._telemetry, caller, fails=fails)
+            stream = TritonStream(
+                context.write, self._model_for, timeout, served, self._telemetry, caller, self._bodies, fails=fails
+            )
             self._streams.add(stream)
             await stream.run(requests)
         except SlowClient:

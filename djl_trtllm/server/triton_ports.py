@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from djl_trtllm.config import Options
 from djl_trtllm.config.compat.triton import repository_files
 from djl_trtllm.server.access import EVERYBODY, Access
+from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.service import Registry
 from djl_trtllm.service.clients import Clients
@@ -32,6 +33,7 @@ async def listen_grpc(
     access: Access = EVERYBODY,
     telemetry: Telemetry | None = None,
     clients: Clients | None = None,
+    bodies: BodyMemory | None = None,
 ) -> TritonGrpcServer | None:
     """Listen on the port of Triton's gRPC API, if there is one and grpcio. Raises ConfigError if it is in use."""
     if not options.triton_grpc_port:
@@ -47,7 +49,7 @@ async def listen_grpc(
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from djl_trtllm.server.triton_grpc import TritonGrpcServer
 
-    server = TritonGrpcServer(registry, options, options.triton_grpc_port, counts, access, telemetry, clients)
+    server = TritonGrpcServer(registry, options, options.triton_grpc_port, counts, access, telemetry, clients, bodies)
     await server.start()
     logger.info("listening on %s:%d for gRPC (triton_grpc_port)", options.host, server.bound_port)
     return server

@@ -12,14 +12,17 @@ from google.protobuf.message import DecodeError
 from djl_trtllm.api.headers import REQUEST_ID, request_id
 from djl_trtllm.api.triton.dialect import TRITON
 from djl_trtllm.api.triton.errors import DEFECT, status_of
+from djl_trtllm.api.triton.message_bounds import require_little_work
 from djl_trtllm.api.triton.protocol import ModelInferRequest
 from djl_trtllm.api.triton.rpc import RpcEncoder, failure, parse_rpc
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.errors import InvalidRequestError, RequestError
 from djl_trtllm.logs import request_context
 from djl_trtllm.request import Origin, OutputChunk
+from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.service import ModelService, ServedModel
 from djl_trtllm.service.clients import Caller
+from djl_trtllm.service.worker_threads import run_by_size
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from djl_trtllm.telemetry.served_request import Asked
 
@@ -76,16 +79,14 @@ async def start(
     streams: bool,
 ) -> Running:
     """Start a request, whose chunks go to `deliver`: `request` becomes the message of `data`. Raises RequestError."""
-    try:
-        request.ParseFromString(data)
-    except DecodeError:
-        raise InvalidRequestError("the message is not a valid inference.ModelInferRequest") from None
+    await run_by_size(len(data), lambda: _read_message(request, data))
     if request.id:
         served.id = request_id({REQUEST_ID: request.id})
     served.model = request.model_name
     model = find(request)
     served.model = model.name
-    call = parse_rpc(request, model.model, streams=streams)
+    size = 0 if model.model.custom is not None else len(data)
+    call = await run_by_size(size, lambda: parse_rpc(request, model.model, streams=streams))
     service = model.pick()
     origin = Origin(served.id, TRITON.name, caller.share, caller.priority)
     call = service.with_warnings(call._replace(origin=origin))
@@ -100,6 +101,14 @@ async def start(
         raise
     served.generations = running.generations = states
     return running
+
+
+def _read_message(request: Any, data: bytes) -> None:
+    try:
+        require_little_work(data, request.DESCRIPTOR)
+        request.ParseFromString(data)
+    except DecodeError:
+        raise InvalidRequestError("the message is not a valid inference.ModelInferRequest") from None
 
 
 class WholeResponse:
@@ -139,9 +148,11 @@ class TritonStream:
         call: ServedRequest,
         telemetry: Telemetry,
         caller: Caller,
+        bodies: BodyMemory,
         *,
         fails: bool,
     ) -> None:
+        self._bodies = bodies
         self._call = call
         self._telemetry = telemetry
         self._write = write
@@ -201,7 +212,8 @@ class TritonStream:
             request, call = ModelInferRequest(), self._call
             served = ServedRequest(call.id, call.method, call.path, call.headers, call.dialect)
             try:
-                running = await start(data, request, self._find, self._deliver, served, self._caller, streams=True)
+                with self._bodies.holding(len(data)):
+                    running = await start(data, request, self._find, self._deliver, served, self._caller, streams=True)
             except asyncio.CancelledError:
                 served.status = _CANCELLED
                 self._telemetry.ended(served)

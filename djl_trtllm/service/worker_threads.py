@@ -68,8 +68,12 @@ WORKERS = WorkerThreads()
 """Those of this process."""
 
 
+async def run_by_size(size: int, work: Callable[[], T]) -> T:
+    """The result of work on so many bytes: of few here, of many in a worker thread."""
+    return work() if size <= SMALL else await WORKERS.run(work)
+
+
 async def parse_call(dialect: Dialect, request: RawRequest, model: ModelContext) -> Call:
     """`dialect.parse`, of a large request in a worker thread. A model's own code may want the thread that loaded it."""
-    if len(request.body) <= SMALL or model.custom is not None:
-        return dialect.parse(request, model)
-    return await WORKERS.run(lambda: dialect.parse(request, model))
+    size = 0 if model.custom is not None else len(request.body)
+    return await run_by_size(size, lambda: dialect.parse(request, model))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from djl_trtllm.errors import OverloadedError
 from djl_trtllm.server.body_memory import BodyMemory
 
 
@@ -33,3 +36,17 @@ def test_what_is_released_is_free_again() -> None:
 
 def test_there_is_no_limit_unless_one_is_given() -> None:
     assert BodyMemory().take(0, 1 << 60)
+
+
+def test_a_block_holds_a_body_and_releases_it_whatever_happens() -> None:
+    memory = BodyMemory(100)
+    with pytest.raises(KeyError), memory.holding(40):
+        assert memory.used == 40
+        with (
+            pytest.raises(OverloadedError, match="have 40 of max_body_memory=100 bytes") as refused,
+            memory.holding(31),
+        ):
+            pytest.fail("there is no room")
+        assert (refused.value.queue_depth, refused.value.capacity, refused.value.retry_after) == (40, 100, 1)
+        raise KeyError
+    assert memory.used == 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,9 +11,11 @@ import grpc
 import pytest
 
 from djl_trtllm.api.triton import protocol, refusals
+from djl_trtllm.api.triton.rpc import parse_rpc
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.server import triton_stream
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.triton_grpc import TritonGrpcServer
 from djl_trtllm.service import Registry, ServedModel
@@ -60,13 +63,16 @@ async def served(
 
 
 def with_model(
-    hosts: Hosts, tokenizer: Tokenizer, test: Callable[[Application, TritonGrpcServer, Client], Awaitable[None]]
+    hosts: Hosts,
+    tokenizer: Tokenizer,
+    test: Callable[[Application, TritonGrpcServer, Client], Awaitable[None]],
+    **options: Any,
 ) -> None:
     """Run a test with a model `story` whose engine generates by itself."""
 
     async def run() -> None:
         hosts.alone = True
-        async with application(tokenizer) as app, served(app.registry, app.counts) as (server, client):
+        async with application(tokenizer) as app, served(app.registry, app.counts, **options) as (server, client):
             await asyncio.wait_for(test(app, server, client), 120)
 
     asyncio.run(run())
@@ -109,6 +115,44 @@ def test_generating(hosts: Hosts, tokenizer: Tokenizer) -> None:
         assert await stream.code() is grpc.StatusCode.OK
 
     with_model(hosts, tokenizer, test)
+
+
+def test_messages_that_are_large_are_bounded_and_read_beside_the_event_loop(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def noting(*arguments: Any, **keywords: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse_rpc(*arguments, **keywords)
+
+    monkeypatch.setattr(triton_stream, "parse_rpc", noting)
+
+    async def test(app: Application, server: TritonGrpcServer, client: Client) -> None:
+        for size, status_code in ((0, None), (100_000, None), (600_000, grpc.StatusCode.UNAVAILABLE)):
+            padding = protocol.ModelInferRequest(outputs=[{"name": "text_output"}]).SerializeToString()
+            data = message(1, stream=False) + b"\xfa\x07" + varint(size) + bytes(size) + padding
+            if status_code is None:
+                await client.infer(data)
+                continue
+            with pytest.raises(grpc.aio.AioRpcError, match="max_body_memory=1000000") as refused:
+                await client.infer(data)
+            assert refused.value.code() is status_code
+        assert [name.startswith("work-") for name in threads] == [False, True]
+        assert server._bodies.used == 0
+        many = b"\x2a\x00" * 20_000
+        with pytest.raises(grpc.aio.AioRpcError, match="too many fields") as refused:
+            await client.infer(many)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="expected at most 32768") as refused:
+            await client.channel.unary_unary(SERVICE + "ServerLive")(bytes(32_769), timeout=60)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    with_model(hosts, tokenizer, test, max_body_memory=1_000_000)
+
+
+def varint(number: int) -> bytes:
+    return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14])
 
 
 def test_calls_are_counted_by_their_status(hosts: Hosts, tokenizer: Tokenizer) -> None:

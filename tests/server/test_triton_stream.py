@@ -12,6 +12,7 @@ from djl_trtllm.errors import GenerationError, InvalidRequestError, UnknownModel
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from djl_trtllm.server import triton_stream
+from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, joined, start
 from djl_trtllm.service import ServedModel
 from djl_trtllm.service.clients import Clients
@@ -58,7 +59,9 @@ class Told(Telemetry):
 class Talk:
     """A stream over a model, and what its client sends and receives."""
 
-    def __init__(self, model: ServedModel, *, fails: bool = False, write_timeout: float = 30.0) -> None:
+    def __init__(
+        self, model: ServedModel, *, fails: bool = False, write_timeout: float = 30.0, memory: int = 1_000_000
+    ) -> None:
         self.model = model
         self.received: list[Any] = []
         self._reads = asyncio.Event()
@@ -66,7 +69,10 @@ class Talk:
         self._sent: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.told: list[ServedRequest] = []
         call = ServedRequest("call", "gRPC", "ModelStreamInfer", {"a": "b"}, "triton")
-        self.stream = TritonStream(self._write, self._find, write_timeout, call, Told(self.told), CALLER, fails=fails)
+        self.bodies = BodyMemory(memory)
+        self.stream = TritonStream(
+            self._write, self._find, write_timeout, call, Told(self.told), CALLER, self.bodies, fails=fails
+        )
         self.task = asyncio.ensure_future(self.stream.run(self._requests()))
 
     def reads(self, whether: bool) -> None:
@@ -112,6 +118,30 @@ class Talk:
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+@in_virtual_time
+async def test_a_request_counts_as_memory_of_bodies_until_it_is_read(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        talk = Talk(served.registry.models["story"], memory=100_000)
+        seen: list[int] = []
+        find = talk.stream._find
+
+        def noting(request: Any) -> ServedModel:
+            seen.append(talk.bodies.used)
+            return find(request)
+
+        talk.stream._find = noting
+        large = message(2) + ModelInferRequest(parameters={"a": {"string_param": "x" * 100_000}}).SerializeToString()
+        talk.send(message(2), large)
+        await settle()
+        assert seen == [len(message(2))]
+        assert talk.bodies.used == 0
+        assert "max_body_memory=100000" in talk.errors[0]
+        talk.send(None)
+        hosts.last.step()
+        hosts.last.step()
+        await talk.task
 
 
 @in_virtual_time
