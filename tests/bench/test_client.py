@@ -57,6 +57,36 @@ def test_a_stream_is_read_to_its_end_and_its_connection_used_again() -> None:
     assert len(connections) == 1
 
 
+def test_a_body_is_json_with_its_length() -> None:
+    head, _, body = Target("host", 80).request("/v1/x", b"{}").partition(b"\r\n\r\n")
+    assert {b"Content-Type: application/json", b"Content-Length: 2"} <= set(head.split(b"\r\n")) and body == b"{}"
+    assert Target("host", 80).request("/v1/x", None).startswith(b"GET /v1/x HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("ended", ["closed", "cancelled"])
+def test_a_client_that_ends_leaves_no_connection_open(ended: str) -> None:
+    arrived, gone = asyncio.Event(), asyncio.Event()
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        await writer.wait_closed()
+
+    async def use(client: Client, port: int) -> None:
+        task = asyncio.ensure_future(ask(client))
+        await arrived.wait()
+        (connection,) = client._open
+        if ended == "cancelled":
+            task.cancel()
+        else:
+            client.close()
+        await asyncio.gather(task, return_exceptions=True)
+        assert connection.closed
+        gone.set()
+
+    against(answer, use)
+    assert gone.is_set()
+
+
 def test_a_connection_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     connections = set()
     monkeypatch.setattr(module, "_MOST_IDLE", 0.0)

@@ -161,3 +161,33 @@ def test_the_json_has_rates_over_the_window_and_means_over_requests() -> None:
     assert data["requests"] == {"sent": 1, "succeeded": 1, "failed": 0, "unfinished": 0}
     assert "rate" not in data
     assert data["timeline"]["ttft_mean_seconds"][0] == 1.0
+    assert set(data) == {
+        "concurrency",
+        "seconds",
+        "complete",
+        "requests",
+        "errors",
+        "requests_per_second",
+        "output_tokens_per_second",
+        "output_tokens_mean",
+        "prompt_tokens_mean",
+        "tokens_per_event",
+        "tokens_counted_by",
+        "ttft_seconds",
+        "itl_seconds",
+        "e2e_seconds",
+        "objectives_seconds",
+        "goodput_share",
+        "goodput_requests_per_second",
+        "client",
+        "timeline",
+    }
+    assert set(data["ttft_seconds"]) == {"count", "mean", "min", "p50", "p90", "p95", "p99", "max"}
+    assert set(data["client"]) == {"cpu_share", "send_lag_seconds"}
+
+
+def test_a_request_that_ends_as_the_window_begins_belongs_to_it() -> None:
+    figures = Figures("", begin=1.0, end=2.0)
+    figures.add(stream(0.5, (0.7, 1), ended=1.0), 2.0)
+    figures.add(stream(0.5, (0.7, 1), ended=2.0), 2.0)
+    assert figures.ended_in_window == 1

@@ -57,6 +57,15 @@ def test_a_closed_loop_has_as_many_requests_open_as_clients() -> None:
     assert figures.concurrency == 4 and figures.label == "4 clients"
 
 
+def test_one_client_is_no_plural() -> None:
+    assert [Load(concurrency=count).label for count in (1, 2)] == ["1 client", "2 clients"]
+
+
+def test_a_number_of_requests_is_measured_up_to_the_last_token() -> None:
+    figures = measured(quick, Load(concurrency=2, duration=None, requests=6, warmup=0.0))
+    assert figures.begin + figures.e2e.most <= figures.end <= clock()
+
+
 def test_an_open_loop_sends_although_nothing_is_answered() -> None:
     arrived = asyncio.Event()
     seen: list[Asked] = []
@@ -183,14 +192,18 @@ def test_progress_has_what_runs_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TICK", 0.02)
     phases: set[str] = set()
     in_flight: list[int] = []
+    speeds: list[float] = []
 
     def show(progress: Progress) -> None:
         phases.add(progress.phase)
         in_flight.append(progress.in_flight)
+        speeds.append(progress.tokens_per_second)
 
     measured(counting([], 0.35), Load(concurrency=2, duration=0.3, warmup=0.2), show=show)
     assert phases == {"warm-up", "measuring", "last responses"}
     assert max(in_flight) == 2
+    # Three tokens come within a tick of at least 20 ms, and at most all six of both clients.
+    assert 0 < max(speeds) <= 6 / 0.02
 
 
 def test_the_clients_own_share_of_a_core_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import shutil
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from djl_trtllm.finder.load import Load
+from djl_trtllm.errors import BuildError, DjlTrtllmError
+from djl_trtllm.finder import trial
+from djl_trtllm.finder.load import NEW_TOKENS, Load
 from djl_trtllm.finder.trial import EngineLog, Report, TrialSpec, run
 from tests.finder.helpers import model_with
 
@@ -89,3 +98,79 @@ def test_the_engines_log_says_how_much_its_kv_cache_holds(line: str, tokens: int
     finally:
         logger.setLevel(level)
     assert log.kv_tokens == tokens
+
+
+def test_the_cause_of_a_failed_build_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise BuildError("it failed", cause="memory")
+
+    monkeypatch.setattr(trial, "open_offline_model", fail)
+    assert reports_of(tmp_path)[-1] == Report("build", error="it failed", cause="memory")
+
+
+class PlayedRunner:
+    """Answers requests with these results; `tokens` are what the statistics say, one after another."""
+
+    def __init__(self, *results: SimpleNamespace, tokens: Iterator[int] | None = None) -> None:
+        self._tokens, self._results = tokens or itertools.repeat(7), results
+
+    @property
+    def generated_tokens(self) -> int:
+        return next(self._tokens)
+
+    def run(self, requests: Iterator[object]) -> Iterator[SimpleNamespace]:
+        return iter(self._results)
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The signals that are sent, to nobody."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(trial, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(trial, "_STALL_SECONDS", 0.05)
+    monkeypatch.setattr(os, "kill", lambda *signalled: sent.append(signalled))
+    return sent
+
+
+def test_a_request_that_is_never_scheduled_ends_the_trial(killed: list[tuple[int, int]]) -> None:
+    reports: list[Report] = []
+    runner: Any = PlayedRunner()
+    with trial._ended_if_stalled(runner, reports.append):
+        (watch,) = (thread for thread in threading.enumerate() if thread.name == "trial watch")
+        assert watch.daemon
+        watch.join(30)
+    assert [report.error for report in reports] == ["no token was generated for 0 seconds"]
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_slow_progress_does_not_end_it(killed: list[tuple[int, int]]) -> None:
+    seen = threading.Event()
+
+    def counts() -> Iterator[int]:
+        yield from range(40)
+        seen.set()
+        yield from itertools.count(40)
+
+    reports: list[Report] = []
+    runner: Any = PlayedRunner(tokens=counts())
+    with trial._ended_if_stalled(runner, reports.append):
+        assert seen.wait(30)
+    assert (reports, killed) == ([], [])
+
+
+MODEL: Any = SimpleNamespace(limits=SimpleNamespace(vocab_size=1000), tokenizer=None)
+
+
+def test_a_kv_cache_that_holds_one_request_is_enough() -> None:
+    log, runner = EngineLog(), PlayedRunner()
+    log.kv_tokens = LOAD.tokens + NEW_TOKENS
+    trial._serve(runner, LOAD, MODEL, log)  # type: ignore[arg-type]
+    log.kv_tokens -= 1
+    with pytest.raises(DjlTrtllmError, match=r"out of memory: 47 tokens are left .* one request has 48"):
+        trial._serve(runner, LOAD, MODEL, log)  # type: ignore[arg-type]
+
+
+def test_a_request_without_an_output_is_a_failure() -> None:
+    runner: Any = PlayedRunner(SimpleNamespace(failure=None, sequences=(), number=3))
+    with pytest.raises(DjlTrtllmError, match="request 3 has no output of at most 8 tokens"):
+        trial._serve(runner, LOAD, MODEL, EngineLog())
