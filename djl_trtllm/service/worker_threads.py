@@ -69,7 +69,7 @@ WORKERS = WorkerThreads()
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:
-    """The result of work on so many bytes: of few here, of many in a worker thread."""
+    """The result of work on `size` bytes: of few here, of many in a worker thread."""
     return work() if size <= SMALL else await WORKERS.run(work)
 
 
