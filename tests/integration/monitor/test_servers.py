@@ -31,6 +31,36 @@ def test_one_page_too_many_says_so_and_gets_its_turn(server: Server, open_page: 
     assert page.locator("#notice").is_hidden()
 
 
+HIDDEN = """hidden => {
+    Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_a_page_that_nobody_looks_at_leaves_its_place_and_comes_back(
+    server: Server, open_page: Open, seen: Seen
+) -> None:
+    # Those four may be there for a moment longer than the page is away.
+    seen.expected = ("status of 503",)
+    page = open_page(server)
+    live(page)
+    page.clock.install()
+    page.evaluate(HIDDEN, True)
+    page.clock.fast_forward(9_000)
+    assert page.locator("#link", has_text="while hidden").count() == 0
+    page.clock.fast_forward(2_000)
+    page.locator("#link", has_text="disconnected while hidden").wait_for()
+
+    def four_have_places() -> bool:
+        with ExitStack() as stack:
+            streams = [stack.enter_context(server.http.stream("GET", "/monitor/events")) for _ in range(4)]
+            return [stream.status_code for stream in streams] == [200] * 4
+
+    wait_until(four_have_places, what="a place that is free")
+    page.evaluate(HIDDEN, False)
+    live(page)
+
+
 def shows(page: Any, model: str) -> bool:
     return str(page.title()).startswith(model)
 
@@ -112,6 +142,17 @@ def test_the_page_of_a_server_that_is_gone_comes_back_with_the_next_one(
         page.locator('[data-tile="waiting"]', has_text="0 requests in all").wait_for()
 
 
+def has_gap(page: Any) -> bool:
+    """Whether the chart has a gap in its last seconds: each step to the left is two."""
+    page.evaluate("document.activeElement.blur()")
+    page.focus("#occupancy .plot")
+    for _ in range(10):
+        page.keyboard.press("ArrowLeft")
+        if page.locator("#occupancy .legend").inner_text() == "not watched":
+            return True
+    return False
+
+
 def test_a_page_that_hears_nothing_connects_again_and_stands_still_until_then(
     model: Path, open_page: Open, seen: Seen
 ) -> None:
@@ -133,6 +174,7 @@ def test_a_page_that_hears_nothing_connects_again_and_stands_still_until_then(
         page.locator("#link", has_text="paused").wait_for()
         page.click("#pause")
         live(page)
+        wait_until(partial(has_gap, page), what="a gap in the chart")
 
 
 def test_a_model_that_is_unregistered_leaves_the_page_to_the_others(tmp_path: Path, open_page: Open) -> None:
