@@ -40,6 +40,7 @@ def test_another_client_finds_room_in_a_full_queue(tokenizer: Tokenizer) -> None
 
 def test_the_last_sequence_of_a_flood_gives_its_place_to_another_client(full: Bench) -> None:
     assert full.executor.cancelled == [3]
+    assert [slot.moves for slot in full.batch._running.values()] == [0, 0, 0, 1]
     full.step(Delta(3, [6], finish=CANCELLED))
     assert full.executor.ids == [0, 1, 2, 3, 6]
     assert (full.batch.running, full.batch.waiting) == (4, 3)

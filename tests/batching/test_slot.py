@@ -67,3 +67,27 @@ def test_requests_are_named_once_and_in_order() -> None:
     first, second = slot(), slot()
     also_first = Slot(first.state, first.sequence, first.message, 5, first.client)
     assert states_of({1: first, 2: second, 3: also_first}) == [first.state, second.state]
+
+
+def test_its_client_has_what_it_takes_and_is_given_what_it_got() -> None:
+    places, one = Places(FakeExecutor(LIMITS), 4), slot()
+    client = one.client
+    one.enter(places)
+    # Two tokens of the prompt, and twice the three that it may get.
+    assert (client.running, client.blocks, client.service, client.expected) == (1, 5, 0, 8)
+    one.sequence.token_ids += [7]
+    one.leave()
+    assert (client.running, client.blocks, client.service, client.expected) == (0, 0, 4, 0)
+
+
+def test_a_sequence_that_goes_on_gets_its_prompt_once() -> None:
+    places, one = Places(FakeExecutor(LIMITS), 4), slot()
+    one.enter(places)
+    assert one.begins
+    one.sequence.token_ids += [7]
+    one.leave()
+    one.enter(places)
+    assert (one.begins, one.client.expected) == (False, 4)
+    one.sequence.token_ids += [8]
+    one.leave()
+    assert (one.client.service, one.client.expected) == (6, 0)
