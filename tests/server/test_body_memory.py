@@ -40,13 +40,13 @@ def test_there_is_no_limit_unless_one_is_given() -> None:
 
 def test_a_block_holds_a_body_and_releases_it_whatever_happens() -> None:
     memory = BodyMemory(100)
-    with pytest.raises(KeyError), memory.holding(40):
-        assert memory.used == 40
+    with pytest.raises(KeyError), memory.holding(50):
+        assert memory.used == 50
         with (
-            pytest.raises(OverloadedError, match="have 40 of max_body_memory=100 bytes") as refused,
-            memory.holding(31),
+            pytest.raises(OverloadedError, match="have 50 of max_body_memory=100 bytes") as refused,
+            memory.holding(26),
         ):
             pytest.fail("there is no room")
-        assert (refused.value.queue_depth, refused.value.capacity, refused.value.retry_after) == (40, 100, 1)
+        assert (refused.value.queue_depth, refused.value.capacity, refused.value.retry_after) == (50, 100, 1)
         raise KeyError
     assert memory.used == 0
