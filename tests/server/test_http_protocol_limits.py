@@ -165,12 +165,29 @@ async def test_no_more_is_read_ahead_than_needed_or_than_there_is_memory_for() -
 @in_virtual_time
 async def test_reading_goes_on_when_what_was_read_ahead_is_answered() -> None:
     peer = Peer()
-    peer.hold = asyncio.Event()
-    peer.sends((GET + b"\r\n") * 3000)
-    assert "pause" in peer.wire.done
-    peer.hold.set()
-    await until(lambda: len(peer.statuses) == 3000)
-    assert "pause" not in peer.wire.done
+    for answered in (3000, 6000):
+        peer.hold = asyncio.Event()
+        peer.sends((GET + b"\r\n") * 3000)
+        assert "pause" in peer.wire.done
+        peer.hold.set()
+        await until(lambda answered=answered: len(peer.statuses) == answered)  # type: ignore[misc]
+        assert "pause" not in peer.wire.done
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_a_connection_that_was_answered_early_is_idle_when_the_body_has_come() -> None:
+    peer = Peer()
+    peer.sends(POST.replace(b"/echo", b"/else"))
+    await until(lambda: peer.statuses == [200])
+    assert not peer.connections.idle
+    await asyncio.sleep(50)
+    peer.sends(b"a wolf")
+    assert list(peer.connections.idle) == [peer.protocol]
+    await asyncio.sleep(70)
+    assert "close" not in peer.wire.done
+    await asyncio.sleep(10)
+    assert "close" in peer.wire.done
     await peer.leave()
 
 
