@@ -17,7 +17,7 @@ from djl_trtllm.commands.json_option import json_object
 from djl_trtllm.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from djl_trtllm.bench.load import Load
+    from djl_trtllm.bench.load import Load, Progress
     from djl_trtllm.bench.session import Plan, Result
 
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0}
@@ -120,16 +120,21 @@ def _measure(plan: Plan) -> Result:
 
     import uvloop
 
-    from djl_trtllm.bench.display import Display
+    from djl_trtllm.bench.display import describe
     from djl_trtllm.bench.session import Result, run
+    from djl_trtllm.status_line import StatusLine
 
     result = Result(plan)
-    display = Display(Console(stderr=True))
+    line = StatusLine(Console(stderr=True))
+
+    def show(progress: Progress) -> None:
+        line.show(describe(progress), progress.load)
+
     try:
         with contextlib.closing(uvloop.new_event_loop()) as loop:
-            loop.run_until_complete(run(plan, display.show, display.say, result))
+            loop.run_until_complete(run(plan, show, line.say, result))
     finally:
-        display.stop()
+        line.stop()
     return result
 
 

@@ -6,16 +6,14 @@ import logging
 import time
 
 from rich.console import Console
-from rich.markup import escape
-from rich.status import Status
 
 from djl_trtllm.finder.measure import Step
 from djl_trtllm.finder.outcome import doing
 from djl_trtllm.finder.state import Attempt, State
 from djl_trtllm.finder.subject import Subject
 from djl_trtllm.finder.trial import Report
+from djl_trtllm.status_line import StatusLine
 
-_LINE_SECONDS = 10.0
 _DOWNLOADS = logging.getLogger("djl_trtllm.service.model")
 
 
@@ -23,9 +21,8 @@ class Display:
     """The progress: one line that is kept up to date on a terminal, lines in a log."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status: Status | None = None
-        self._began = self._said = 0.0
+        self._line = StatusLine(console)
+        self._began = 0.0
         self._head = self._doing = ""
         self._downloads = _Lines(self)
         self._level = logging.NOTSET
@@ -44,12 +41,10 @@ class Display:
 
     def say(self, line: str) -> None:
         """Print a line of its own."""
-        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+        self._line.say(line)
 
     def stop(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        self._line.stop()
 
     def begin(self, subject: Subject, state: State, most: int) -> None:
         load = subject.load
@@ -82,16 +77,7 @@ class Display:
         self.say(f"max_num_tokens {attempt.tokens:,}: {outcome} ({attempt.seconds:.1f} s)")
 
     def _show(self, doing: str) -> None:
-        now = time.monotonic()
-        line = f"{self._head}: {doing}, {now - self._began:.0f} s"
-        if self._console.is_terminal:
-            if self._status is None:
-                self._status = self._console.status(escape(line))
-                self._status.start()
-            self._status.update(escape(line))
-        elif doing != self._doing or now - self._said >= _LINE_SECONDS:
-            self.say(line)
-            self._said = now
+        self._line.show(f"{self._head}: {doing}, {time.monotonic() - self._began:.0f} s", doing)
         self._doing = doing
 
 
