@@ -58,8 +58,7 @@ class Server(uvicorn.Server):
         self._interrupted = False
         self._deadlines: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[None] | None = None
-        shared = self.application
-        self._connections = Connections(options, shared.counts, shared.bodies, shared.telemetry)
+        self._connections = Connections(self.application.context)
         super().__init__(
             uvicorn.Config(
                 self.application,
@@ -76,7 +75,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
                 timeout_keep_alive=ceil(options.keep_alive_timeout),
                 server_header=False,
-                forwarded_allow_ips=self.application.clients.proxies,
+                forwarded_allow_ips=self.application.context.clients.proxies,
                 **tls_arguments(options),
             )
         )
@@ -97,18 +96,9 @@ class Server(uvicorn.Server):
             assert config.ssl is not None
             return Handshake(self._connections, config.ssl, http)
 
-        application = self.application
         try:
             self.servers += await listen(self._options, http if config.ssl is None else https, config.backlog)
-            self._grpc = await listen_grpc(
-                application.registry,
-                self._options,
-                application.counts,
-                application.access,
-                application.telemetry,
-                application.clients,
-                application.bodies,
-            )
+            self._grpc = await listen_grpc(self.application.context)
         except ConfigError as error:
             logger.error("%s", error)
             self._exit(1)
@@ -127,7 +117,8 @@ class Server(uvicorn.Server):
         if self._options.monitor is not False:  # by default it is there for clients of this machine
             pages.insert(0, ("page", MONITOR))
         where = address(scheme, self._options.host, self._options.port)
-        text = banner(where, list(self.application.registry.models), pages, key=bool(self.application.access.keys))
+        context = self.application.context
+        text = banner(where, list(context.registry.models), pages, key=bool(context.access.keys))
         # A terminal that is stopped would stop the event loop.
         threading.Thread(target=print, args=(text,), kwargs={"file": sys.stderr}, name="banner", daemon=True).start()
 

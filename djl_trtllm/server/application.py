@@ -17,19 +17,16 @@ from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.model.work_directory import sweep_temporary_directories
-from djl_trtllm.server.access import read_access
 from djl_trtllm.server.bidirectional import BidirectionalStreams
-from djl_trtllm.server.body_memory import BodyMemory
-from djl_trtllm.server.metrics import MetricsPage, ServerCounts
+from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
 from djl_trtllm.server.session_requests import SessionRequests
 from djl_trtllm.server.startup import Startup
 from djl_trtllm.server.triton_ports import ready_table
-from djl_trtllm.service import Registry, ServedModel, State, settle_garbage_collector
-from djl_trtllm.service.clients import Clients
+from djl_trtllm.service import ServedModel, State, settle_garbage_collector
 from djl_trtllm.service.sessions import open_sessions
-from djl_trtllm.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +59,9 @@ class Application:
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         """Nothing is loaded yet. Raises ConfigError if the options of access, clients, traces or sessions are wrong."""
+        self.context = ServerContext.open(options)
         self.options = options
-        self.counts = ServerCounts()
-        self.bodies = BodyMemory(options.max_body_memory)
-        self.access = read_access(options)
-        self.telemetry = Telemetry.open(options)
-        self.clients = Clients(options)
-        self.registry = Registry()
+        self.registry = self.context.registry
         for model in startup:
             self.registry.add(ServedModel(model.name, model.source, on_failed=self._model_failed))
         self._startup = startup
@@ -77,29 +70,10 @@ class Application:
         self._on_ready = on_ready
         self._models = ModelRoutes(self.registry, store, options.shutdown_timeout)
         self._stall = Histogram()
-        metrics = MetricsPage(self.registry, self.counts, self._stall)
-        sessions = SessionRequests(open_sessions(options))
-        routes = Routes(
-            self.registry,
-            self._models,
-            options,
-            metrics,
-            self.counts,
-            sessions,
-            self.bodies,
-            self.access,
-            self.telemetry,
-            self.clients,
-        )
+        metrics = MetricsPage(self.registry, self.context.counts, self._stall)
+        routes = Routes(self.context, self._models, metrics, SessionRequests(open_sessions(options)))
         self.monitor = routes.monitor
-        self._asgi = BidirectionalStreams(
-            routes.router(self._lifespan),
-            options.max_request_size,
-            self.bodies,
-            self.access,
-            self.telemetry,
-            options.request_id_header_key,
-        )
+        self._asgi = BidirectionalStreams(routes.router(self._lifespan), self.context)
         self._loading: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
 
@@ -143,7 +117,7 @@ class Application:
             await self.drain()
             stalls.cancel()
             await asyncio.wait({stalls})
-            await asyncio.to_thread(self.telemetry.close)
+            await asyncio.to_thread(self.context.telemetry.close)
 
     def _raise_failure(self) -> None:
         for model in self.registry.models.values():

@@ -22,14 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from djl_trtllm.api import Reply
 from djl_trtllm.api.front_end import front_end_error
-from djl_trtllm.api.headers import REQUEST_ID, properties, request_id
+from djl_trtllm.api.headers import properties, request_id
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, ForbiddenError
-from djl_trtllm.server.access import EVERYBODY, Access, Role, WrongPort
+from djl_trtllm.server.access import Role, WrongPort
 from djl_trtllm.server.body_memory import BodyMemory
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.exchange import ABORT
-from djl_trtllm.telemetry import ServedRequest, Telemetry
+from djl_trtllm.telemetry import ServedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -45,22 +46,9 @@ _LONGEST_REASON = 120
 class BidirectionalStreams:
     """An ASGI application: WebSockets here, HTTP and the lifespan in `application`."""
 
-    def __init__(
-        self,
-        application: ASGIApp,
-        max_waiting_bytes: int,
-        bodies: BodyMemory,
-        access: Access = EVERYBODY,
-        telemetry: Telemetry | None = None,
-        id_header: str = REQUEST_ID,
-    ) -> None:
-        """`id_header` is the header that has the id of a request."""
-        self._telemetry = telemetry or Telemetry()
+    def __init__(self, application: ASGIApp, context: ServerContext) -> None:
         self._application = application
-        self._max_waiting_bytes = max_waiting_bytes
-        self._bodies = bodies
-        self._access = access
-        self._id_header = id_header
+        self._context = context
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,15 +59,16 @@ class BidirectionalStreams:
         refusal = self._refusal(scope)
         if refusal is not None:
             given = properties(Headers(scope=scope).items())
-            identifier = request_id(given, self._id_header)
-            self._telemetry.ended(ServedRequest(identifier, "GET", scope["path"], given, status=refusal.status))
+            identifier = request_id(given, self._context.options.request_id_header_key)
+            self._context.telemetry.ended(ServedRequest(identifier, "GET", scope["path"], given, status=refusal.status))
             await _refuse(scope, send, refusal)
         else:
             self._open += 1
             try:
                 # At once, before any model is asked: SageMaker waits 250 ms.
                 await send({"type": "websocket.accept"})
-                await _Socket(self._application, scope, receive, send, self._max_waiting_bytes, self._bodies).run()
+                most, bodies = self._context.options.max_request_size, self._context.bodies
+                await _Socket(self._application, scope, receive, send, most, bodies).run()
             finally:
                 self._open -= 1
 
@@ -89,7 +78,7 @@ class BidirectionalStreams:
             return front_end_error(404, f"there is no WebSocket at {scope['path']}")
         server = scope.get("server")
         try:
-            self._access.check(
+            self._context.access.check(
                 Role.INFER, properties(Headers(scope=scope).items()), None if server is None else server[1]
             )
         except WrongPort as error:

@@ -14,11 +14,8 @@ from typing import Protocol
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from djl_trtllm.api.front_end import front_end_error
-from djl_trtllm.config import Options
 from djl_trtllm.descriptors import raise_limit
-from djl_trtllm.server.body_memory import BodyMemory
-from djl_trtllm.server.metrics import ServerCounts
-from djl_trtllm.telemetry import Telemetry
+from djl_trtllm.server.context import ServerContext
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +79,10 @@ def reset(transport: asyncio.Transport) -> None:
 class Connections:
     """All connections of a server and what they share."""
 
-    def __init__(
-        self, options: Options, counts: ServerCounts, memory: BodyMemory, telemetry: Telemetry | None = None
-    ) -> None:
-        self.telemetry = telemetry or Telemetry()
-        self.options = options
-        self.counts = counts
-        self.memory = memory
-        self.most = options.max_connections
+    def __init__(self, context: ServerContext) -> None:
+        self.context = context
+        self.options = context.options
+        self.most = self.options.max_connections
         self.busy: set[Connection] = set()
         self.idle: dict[Connection, None] = {}
         """Without a request; the one that is so longest comes first, and its deadline too."""
@@ -151,7 +144,7 @@ class Connections:
 
     def note(self, refusal: Refusal) -> None:
         """Count a refusal, and log one of each kind in a while."""
-        self.counts.response(refusal.status)
+        self.context.counts.response(refusal.status)
         now = asyncio.get_running_loop().time()
         if now - self._logged.get(refusal.status, -inf) > _QUIET_SECONDS:
             self._logged[refusal.status] = now

@@ -157,7 +157,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _keep(self, data: bytes) -> None:
         """Keep what came of the next request, which is read when this one is answered."""
-        if not self._connections.memory.take(len(self._ahead), len(data)):
+        if not self._connections.context.bodies.take(len(self._ahead), len(data)):
             self.reset()
             return
         self._ahead += data
@@ -175,7 +175,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _forget(self, size: int) -> None:
         del self._ahead[:size]
-        self._connections.memory.release(size)
+        self._connections.context.bodies.release(size)
 
     # -- called by the parser ------------------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class HttpProtocol(HttpToolsProtocol):
         identifier = request_id(given, self._limits.request_id_header_key)
         path = self.url.partition(b"?")[0].decode("latin-1")
         method = self.parser.get_method().decode("latin-1") if path else "-"
-        self._connections.telemetry.ended(
+        self._connections.context.telemetry.ended(
             ServedRequest(identifier, method, path or "-", status=refusal.status, error=Refusal.__name__)
         )
 

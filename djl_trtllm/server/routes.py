@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.headers import returned_attributes
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
-from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     MethodNotAllowedError,
     NotReadyError,
@@ -30,22 +29,21 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.logs import request_context
 from djl_trtllm.request import Origin
-from djl_trtllm.server.access import Access, Role, WrongPort
+from djl_trtllm.server.access import Role, WrongPort
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
-from djl_trtllm.server.body_memory import BodyMemory
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.description import Description
 from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.find_model import find_model, status_of
-from djl_trtllm.server.metrics import MetricsPage, ServerCounts
+from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
 from djl_trtllm.server.monitor.routes import PAGE, Monitor
 from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.server.session_requests import SessionRequests, SessionUse
-from djl_trtllm.service import Registry, State
-from djl_trtllm.service.clients import Caller, Clients
+from djl_trtllm.service import State
+from djl_trtllm.service.clients import Caller
 from djl_trtllm.service.worker_threads import WorkerThreads, parse_call, run_by_size
-from djl_trtllm.telemetry import Telemetry
 from djl_trtllm.telemetry.served_request import Asked
 from djl_trtllm.version import __version__
 
@@ -88,8 +86,8 @@ class Endpoint:
     path: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        routes = self.routes
-        exchange = Exchange(scope, receive, send, routes.options, routes.counts, self.dialect, routes.bodies)
+        context = self.routes.context
+        exchange = Exchange(scope, receive, send, context.options, context.counts, self.dialect, context.bodies)
         exchange.route = self.path
         exchange.served.quiet = self.health
         try:
@@ -97,14 +95,14 @@ class Endpoint:
                 await self._answer(exchange)
         finally:
             exchange.release()
-            routes.telemetry.ended(exchange.served)
+            context.telemetry.ended(exchange.served)
 
     async def _answer(self, exchange: Exchange) -> None:
-        routes, scope = self.routes, exchange.scope
+        context, scope = self.routes.context, exchange.scope
         try:
             server = scope.get("server")
             port = None if server is None else server[1]
-            exchange.key = routes.access.check(self.role, exchange.properties, port)
+            exchange.key = context.access.check(self.role, exchange.properties, port)
             if self.method is not None and not self.takes(scope["method"]):
                 allow = self.allow or self.method
                 raise MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
@@ -114,7 +112,7 @@ class Endpoint:
         except WrongPort as error:
             await exchange.reply(front_end_error(404, f"there is nothing at {scope['path']}: {error}"))
         except BodyTooLarge:
-            message = f"the request body is larger than max_request_size={routes.options.max_request_size} bytes"
+            message = f"the request body is larger than max_request_size={context.options.max_request_size} bytes"
             await exchange.fail(RequestTooLargeError(message))
         except RequestError as error:
             await exchange.fail(error)
@@ -146,22 +144,18 @@ class SharedPath:
 
 @dataclass
 class Routes:
-    """The handlers, over the models of a registry. `options` are the server's."""
+    """The handlers, over the models of the context's registry."""
 
-    registry: Registry
+    context: ServerContext
     models: ModelRoutes
-    options: Options
     metrics_page: MetricsPage
-    counts: ServerCounts
-    sessions: SessionRequests = field(default_factory=lambda: SessionRequests(None))
-    bodies: BodyMemory = field(default_factory=BodyMemory)
-    access: Access = field(default_factory=Access)
-    telemetry: Telemetry = field(default_factory=Telemetry)
-    clients: Clients = field(default_factory=lambda: Clients(Options()))
+    sessions: SessionRequests
 
     def __post_init__(self) -> None:
-        self.monitor = Monitor(self.registry, self.options)
-        self._description = Description(DIALECTS, self.options, keys=bool(self.access.keys))
+        context = self.context
+        self._registry = context.registry
+        self.monitor = Monitor(self._registry, context.options)
+        self._description = Description(DIALECTS, context.options, keys=bool(context.access.keys))
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
         # Of two paths that match, the one with more fixed characters is meant: {model}:predict before {model}.
@@ -176,7 +170,7 @@ class Routes:
         return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
 
     def _own(self) -> Iterator[tuple[str, Endpoint]]:
-        adapters = AdapterRoutes(self.registry)
+        adapters = AdapterRoutes(self._registry)
         manage = Role.MANAGE
         handlers: list[tuple[str, str | None, Handler, Role | None]] = [
             ("/", "GET", self.root, Role.INFER),
@@ -216,8 +210,8 @@ class Routes:
 
         Reads the states only, so load does not slow it down.
         """
-        models = self.registry.models.values()
-        lost = self.registry.lost
+        models = self._registry.models.values()
+        lost = self._registry.lost
         codes = [_HEALTH[model.state][0] for model in models if model.at_startup] + [503] * bool(lost)
         status = max(codes, key=lambda code: (code == 500, code), default=200)
         body = {model.name: {"status": _HEALTH[model.state][1]} for model in models}
@@ -226,7 +220,7 @@ class Routes:
 
     async def root(self, exchange: Exchange) -> None:
         """What this is: for people who open the address in a browser."""
-        models = [{"name": model.name, "state": model.state.value} for model in self.registry.models.values()]
+        models = [{"name": model.name, "state": model.state.value} for model in self._registry.models.values()]
         apis = {type(dialect).__name__: [*dialect.paths, *dialect.pages, *dialect.actions] for dialect in DIALECTS}
         links = {
             "docs": "/docs",
@@ -255,7 +249,7 @@ class Routes:
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         exchange.served.dialect = dialect.name
         key = None if exchange.key is None else exchange.key.name
-        caller = self.clients.caller(key, exchange.properties, exchange.address)
+        caller = self.context.clients.caller(key, exchange.properties, exchange.address)
         with caller.request():
             await self._generate(dialect, path, exchange, caller)
 
@@ -267,7 +261,7 @@ class Routes:
             request = await _read(exchange, path)
             name = await _name_in(dialect, request)
         served.model = name or ""
-        model = find_model(self.registry, dialect, name, exchange.endpoint)
+        model = find_model(self._registry, dialect, name, exchange.endpoint)
         served.model = exchange.model = model.name
         if model.state is State.DRAINING:
             # Keep-alive clients have to open a connection to another server.
@@ -334,12 +328,12 @@ class Routes:
         loop = asyncio.get_running_loop()
 
         async def rendered(messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
-            return await self.registry.models[name].workers[0].prompts.render(messages, keywords)
+            return await self._registry.models[name].workers[0].prompts.render(messages, keywords)
 
         return lambda messages, keywords: asyncio.run_coroutine_threadsafe(rendered(messages, keywords), loop).result()
 
     def _named(self, dialect: Dialect, name: str | None) -> list[ModelStatus]:
-        models = self.registry.models.values() if name is None else [find_model(self.registry, dialect, name)]
+        models = self._registry.models.values() if name is None else [find_model(self._registry, dialect, name)]
         return [status_of(model) for model in models]
 
 

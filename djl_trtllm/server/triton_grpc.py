@@ -28,13 +28,12 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.logs import request_context
 from djl_trtllm.server import find_model
-from djl_trtllm.server.access import EVERYBODY, Access, Role
-from djl_trtllm.server.body_memory import BodyMemory
-from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.server.access import Role
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.triton_stream import SlowClient, TritonStream, WholeResponse, start
 from djl_trtllm.service import Registry, ServedModel, State
-from djl_trtllm.service.clients import Caller, Clients
-from djl_trtllm.telemetry import ServedRequest, Telemetry
+from djl_trtllm.service.clients import Caller
+from djl_trtllm.telemetry import ServedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -65,27 +64,12 @@ _ERRORS_END_STREAMS = ("triton_grpc_error", "true")
 
 
 class TritonGrpcServer:
-    """Serves `inference.GRPCInferenceService`. `options` are the server's."""
+    """Serves `inference.GRPCInferenceService`."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        options: Options,
-        port: int,
-        counts: ServerCounts,
-        access: Access = EVERYBODY,
-        telemetry: Telemetry | None = None,
-        clients: Clients | None = None,
-        bodies: BodyMemory | None = None,
-    ) -> None:
-        self._bodies = bodies or BodyMemory(options.max_body_memory)
-        self._telemetry = telemetry or Telemetry()
-        self._registry = registry
-        self._options = options
-        self._access = access
+    def __init__(self, context: ServerContext, port: int) -> None:
+        self._shared = context
+        self._options = context.options
         self._port = port
-        self._counts = counts
-        self._clients = clients or Clients(options)
         self._streams: set[TritonStream] = set()
         self._server: Any = None
         self.bound_port = 0
@@ -149,7 +133,7 @@ class TritonGrpcServer:
     def _answering(self, handler: UnaryHandler, role: Role | None) -> UnaryHandler:
         async def answer(request: bytes, context: Any, served: ServedRequest) -> bytes:
             try:
-                self._access.check(role, served.headers)
+                self._shared.access.check(role, served.headers)
                 return await handler(request, context, served)
             except Exception as error:
                 served.error = type(error).__name__
@@ -172,8 +156,8 @@ class TritonGrpcServer:
                 served.status = _STATUSES[context.code()].name
                 raise
             finally:
-                self._counts.grpc_call(str(served.status))
-                self._telemetry.ended(served)
+                self._shared.counts.grpc_call(str(served.status))
+                self._shared.telemetry.ended(served)
             return response
 
         return call
@@ -206,7 +190,9 @@ class TritonGrpcServer:
             except DecodeError:
                 raise InvalidRequestError(f"the message is not a valid inference.{method.input_type.name}") from None
             # Statistics have more in JSON than in the messages that are here.
-            made = json_format.ParseDict(describe(self._registry, request), response(), ignore_unknown_fields=True)
+            made = json_format.ParseDict(
+                describe(self._shared.registry, request), response(), ignore_unknown_fields=True
+            )
             data: bytes = made.SerializeToString()
             return data
 
@@ -219,7 +205,7 @@ class TritonGrpcServer:
         response = WholeResponse()
         message = protocol.ModelInferRequest()
         caller = self._caller(context)
-        with self._bodies.holding(len(request)):  # to the end: gRPC keeps it as long
+        with self._shared.bodies.holding(len(request)):  # to the end: gRPC keeps it as long
             running = await start(request, message, self._model_for, response.deliver, served, caller, streams=False)
             if headers := [(name.lower(), value) for name, value in running.headers]:
                 context.set_trailing_metadata(headers)
@@ -236,7 +222,14 @@ class TritonGrpcServer:
         try:
             caller = self._caller(context)
             stream = TritonStream(
-                context.write, self._model_for, timeout, served, self._telemetry, caller, self._bodies, fails=fails
+                context.write,
+                self._model_for,
+                timeout,
+                served,
+                self._shared.telemetry,
+                caller,
+                self._shared.bodies,
+                fails=fails,
             )
             self._streams.add(stream)
             await stream.run(requests)
@@ -256,12 +249,12 @@ class TritonGrpcServer:
     def _caller(self, context: Any) -> Caller:
         """Whose call it is. Raises RequestError."""
         headers = _headers(context)
-        key = self._access.check(Role.INFER, headers)
-        return self._clients.caller(None if key is None else key.name, headers, _address(context.peer()))
+        key = self._shared.access.check(Role.INFER, headers)
+        return self._shared.clients.caller(None if key is None else key.name, headers, _address(context.peer()))
 
     def _model_for(self, request: Any) -> ServedModel:
         """The model that a request names. Raises RequestError."""
-        model = _find(self._registry, request.model_name, request.model_version)
+        model = _find(self._shared.registry, request.model_name, request.model_version)
         description.check_takes_requests(request.model_name)
         if model.state is State.DRAINING:
             raise NotReadyError(f"model {model.name} is shutting down")

@@ -9,14 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from djl_trtllm.config import Options
 from djl_trtllm.config.compat.triton import repository_files
-from djl_trtllm.server.access import EVERYBODY, Access
-from djl_trtllm.server.body_memory import BodyMemory
-from djl_trtllm.server.metrics import ServerCounts
-from djl_trtllm.service import Registry
-from djl_trtllm.service.clients import Clients
-from djl_trtllm.telemetry import Telemetry
+from djl_trtllm.server.context import ServerContext
 
 if TYPE_CHECKING:
     from djl_trtllm.server.triton_grpc import TritonGrpcServer
@@ -26,16 +20,9 @@ logger = logging.getLogger(__name__)
 _VERSION = "1"
 
 
-async def listen_grpc(
-    registry: Registry,
-    options: Options,
-    counts: ServerCounts,
-    access: Access = EVERYBODY,
-    telemetry: Telemetry | None = None,
-    clients: Clients | None = None,
-    bodies: BodyMemory | None = None,
-) -> TritonGrpcServer | None:
+async def listen_grpc(context: ServerContext) -> TritonGrpcServer | None:
     """Listen on the port of Triton's gRPC API, if there is one and grpcio. Raises ConfigError if it is in use."""
+    options = context.options
     if not options.triton_grpc_port:
         return None
     if importlib.util.find_spec("grpc") is None:
@@ -49,7 +36,7 @@ async def listen_grpc(
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from djl_trtllm.server.triton_grpc import TritonGrpcServer
 
-    server = TritonGrpcServer(registry, options, options.triton_grpc_port, counts, access, telemetry, clients, bodies)
+    server = TritonGrpcServer(context, options.triton_grpc_port)
     await server.start()
     logger.info("listening on %s:%d for gRPC (triton_grpc_port)", options.host, server.bound_port)
     return server

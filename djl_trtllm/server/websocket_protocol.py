@@ -30,7 +30,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*arguments, **options)
         self._connections = connections
         self._limits = connections.options
-        self._memory = connections.memory
+        self._memory = connections.context.bodies
         self._ahead = bytearray()
         self._held = self._parsed = 0
         self._scheduled = False

@@ -14,11 +14,12 @@ from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.access import EVERYBODY, Access
-from djl_trtllm.server.metrics import MetricsPage, ServerCounts
+from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.model_routes import ModelRoutes
 from djl_trtllm.server.routes import Routes
 from djl_trtllm.server.session_requests import SessionRequests
-from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.service import ServedModel
 from djl_trtllm.service.clients import Clients
 from djl_trtllm.service.sessions import Sessions
 from tests.support.asgi import Client
@@ -37,17 +38,17 @@ class Application:
         clients: Clients | None = None,
         monitor: bool | None = None,
     ) -> None:
-        self.registry = Registry()
-        self.counts = ServerCounts()
-        self.models = ModelRoutes(self.registry, store, 5.0)
         self.lives: list[str] = []
         options = Options(
             max_request_size=max_request_size, stream_write_timeout=30.0, wlm_error_http_code=529, monitor=monitor
         )
+        context = ServerContext(options, access=access)
+        context.clients = clients or context.clients
+        self.registry = context.registry
+        self.counts = context.counts
+        self.models = ModelRoutes(self.registry, store, 5.0)
         metrics = MetricsPage(self.registry, self.counts, Histogram())
-        of_sessions = SessionRequests(sessions)
-        routes = Routes(self.registry, self.models, options, metrics, self.counts, of_sessions, access=access)
-        routes.clients = clients or routes.clients
+        routes = Routes(context, self.models, metrics, SessionRequests(sessions))
         self.monitor = routes.monitor
         self.app = routes.router(self._life)
         self.client = Client(self.app)

@@ -11,12 +11,14 @@ import orjson
 import pytest
 from starlette.types import ASGIApp, Message
 
+from djl_trtllm.config import Options
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.server.access import Access, ApiKey, Role
 from djl_trtllm.server.bidirectional import PATH, BidirectionalStreams
 from djl_trtllm.server.body_memory import BodyMemory
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from tests.server.application import Application, application, body
 from tests.support.in_process import Hosts
@@ -79,7 +81,9 @@ async def served(
     tokenizer: Tokenizer, limit: int = 5000, memory: BodyMemory | None = None, **options: Any
 ) -> AsyncIterator[tuple[Application, ASGIApp]]:
     async with application(tokenizer, **options) as inner:
-        yield inner, BidirectionalStreams(inner.app, limit, memory or BodyMemory())
+        context = ServerContext(Options(max_request_size=limit))
+        context.bodies = memory or context.bodies
+        yield inner, BidirectionalStreams(inner.app, context)
 
 
 @pytest.mark.parametrize("text", [True, False])
@@ -236,7 +240,7 @@ async def test_a_defect_closes_the_socket_and_is_in_the_log(caplog: pytest.LogCa
     async def defect(*_: object) -> None:
         raise KeyError("secret")
 
-    socket = Socket(BidirectionalStreams(defect, 100, BodyMemory()))
+    socket = Socket(BidirectionalStreams(defect, ServerContext(Options())))
     socket.message(b"{}")
     await socket.task
     assert socket.closed == 1011
@@ -300,7 +304,7 @@ async def test_a_handshake_needs_the_key_and_the_port_of_a_request(
     async def application(*_: object) -> None:
         raise AssertionError("no message is answered")
 
-    app = BidirectionalStreams(application, 100, BodyMemory(), Access(keys, management_port=8081))
+    app = BidirectionalStreams(application, ServerContext(Options(), access=Access(keys, management_port=8081)))
     refused = Socket(app, query=b"x-api-key=generate-please", replies=True, headers=headers, port=port)
     refused.message(b"{}")
     await refused.task
@@ -328,6 +332,6 @@ async def test_a_refused_handshake_is_told_with_its_id() -> None:
         def ended(self, request: ServedRequest) -> None:
             told.append(request)
 
-    app = BidirectionalStreams(application, 100, BodyMemory(), telemetry=Told(), id_header="x-trace")
+    app = BidirectionalStreams(application, ServerContext(Options(request_id_header_key="x-trace"), telemetry=Told()))
     await Socket(app, path="/elsewhere", headers=[(b"x-trace", b"r-1")]).task
     assert [(each.id, each.path, each.status) for each in told] == [("r-1", "/elsewhere", 404)]

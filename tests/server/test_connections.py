@@ -10,9 +10,8 @@ import resource
 import pytest
 
 from djl_trtllm.config import Options
-from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.connections import Connections, Refusal
-from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.server.context import ServerContext
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -35,7 +34,7 @@ class Played:
 
 
 def connections(most: int = 3) -> Connections:
-    return Connections(Options(max_connections=most), ServerCounts(), BodyMemory())
+    return Connections(ServerContext(Options(max_connections=most)))
 
 
 def busy(all_of_them: Connections) -> Played:
@@ -114,7 +113,7 @@ async def test_refusals_are_counted_and_one_of_each_kind_is_logged(caplog: pytes
         assert len(caplog.messages) == 2
         await asyncio.sleep(61)
         shared.note(Refusal(431, "too many headers"))
-    assert shared.counts.responses == {(431, "unknown", ""): 4, (408, "unknown", ""): 1}
+    assert shared.context.counts.responses == {(431, "unknown", ""): 4, (408, "unknown", ""): 1}
     assert [message[:43] for message in caplog.messages] == [
         "a request is refused with 431: too many hea",
         "a request is refused with 408: too slow (no",

@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 
 from djl_trtllm.config import Options
-from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.connections import Connections
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.handshake import Handshake
-from djl_trtllm.server.metrics import ServerCounts
 from tests.support.certificates import Certificates
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -47,7 +46,7 @@ class Listening:
     """Connections of a port with TLS."""
 
     def __init__(self, certificates: Certificates, **options: Any) -> None:
-        self.connections = Connections(Options(**options), ServerCounts(), BodyMemory())
+        self.connections = Connections(ServerContext(Options(**options)))
         self.trusting = ssl.create_default_context(cafile=certificates.authority)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificates.certificate, certificates.key)

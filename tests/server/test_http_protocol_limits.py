@@ -71,7 +71,7 @@ class Peer:
         self._watch.cancel()
         await asyncio.gather(self._watch, return_exceptions=True)
         assert not self.connections.busy and not self.connections.idle
-        assert self.connections.memory.used == 0
+        assert self.connections.context.bodies.used == 0
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ async def test_requests_of_one_connection_are_answered_one_after_the_other() -> 
     peer.sends(GET)
     await asyncio.sleep(1)
     assert len(peer.seen) == 1
-    assert peer.connections.memory.used == len(b"".join([*requests[1:], GET]))
+    assert peer.connections.context.bodies.used == len(b"".join([*requests[1:], GET]))
     peer.hold.set()
     await until(lambda: len(peer.statuses) == 4)
     peer.sends(b"\r\n")
     await until(lambda: len(peer.statuses) == 5)
     assert peer.seen == [("/ping", b""), ("/echo", b"a wolf"), ("/echo", b"fox"), ("/ping", b""), ("/ping", b"")]
-    assert peer.connections.memory.used == 0
+    assert peer.connections.context.bodies.used == 0
     await peer.leave()
 
 

@@ -16,6 +16,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import triton_stream
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.triton_grpc import TritonGrpcServer
 from djl_trtllm.service import Registry, ServedModel
@@ -53,7 +54,9 @@ class Client:
 async def served(
     registry: Registry, counts: ServerCounts | None = None, **options: Any
 ) -> AsyncIterator[tuple[TritonGrpcServer, Client]]:
-    server = TritonGrpcServer(registry, Options(host="127.0.0.1", **options), 0, counts or ServerCounts())
+    server = TritonGrpcServer(
+        ServerContext(Options(host="127.0.0.1", **options), registry, counts=counts or ServerCounts()), 0
+    )
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.bound_port}") as channel:
         try:
@@ -139,7 +142,7 @@ def test_messages_that_are_large_are_bounded_and_read_beside_the_event_loop(
                 await client.infer(data)
             assert refused.value.code() is status_code
         assert [name.startswith("work-") for name in threads] == [False, True]
-        assert server._bodies.used == 0
+        assert server._shared.bodies.used == 0
         many = b"\x2a\x00" * 20_000
         with pytest.raises(grpc.aio.AioRpcError, match="too many fields") as refused:
             await client.infer(many)
@@ -288,7 +291,7 @@ def test_closing_ends_idle_streams_and_the_port(hosts: Hosts, tokenizer: Tokeniz
 def test_a_port_in_use_is_an_error_that_names_the_option() -> None:
     async def run(port: int) -> None:
         with pytest.raises(ConfigError, match=rf"triton_grpc_port={port}: .*SERVING_TRITON_GRPC_PORT"):
-            await TritonGrpcServer(Registry(), Options(host="127.0.0.1"), port, ServerCounts()).start()
+            await TritonGrpcServer(ServerContext(Options(host="127.0.0.1")), port).start()
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -322,14 +325,14 @@ def test_one_model_that_loads_is_not_described_and_the_server_is_not_ready(hosts
 
 
 def test_a_server_that_does_not_listen_has_no_port() -> None:
-    assert TritonGrpcServer(Registry(), Options(), 8001, ServerCounts()).bound_port == 0
+    assert TritonGrpcServer(ServerContext(Options()), 8001).bound_port == 0
 
 
 def test_a_port_is_that_of_one_server_and_messages_are_bounded() -> None:
     async def run() -> None:
         async with served(Registry(), max_request_size=100) as (server, client):
             with pytest.raises(ConfigError, match="cannot listen"):
-                await TritonGrpcServer(Registry(), Options(host="127.0.0.1"), server.bound_port, ServerCounts()).start()
+                await TritonGrpcServer(ServerContext(Options(host="127.0.0.1")), server.bound_port).start()
             with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as error:
                 await client.ask("ModelReady", name="x" * 200)
             assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config import Options
-from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.triton_ports import listen_grpc, ready_table
-from djl_trtllm.service import Registry
 from tests.support.server import free_port
 
 TABLE = """\
@@ -35,17 +34,17 @@ def test_the_port_of_grpc_answers() -> None:
 
 async def the_port_of_grpc_answers() -> None:
     options = Options(host="127.0.0.1", triton_grpc_port=free_port())
-    server = await listen_grpc(Registry(), options, ServerCounts())
+    server = await listen_grpc(ServerContext(options))
     assert server is not None and server.bound_port == options.triton_grpc_port
     await server.close()
-    assert await listen_grpc(Registry(), Options(), ServerCounts()) is None
+    assert await listen_grpc(ServerContext(Options())) is None
 
 
 def test_without_grpcio_there_is_http_and_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert asyncio.run(listen_grpc(Registry(), Options(triton_grpc_port=8001), ServerCounts())) is None
+    assert asyncio.run(listen_grpc(ServerContext(Options(triton_grpc_port=8001)))) is None
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "triton_grpc_port=8001 is not served: grpcio is not installed" in record.message

@@ -91,7 +91,7 @@ class Peer:
         self._watch.cancel()
         await asyncio.gather(self._watch, return_exceptions=True)
         assert not self.connections.busy and not self.connections.idle
-        assert self.connections.memory.used == 0
+        assert self.connections.context.bodies.used == 0
 
 
 @in_virtual_time
@@ -106,7 +106,7 @@ async def test_of_many_small_frames_some_are_read_at_a_time_and_no_more_is_recei
         await asyncio.sleep(0)
     await until(lambda: len(peer.wire.written) == len(PONGED) * 4000)
     assert "pause" not in peer.wire.done
-    assert peer.connections.memory.used == 0
+    assert peer.connections.context.bodies.used == 0
     peer.sends(frame(PING))
     assert len(peer.wire.written) == len(PONGED) * 4001
     await peer.leave()
@@ -131,11 +131,11 @@ async def test_the_parts_of_a_message_are_joined_as_they_come(kind: int) -> None
     for byte in story[1:-1]:
         peer.sends(frame(CONTINUATION, bytes([byte]), end=False))
     assert [len(part) for part in peer.protocol.frames] == [1, len(story) - 2]
-    assert peer.connections.memory.used == len(story) - 1
+    assert peer.connections.context.bodies.used == len(story) - 1
     peer.sends(frame(CONTINUATION, story[-1:]) + frame(kind, b"fox"))
     await until(lambda: len(peer.received) == 2)
     assert peer.received == ([story.decode(), "fox"] if kind == TEXT else [story, b"fox"])
-    assert peer.connections.memory.used == 0
+    assert peer.connections.context.bodies.used == 0
     await peer.leave()
 
 
@@ -144,7 +144,7 @@ async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
     peer = await Peer(max_body_memory=20_000).open()
     message = frame(BINARY, b"x" * 12_000)
     peer.sends(message[:6000])
-    assert peer.connections.memory.used == 6000 - 8  # without its head
+    assert peer.connections.context.bodies.used == 6000 - 8  # without its head
     peer.sends(message[6000:10_000])
     peer.sends(message[10_000:])
     assert peer.closed == (1013, "max_body_memory=20000 bytes leave too little for this")
