@@ -66,7 +66,7 @@ def bench(
     """Measure a server under load: throughput, time to first token, inter-token latency (docs/benchmarking.md).
 
     Without --concurrency and --rate a sweep finds the knee: the smallest number of clients at which the server
-    generates nearly as much as it can. Exit status: 0; 3 if requests failed; 1 if none was answered; 130 after Ctrl-C,
+    generates nearly as much as it can. Exit status: 0; 3 if requests failed; 1 if none succeeded; 130 after Ctrl-C,
     which prints what was measured until then.
     """
     with errors_for_the_reader():
