@@ -74,6 +74,8 @@ class Clients:
 
         Returns what the processes hold after the first third, and at the end.
         """
+        for way in PLAIN:  # what starts with a first request, as the process that renders chats does, runs before
+            await exchange(self._server.port, way.body(PROMPT, {"max_new_tokens": 1}), path=way.url("scripted"))
         self._sending = True
         before: dict[int, int] = {}
         streams = [asyncio.create_task(self._read_streams(number)) for number in range(STREAMS)]
