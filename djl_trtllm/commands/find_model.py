@@ -1,20 +1,9 @@
-"""The model that a command names, or else finds."""
+"""The model of a command that names none."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
-
-import typer
-
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[DIR | FILE.tar.gz | OWNER/NAME | s3://...]",
-        help="The model. Default: SageMaker's /opt/ml/model if it exists, else HF_MODEL_ID or OPTION_MODEL_ID.",
-    ),
-]
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 

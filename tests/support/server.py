@@ -7,7 +7,6 @@ that nobody waits for.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -19,12 +18,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-import httpx
 import psutil
 
-from tests.support.client import JSON, Answer, body, exchange, lmi
+from tests.support.reachable import Reachable
 from tests.support.waiting import survivors, wait_until
 
 CLI = ("-m", "djl_trtllm.cli")
@@ -67,7 +64,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Server:
+class Server(Reachable):
     """A server's process, what it says, and clients of it. Its folder has its log and, unless given, its cache."""
 
     def __init__(
@@ -78,9 +75,7 @@ class Server:
         program: tuple[str, ...] = CLI,
         port: int | None = None,
     ) -> None:
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.http = self._client()
+        super().__init__(port or free_port())
         self._folder = tempfile.TemporaryDirectory(prefix="server-")
         self._log = Path(self._folder.name) / "log"
         self._at_rest: tuple[int, int] | None = None
@@ -131,13 +126,6 @@ class Server:
     def says(self, text: str) -> bool:
         """Whether a line of the log has this text."""
         return text in self._log.read_text(errors="replace")
-
-    def ping(self) -> int:
-        """Status of /ping; 0 while nobody listens."""
-        try:
-            return self.http.get("/ping").status_code
-        except httpx.TransportError:
-            return 0
 
     def wait_for_ping(self, status: int = 200, timeout: float = START_SECONDS) -> None:
         """Until /ping answers with `status`."""
@@ -225,53 +213,6 @@ class Server:
         wait_until(self.idle, what="waiting and running at 0")
         wait_until(lambda: self.process.num_fds() <= descriptors + _LEEWAY, what=f"{descriptors} file descriptors")
         wait_until(lambda: self.process.num_threads() <= threads + POOL, what=f"{threads} threads")
-
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    def _client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=300, trust_env=False)
-
-    def generate(self, tokens: int = 4, *, stream: bool = False, **parameters: Any) -> httpx.Response:
-        """A request for a number of tokens, to its end."""
-        return self.http.post("/invocations", content=body(tokens, stream=stream, **parameters), headers=JSON)
-
-    def post(self, inputs: str, *, stream: bool = False, **parameters: Any) -> httpx.Response:
-        """A request, to its end."""
-        return self.http.post("/invocations", json=lmi(inputs, stream=stream, **parameters))
-
-    def answer(self, inputs: str, **parameters: Any) -> dict[str, Any]:
-        """The whole answer to one request, with details."""
-        answer = self.post(inputs, **{"details": True, **parameters})
-        assert answer.status_code == 200, answer.text
-        result: dict[str, Any] = answer.json()
-        return result
-
-    def token_ids(self, inputs: str, **parameters: Any) -> list[int]:
-        """The tokens of the answer to one request."""
-        return [token["id"] for token in self.answer(inputs, **parameters)["details"]["tokens"]]
-
-    def together(self, requests: list[dict[str, Any]], *, at_once: int = 64) -> list[Answer]:
-        """Send requests, `at_once` of them at a time, and read all answers."""
-
-        async def send() -> list[Answer]:
-            places = asyncio.Semaphore(at_once)
-
-            async def one(request: dict[str, Any]) -> Answer:
-                async with places:
-                    return await exchange(self.port, request)
-
-            return await asyncio.gather(*map(one, requests))
-
-        return asyncio.run(send())
-
-    def connect(self, receive_buffer: int | None = None) -> socket.socket:
-        """A raw connection."""
-        connection = socket.socket()
-        if receive_buffer is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        connection.settimeout(300)
-        connection.connect(("127.0.0.1", self.port))
-        return connection
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

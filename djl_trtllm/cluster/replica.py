@@ -1,0 +1,82 @@
+"""A replica: the server in an actor of Ray, with the hooks that Ray Serve calls by name."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from starlette.types import Message, Receive, Scope, Send
+
+from djl_trtllm.api.headers import REQUEST_ID
+from djl_trtllm.cluster.arguments import ClusterArguments
+from djl_trtllm.cluster.ingress import problem_of_ingress
+from djl_trtllm.config.sources.keywords import as_arguments
+from djl_trtllm.errors import ConfigError, ModelError
+from djl_trtllm.logs import configure
+from djl_trtllm.server.application import Application
+from djl_trtllm.server.model_figures import ModelFigures
+from djl_trtllm.server.startup import plan_startup
+from djl_trtllm.service import State
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = REQUEST_ID.encode()
+
+
+class ReplicaApplication(Application):
+    """The application behind Ray's middleware, which adds a request's id to the response: ours would be a second one.
+
+    Both are the same: the middleware gives requests without an id one, and they arrive here with it.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(name, value) for name, value in message["headers"] if name != _REQUEST_ID]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await super().__call__(scope, receive, without_id)
+
+
+def open_application(arguments: ClusterArguments) -> Application:
+    """The application of a replica. It is ready to serve when its lifespan has started.
+
+    Raises ConfigError if clients do not reach the replica directly and `arguments.direct` asks for that.
+    """
+    plan = plan_startup(arguments.model, os.environ, as_arguments(arguments.options))
+    app = ReplicaApplication(*plan, wait_until_ready=True)
+    configure(str(app.options.log_level), json=app.options.log_format == "json")
+    if (problem := problem_of_ingress(os.environ)) is not None:
+        if arguments.direct:
+            raise ConfigError([problem])
+        logger.warning("%s", problem)
+    return app
+
+
+class Replica:
+    """What Ray Serve knows of a replica. `serve.ingress` adds `app`, what `open_application` returned."""
+
+    app: Application
+
+    def check_health(self) -> None:
+        """Raise ModelError if a model has failed for good: Ray ends the replica and starts another one.
+
+        A model that recovers from a lost engine process is not unhealthy.
+        """
+        for model in self.app.registry.models.values():
+            if model.at_startup and model.state is State.FAILED:
+                raise ModelError(f"model {model.name} has failed: {model.failure}")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `QueueAndCachePolicy` decides by."""
+        return self.record_routing_stats()
+
+    def record_routing_stats(self) -> dict[str, float]:
+        """Sequences that wait and run, and the share of the KV cache that is used."""
+        models = [ModelFigures.of(model) for model in self.app.registry.models.values()]
+        return {
+            "waiting": sum(model.waiting for model in models),
+            "running": sum(model.running for model in models),
+            "kv_usage": max((model.kv_usage or 0.0 for model in models), default=0.0),
+        }

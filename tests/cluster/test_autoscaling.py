@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from djl_trtllm.cluster.autoscaling import QueueAndCachePolicy
+
+
+def context(current: int, **metrics: list[float]) -> Any:
+    by_replica = {name: dict(enumerate(values)) for name, values in metrics.items()}
+    return SimpleNamespace(
+        aggregated_metrics=by_replica,
+        current_num_replicas=current,
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "wanted"),
+    [([0, 0], [0, 0], 1), ([0, 0], [10, 10], 2), ([1, 0], [10, 10], 3), ([500, 0], [10, 10], 6)],
+)
+def test_there_are_as_many_replicas_as_keep_the_concurrency_on_each(
+    waiting: list[float], running: list[float], wanted: int
+) -> None:
+    assert QueueAndCachePolicy(concurrency=10)(context(2, waiting=waiting, running=running)) == (wanted, {})
+
+
+def test_a_replica_whose_cache_is_full_gets_another_one_beside_it() -> None:
+    policy = QueueAndCachePolicy(concurrency=10)
+    few = context(2, waiting=[0, 0], running=[2, 2], kv_usage=[0.99, 0.4])
+    assert policy(few) == (3, {})
+
+
+def test_replicas_that_have_not_reported_yet_are_kept_at_the_minimum() -> None:
+    assert QueueAndCachePolicy(concurrency=10)(context(1)) == (1, {})

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from djl_trtllm.cluster.arguments import ClusterArguments
+from djl_trtllm.cluster.ingress import DIRECT
+from djl_trtllm.cluster.replica import Replica, ReplicaApplication, open_application
+from djl_trtllm.config import Options
+from djl_trtllm.errors import ConfigError, ModelError
+from djl_trtllm.server.model_figures import ModelFigures
+from djl_trtllm.service import State
+
+
+def of_models(*models: Any) -> Replica:
+    made = Replica()
+    made.app = SimpleNamespace(registry=SimpleNamespace(models={model.name: model for model in models}))  # type: ignore[assignment]
+    return made
+
+
+def a_model(state: State, *, at_startup: bool = True) -> Any:
+    return SimpleNamespace(name="m", at_startup=at_startup, state=state, failure=ModelError("no memory"))
+
+
+def test_a_replica_is_unhealthy_only_when_a_model_of_its_start_has_failed_for_good() -> None:
+    for state in set(State) - {State.FAILED}:
+        of_models(a_model(state)).check_health()
+    of_models(a_model(State.FAILED, at_startup=False)).check_health()
+    with pytest.raises(ModelError, match="model m has failed: no memory"):
+        of_models(a_model(State.READY, at_startup=False), a_model(State.FAILED)).check_health()
+
+
+def test_figures_are_those_of_all_models_and_the_fullest_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelFigures, "of", lambda model: model)
+    one = SimpleNamespace(name="one", waiting=1, running=2, kv_usage=0.5)
+    two = SimpleNamespace(name="two", waiting=10, running=20, kv_usage=None)
+    expected = {"waiting": 11, "running": 22, "kv_usage": 0.5}
+    assert of_models(one, two).record_routing_stats() == expected
+    assert asyncio.run(of_models(one, two).record_autoscaling_stats()) == expected
+
+
+def behind_rays_middleware(app: ASGIApp) -> ASGIApp:
+    """What `RequestIdMiddleware` of ray.serve._private.http_util does."""
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"X-Request-ID", b"ray"))
+            await send(message)
+
+        await app({**scope, "headers": [*scope["headers"], (b"x-request-id", b"ray")]}, receive, with_id)
+
+    return called
+
+
+def test_a_response_has_one_request_id() -> None:
+    async def asked() -> httpx.Response:
+        transport = httpx.ASGITransport(behind_rays_middleware(ReplicaApplication(Options(), [])))
+        async with httpx.AsyncClient(transport=transport, base_url="http://replica") as client:
+            return await client.get("/ping")
+
+    assert asyncio.run(asked()).headers.get_list("x-request-id") == ["ray"]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_replica_behind_rays_proxy_warns_or_is_refused(
+    direct: bool, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in DIRECT:
+        monkeypatch.delenv(name, raising=False)
+    arguments = ClusterArguments(model=str(tiny_stories), direct=direct)
+    if direct:
+        with pytest.raises(ConfigError, match=r"Set RAY_SERVE_ENABLE_HA_PROXY=1 and .* on all nodes"):
+            open_application(arguments)
+        return
+    with caplog.at_level(logging.WARNING):
+        assert open_application(arguments).registry.models.keys() == {"tiny-stories"}
+    assert "Ray Serve's own proxy is between this replica and its clients" in caplog.text

@@ -1,0 +1,185 @@
+"""A Ray cluster of several raylets on this machine, with models on it, in processes that end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import pytest
+
+from djl_trtllm.cluster.ingress import DIRECT
+from tests.support.reachable import Reachable
+from tests.support.server import environment, free_port
+from tests.support.waiting import survivors, wait_until
+
+_ROOT = Path(__file__).parents[2]
+_DRAIN_SECONDS = 3
+"""How long a replica that ends is still reachable; Ray's default is 30."""
+_ATTEMPTS = 3
+_CALL_SECONDS = 300.0
+_REPLICA = "ServeReplica:"
+_PROXY = "haproxy"
+
+
+def needs_ray() -> None:
+    """Skip the test where Ray is not installed."""
+    pytest.importorskip(
+        "ray", reason="Ray is not installed: it is in the extra `ray`, and in `test`", exc_type=ImportError
+    )
+
+
+class RayCluster(Reachable):
+    """`nodes` for replicas beside a head. `direct`: clients reach the replicas through HAProxy, else by Ray's proxy."""
+
+    def __init__(
+        self, nodes: int = 1, *, cpus: int = 4, direct: bool = True, environ: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(free_port())
+        self._command = ("-m", "tests.support.ray_driver", str(self.port), str(cpus), str(nodes))
+        self._variables = (dict(DIRECT) if direct else {}) | dict(environ or {})
+        self._seen: set[psutil.Process] = set()
+
+    def __enter__(self) -> RayCluster:
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._start()
+            try:
+                self._answer("start")
+                break
+            except RuntimeError:
+                self.close()
+                # A raylet has 30 seconds to start, whatever the machine has to do.
+                if attempt == _ATTEMPTS:
+                    raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            print("-- log of the cluster", self.log[-8000:], sep="\n")
+        self.http.close()
+        self.close()
+
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="c", dir="/tmp")  # short: sockets are below it
+        folder = Path(self._folder.name)
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self.process = psutil.Popen(
+                [sys.executable, *self._command],
+                cwd=_ROOT,
+                env=environment(folder / "cache", **_variables(folder), **self._variables),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+
+    def close(self) -> None:
+        """End it. AssertionError: a process of it is left."""
+        self.descendants()
+        try:
+            self.process.stdin.close()
+            self.process.wait(_CALL_SECONDS)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+            left = survivors(self._seen)
+            for process in left:
+                process.kill()
+            self._folder.cleanup()
+        assert not left, f"outlived its cluster: {left}"
+
+    @property
+    def log(self) -> str:
+        """What Ray and the driver have written."""
+        return self._log.read_text(errors="replace")
+
+    # -- calls of the driver -------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What the driver's method returns. RuntimeError: its error."""
+        self.process.stdin.write(json.dumps([name, arguments]).encode() + b"\n")
+        self.process.stdin.flush()
+        return self._answer(name)
+
+    def _answer(self, name: str) -> Any:
+        hung = threading.Timer(_CALL_SECONDS, self.process.kill)
+        hung.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            hung.cancel()
+        self.descendants()
+        if not line:
+            raise RuntimeError(f"{name}: the driver ended: {self.log[-8000:]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"{name}: {answer['error']}")
+        return answer["result"]
+
+    def deploy(self, model: Path | str, *, app: str = "default", route: str = "/", **arguments: Any) -> None:
+        """Deploy a model with these arguments of `build`, or another version of it, and wait until it runs."""
+        self.call("deploy", {"model": str(model), "cpus": 0.5, **arguments}, app, route)
+
+    def states(self, app: str = "default") -> dict[str, int]:
+        """How many replicas are in which state."""
+        states: dict[str, int] = {}
+        for replicas in self.call("status")[app]["replicas"].values():
+            for state, count in replicas.items():
+                states[state] = states.get(state, 0) + count
+        return states
+
+    def wait_for_replicas(self, count: int, app: str = "default", timeout: float = 180.0) -> None:
+        """Until this number runs, and none starts or stops."""
+        wait_until(lambda: self.states(app) == {"RUNNING": count}, timeout, f"{count} replicas")
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def descendants(self) -> list[psutil.Process]:
+        """All processes of the cluster."""
+        if self.process.poll() is not None:
+            return []
+        children: list[psutil.Process] = self.process.children(recursive=True)
+        self._seen.update(children)
+        return children
+
+    def replicas(self) -> list[psutil.Process]:
+        """The processes of replicas, in the order of their start."""
+        found = [process for process in self.descendants() if _REPLICA in _command(process)]
+        return sorted(found, key=lambda process: process.create_time())
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _variables(folder: Path) -> dict[str, str]:
+    """What lets several clusters live beside each other: HAProxy's files and ports are the same for all by default."""
+    return {
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Raylets and proxies share this machine with other tests.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "60",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAIN_SECONDS),
+    }
