@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-import djl_trtllm
 from djl_trtllm import cli
 from djl_trtllm.commands import find_model
 
@@ -75,40 +77,6 @@ def test_config_tells_why_a_model_cannot_be_served(tmp_path: Path) -> None:
     assert "expected one of" in result.stdout
 
 
-def test_wrong_configuration_is_a_message_and_not_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "serving.properties").write_text("option.max_input_len=many\noption.max_output_len=0\n")
-    result = runner.invoke(cli.app, ["serve", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "2 configuration problems" in result.stderr
-    assert "serving.properties:1" in result.stderr
-    assert "Traceback" not in result.output
-
-
-def test_serve_without_a_model_says_what_to_name() -> None:
-    result = runner.invoke(cli.app, ["serve"])
-    assert result.exit_code == 1
-    assert "name a model directory" in result.stderr
-
-
-def test_compile_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
-    result = runner.invoke(cli.app, ["compile", str(tmp_path), str(tmp_path / "out")])
-    assert result.exit_code == 1
-    assert "expected one of" in result.stderr
-
-
-def test_compile_takes_the_flags_of_trtllm_build(tmp_path: Path) -> None:
-    flags = [f"--checkpoint_dir={tmp_path}", "--output_dir", str(tmp_path / "out"), "--workers=2"]
-    result = runner.invoke(cli.app, ["compile", *flags, "--max_batch_size", "many"])
-    assert result.exit_code == 1
-    assert "--workers: no effect" in result.stderr
-    assert "option.max_num_sequences=many (command line)" in result.stderr
-    result = runner.invoke(cli.app, ["compile", *flags])
-    assert (result.exit_code, "expected one of" in result.stderr) == (1, True)
-    result = runner.invoke(cli.app, ["compile", str(tmp_path)])
-    assert "name a checkpoint and an output" in result.stderr
-    assert runner.invoke(cli.app, ["compile", "--help"]).exit_code == 0
-
-
 @pytest.mark.parametrize("arguments", [("--help",), ("version",), ("config", "--json")])
 def test_output_that_cannot_be_written_is_told_in_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
@@ -120,13 +88,6 @@ def test_output_that_cannot_be_written_is_told_in_one_line(arguments: tuple[str,
             check=False,
         )
     assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
-
-
-@pytest.mark.parametrize("word", ["version", "--version"])
-def test_version_is_the_packages(word: str) -> None:
-    result = runner.invoke(cli.app, [word])
-    assert result.exit_code == 0
-    assert result.stdout.strip() == djl_trtllm.__version__
 
 
 def test_hf_model_id_names_the_model_where_none_is_given(tmp_path: Path) -> None:
@@ -163,6 +124,18 @@ def test_sigterm_ends_a_command_as_ctrl_c_does_so_that_it_can_clean_up() -> None
     assert (ended.returncode, ended.stdout) == (143, "cleaned up\n")
 
 
+@pytest.mark.parametrize("name", cli.SUMMARIES)
+def test_the_list_of_commands_has_the_first_line_of_each_ones_help(name: str) -> None:
+    command = typer.main.get_command(import_module(f"djl_trtllm.commands.{name}").app)
+    assert cli.SUMMARIES[name] == inspect.cleandoc(command.help or "").partition("\n\n")[0]
+
+
+def test_a_command_with_a_typing_error_is_told_the_right_one() -> None:
+    result = runner.invoke(cli.app, ["serv"])
+    assert result.exit_code == 2
+    assert "Did you mean 'serve'?" in result.stderr
+
+
 def test_a_shell_completes_commands() -> None:
     program = "import sys; sys.argv[0] = 'djl-trtllm'; from djl_trtllm.cli import main; main()"
     environ = {"_DJL_TRTLLM_COMPLETE": "complete_bash", "COMP_WORDS": "djl-trtllm ser", "COMP_CWORD": "1"}
@@ -170,21 +143,3 @@ def test_a_shell_completes_commands() -> None:
         [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["serve"]
-
-
-@pytest.mark.parametrize(("option", "names"), [("--log-level", "'debug', 'info',"), ("--log-format", "'text', 'json'")])
-def test_an_unknown_level_or_format_of_the_log_is_an_error_that_names_them(option: str, names: str) -> None:
-    result = runner.invoke(cli.app, ["serve", option, "loud"], env={"COLUMNS": "200"})
-    assert result.exit_code == 2
-    assert names in result.stderr
-
-
-def test_a_level_in_the_environment_is_checked_too() -> None:
-    result = runner.invoke(cli.app, ["serve", str(Path.cwd())], env={"SERVING_LOG_LEVEL": "loud"})
-    assert result.exit_code == 1
-    assert "expected one of debug, info, warning, error, critical" in result.stderr
-
-
-def test_a_level_is_one_in_capitals_too(tmp_path: Path) -> None:
-    result = runner.invoke(cli.app, ["serve", str(tmp_path / "nowhere"), "--log-level", "DEBUG"])
-    assert "no model at" in result.stderr

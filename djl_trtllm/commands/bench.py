@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from djl_trtllm.bench.load import Load, Progress
     from djl_trtllm.bench.session import Plan, Result
 
+app = typer.Typer(add_completion=False)
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0}
 _OBJECTIVES = ("ttft", "itl", "e2e")
 
 
+@app.command()
 def bench(
     url: Annotated[str, typer.Argument(metavar="[URL]", help="The server.")] = "http://localhost:8080",
     api: Annotated[str, typer.Option(help="API: chat, completions (OpenAI's), lmi, tgi, triton.")] = "chat",

@@ -17,7 +17,7 @@ from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model.remote.progress import format_bytes
 
-app = typer.Typer(help="List, verify and prune the engine cache.", no_args_is_help=True)
+app = typer.Typer(help="List, verify and prune the engine cache.", no_args_is_help=True, add_completion=False)
 
 
 def _cache() -> EngineCache:

@@ -8,19 +8,48 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from djl_trtllm.commands.console import errors_for_the_reader, say, show, width_of
+from djl_trtllm.commands.find_model import ModelArgument, find_model
 
 if TYPE_CHECKING:
     from djl_trtllm.config import Backend
     from djl_trtllm.config.options.registry import DeclaredOption
     from djl_trtllm.service.preview import Preview
 
+app = typer.Typer(add_completion=False)
 _CANNOT = "cannot be served:"
+
+
+@app.command()
+def config(
+    model: ModelArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Include options that have their default.")] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(help="Plan for this backend (tensorrt, pytorch, openvino), also where it is not installed."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME[:COUNT]", help="Plan for a machine with these GPUs, such as h100:8.")
+    ] = None,
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--diff", metavar="A B", help="Show the differences between two models or configuration files."),
+    ] = None,
+) -> None:
+    """Show the resolved configuration: each value, where it came from and what it does.
+
+    Exit status: 0 if the model can be served, 1 if it cannot or does not exist.
+    """
+    if diff is not None:
+        show_differences(*diff, as_json=as_json)
+    else:
+        show_configuration(find_model(model), as_json=as_json, show_all=show_all, backend=backend, gpu=gpu)
 
 
 def show_configuration(

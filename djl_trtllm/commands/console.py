@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from djl_trtllm.config.listing import wrapped
 from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.listing import wrapped
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 

@@ -21,11 +21,13 @@ from djl_trtllm.model.package import package
 from djl_trtllm.model.remote.aws_scaling import Autoscaling, Routing
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 
+app = typer.Typer(add_completion=False)
 _WAIT_SECONDS = 3 * 3600.0
 _BUCKET_OF_SAGEMAKER = "sagemaker-region-account"
 """Stands for SageMaker's own bucket until the account is known."""
 
 
+@app.command()
 def deploy(
     model: Annotated[
         str | None,

@@ -1,9 +1,20 @@
-"""The model of a command that names none."""
+"""The model that a command names, or else finds."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[DIR | FILE.tar.gz | OWNER/NAME | s3://...]",
+        help="The model. Default: SageMaker's /opt/ml/model if it exists, else HF_MODEL_ID or OPTION_MODEL_ID.",
+    ),
+]
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 

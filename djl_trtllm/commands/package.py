@@ -9,7 +9,10 @@ import typer
 
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command()
 def package(
     model: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory: serving.properties, model files.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive.")] = Path("model.tar.gz"),

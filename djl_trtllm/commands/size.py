@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from djl_trtllm.commands.size_request import SizeRequest
     from djl_trtllm.sizing.machines import Machine
 
+app = typer.Typer(add_completion=False)
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
@@ -29,6 +30,7 @@ _MEASURE = "Measure on this machine"
 _FORMULA = ("max_batch", "max_input", "alpha")
 
 
+@app.command()
 def size(
     context: typer.Context,
     model: ModelArgument = None,

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.explain import plain_value, shown_origin, shown_value
-from djl_trtllm.config.listing import Listing
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
+from djl_trtllm.listing import Listing
 
 
 def differences(first: Config, second: Config) -> list[DeclaredOption]:

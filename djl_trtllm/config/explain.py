@@ -10,12 +10,12 @@ from typing import Any
 from rich.text import Text
 
 from djl_trtllm.config.configuration import Config
-from djl_trtllm.config.listing import Listing
 from djl_trtllm.config.masking import masked, shortened
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.values import as_text
 from djl_trtllm.config.sources.origin import OriginKind
+from djl_trtllm.listing import Listing
 
 _LONGEST_VALUE = 60
 

@@ -3,9 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from djl_trtllm.cli import app
 from djl_trtllm.commands.demo import demo_model
 from djl_trtllm.errors import ModelError
 
@@ -23,9 +21,3 @@ def test_an_installed_package_has_its_own(tmp_path: Path) -> None:
 def test_an_installation_without_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no demonstration model.*djl-trtllm\[cpu\]"):
         demo_model(tmp_path / "djl_trtllm")
-
-
-def test_demo_and_a_model_are_a_contradiction() -> None:
-    refused = CliRunner().invoke(app, ["serve", "--demo", "some/model"])
-    assert refused.exit_code != 0
-    assert "--demo serves a model of its own: leave out some/model" in refused.stderr

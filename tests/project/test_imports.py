@@ -45,7 +45,7 @@ def imported(program: str, folder: Path) -> set[str]:
         ("import djl_trtllm", 20),
         ("import djl_trtllm.executor.process", 200),
         ("import djl_trtllm.deployment", 300),
-        (HELP, 800),
+        (HELP, 350),
         ("import djl_trtllm.offline", 800),
         ("import djl_trtllm.server.app", 900),
     ],
@@ -56,3 +56,9 @@ def test_a_start_imports_little_and_nothing_heavy(program: str, most: int, tmp_p
     assert "djl_trtllm" in modules
     assert sorted({module.partition(".")[0] for module in modules} & HEAVY) == []
     assert len(modules) <= most
+
+
+def test_help_imports_no_command_and_nothing_that_commands_need(tmp_path: Path) -> None:
+    modules = imported(HELP, tmp_path)
+    assert [name for name in modules if name.startswith("djl_trtllm.commands.")] == ["djl_trtllm.commands.console"]
+    assert not {"djl_trtllm.config", "djl_trtllm.logs", "asyncio", "msgspec", "pydantic", "yaml"} & modules

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djl_trtllm.config.listing import Listing, wrapped
+from djl_trtllm.listing import Listing, wrapped
 
 
 def test_without_a_width_text_stays_as_it_is() -> None:

@@ -1,0 +1,85 @@
+"""`djl-trtllm serve`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from djl_trtllm.commands.console import errors_for_the_reader
+from djl_trtllm.commands.demo import demo_model
+from djl_trtllm.commands.find_model import ModelArgument, find_model
+from djl_trtllm.config import Options, load
+from djl_trtllm.config.options.choices import LogFormat, LogLevel
+from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.logs import configure
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def serve(
+    model: ModelArgument = None,
+    port: Annotated[int | None, typer.Option(help="Port. Default: that of inference_address, 8080.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    model_store: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of models that clients may register (docs/http-api.md).")
+    ] = None,
+    strict_memory: Annotated[
+        bool, typer.Option("--strict-memory", help="Refuse models that do not fit the GPUs' memory (docs/sizing.md).")
+    ] = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Serve a little model that writes stories, on the embedded engine.")
+    ] = False,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(case_sensitive=False, help="Least level of the log on stderr. Default: log_level."),
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(case_sensitive=False, help="Format of the log on stderr. Default: log_format.")
+    ] = None,
+) -> None:
+    """Serve models over HTTP: /ping, /invocations, /predictions/NAME, /models, /metrics."""
+    with errors_for_the_reader():
+        if demo and model is not None:
+            raise DjlTrtllmError(f"--demo serves a model of its own: leave out {model}, or --demo")
+        if demo:
+            model = str(demo_model())
+        environ = dict(os.environ)
+        if log_level is not None:
+            environ["SERVING_LOG_LEVEL"] = log_level.value
+        if log_format is not None:
+            environ["SERVING_LOG_FORMAT"] = log_format.value
+        _log_as_set(environ)
+        # After what is wrong with the command line or the log has been said: importing the server takes a while.
+        from djl_trtllm.server.app import run
+        from djl_trtllm.server.startup import plan_startup
+
+        if port is not None:
+            environ["SERVING_INFERENCE_PORT"] = str(port)
+        if host is not None:
+            environ["SERVING_INFERENCE_HOST"] = host
+        if model_store is not None:
+            environ["SERVING_MODEL_STORE"] = str(model_store)
+        if strict_memory:
+            environ["OPTION_STRICT_MEMORY"] = "true"
+        # Programs that the server starts, and code of models, have no use for it.
+        for name in [name for name in os.environ if name.upper() in ("SERVING_API_KEY", "ARGS_API_KEY")]:
+            del os.environ[name]
+        options, startup, store = plan_startup(model, environ, found=find_model(None))
+        # The model's files may set the log too.
+        configure(options.log_level, json=options.log_format is LogFormat.JSON)
+        status = run(options, startup, store)
+    raise typer.Exit(status)
+
+
+def _log_as_set(environ: Mapping[str, str]) -> None:
+    """Set up the log as the environment says; what is wrong there is reported with what else is."""
+    try:
+        options = load(None, environ).options
+    except ConfigError:
+        options = Options()
+    configure(options.log_level, json=options.log_format is LogFormat.JSON)
