@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
+import math
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,11 +35,11 @@ class Outcome:
     ways: collections.Counter[Way] = field(default_factory=collections.Counter)
     wrong: list[str] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
-    """Megabytes of the server and its engine process: at rest, and after each tenth of the requests."""
+    """Megabytes of the server and its engine process: at rest, and after each tenth of the requests, and at the end."""
 
 
-def fuzz_requests(count: int, seed: int = 0) -> Outcome:
-    """Send `count` requests to a server."""
+def fuzz_requests(count: int, seed: int = 0, seconds: float = math.inf) -> Outcome:
+    """Send `count` requests to a server, or as many as there is time for."""
     outcome = Outcome()
     with tempfile.TemporaryDirectory() as folder:
         model = scripted_model(Path(folder) / "model", {"steps_per_second": 5000}, **{"option.max_output_len": 64})
@@ -45,13 +48,15 @@ def fuzz_requests(count: int, seed: int = 0) -> Outcome:
             server.wait_for_ping()
             server.note_rest()
             outcome.memory.append(_megabytes(server))
-            asyncio.run(_send(server, grpc_port, Grammar(seed), count, outcome))
+            asyncio.run(_send(server, grpc_port, Grammar(seed), count, outcome, time.monotonic() + seconds))
             outcome.wrong += _left(server, outcome)
     return outcome
 
 
-async def _send(server: Server, grpc_port: int, grammar: Grammar, count: int, outcome: Outcome) -> None:
-    left = iter(range(count))
+async def _send(
+    server: Server, grpc_port: int, grammar: Grammar, count: int, outcome: Outcome, end_time: float
+) -> None:
+    left = itertools.takewhile(lambda _: time.monotonic() < end_time, range(count))
     looks = {count * look // _LOOKS - 1 for look in range(1, _LOOKS + 1)}
 
     async def client() -> None:
@@ -84,6 +89,7 @@ def _left(server: Server, outcome: Outcome) -> list[str]:
         wrong.append("\n".join([f"{len(tracebacks)} tracebacks in the log, the first:", *shown]))
     if restarts := server.metric("executor_restarts_total"):
         wrong.append(f"{restarts:.0f} engine processes ended")
+    outcome.memory.append(_megabytes(server))
     first, half, last = outcome.memory[1], outcome.memory[len(outcome.memory) // 2], outcome.memory[-1]
     if last > max(first, half) + _MEGABYTES_MORE:
         wrong.append(f"the server grew: {outcome.memory} MB")
