@@ -47,7 +47,7 @@ class AdapterRoutes:
         self._registry = registry
 
     async def collection(self, exchange: Exchange) -> None:
-        body = await exchange.body() if exchange.scope["method"] == "POST" else b""
+        body = await exchange.small_body() if exchange.scope["method"] == "POST" else b""
         await exchange.reply(self._reply(exchange, partial(self._collection, body)))
 
     async def member(self, exchange: Exchange) -> None:

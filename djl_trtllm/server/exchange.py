@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 from djl_trtllm.api import Dialect, Reply
 from djl_trtllm.api.endpoint_errors import endpoint_error
 from djl_trtllm.api.headers import TARGET_MODEL, properties, request_id
+from djl_trtllm.api.json_body import SMALL
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
-from djl_trtllm.errors import AuthenticationError
+from djl_trtllm.errors import AuthenticationError, RequestTooLargeError
 from djl_trtllm.server.access import ApiKey
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
@@ -130,6 +131,13 @@ class Exchange:
             parts.write(part)
             if whole:
                 return parts.getvalue()  # no copy of it
+
+    async def small_body(self) -> bytes:
+        """The request body of a route that reads it on the event loop. Raises RequestTooLargeError too."""
+        body = await self.body()
+        if len(body) > SMALL:
+            raise RequestTooLargeError(f"the request body has {len(body)} bytes: {self.route} takes at most {SMALL}")
+        return body
 
     def release(self) -> None:
         """The body is not kept any more."""

@@ -98,7 +98,7 @@ class ModelRoutes:
 
     async def _register(self, exchange: Exchange) -> Reply:
         values = exchange.query
-        body = await exchange.body()
+        body = await exchange.small_body()
         if body:
             try:
                 given = read_json(body)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from djl_trtllm.api import RawRequest, Reply
+from djl_trtllm.api.json_body import SMALL
 from djl_trtllm.errors import InvalidRequestError, SessionError
 from djl_trtllm.service.sessions import Session, Sessions
 
@@ -76,8 +77,8 @@ class SessionRequests:
 
 
 def _kind(request: RawRequest) -> str | None:
-    """What the body asks for; None if it is no request about sessions. Raises SessionError."""
-    if _TYPE.encode() not in request.body:
+    """What the body asks for; None if it is no request about sessions, which are small. Raises SessionError."""
+    if len(request.body) > SMALL or _TYPE.encode() not in request.body:
         return None
     try:
         payload = request.json

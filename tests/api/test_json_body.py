@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -12,13 +13,16 @@ from djl_trtllm.api import json_body
 from djl_trtllm.api.json_body import (
     MOST_LEVELS,
     MOST_WORK,
+    OF_A_BACKSLASH,
     OF_A_BYTE,
     OF_A_CONTAINER,
     OF_A_MEMBER,
     OF_A_TEXT,
+    OF_A_TEXT_BYTE,
     SMALL,
     read_json,
 )
+from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 
 
@@ -35,6 +39,17 @@ def test_levels_are_bounded(pad: Any, opening: bytes, closing: bytes) -> None:
         read_json(pad(opening * MOST_LEVELS + b"[]" + closing * MOST_LEVELS))
 
 
+def test_levels_are_counted_across_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nested(levels: int) -> bytes:
+        return b"[" * (levels - 1) + b"[],[[]]" + b"]" * (levels - 1)
+
+    for at_once in (1, 7, 100):
+        monkeypatch.setattr(json_body, "_BRACKETS_AT_ONCE", at_once)
+        read_json(padded(b"[" + b",".join([nested(MOST_LEVELS - 2)] * 3) + b"]"))
+        with pytest.raises(InvalidRequestError, match="deeper"):
+            read_json(padded(b"[" + b",".join([b"[]", nested(MOST_LEVELS - 1)]) + b"]"))
+
+
 def test_a_wide_body_is_not_a_deep_one() -> None:
     assert len(read_json(b"[" + b",".join([b"[{}]"] * 1000) + b"]")) == 1000
 
@@ -44,8 +59,9 @@ def test_a_wide_body_is_not_a_deep_one() -> None:
     [
         (b"[]", OF_A_CONTAINER + 3 * OF_A_BYTE, "lists and objects"),
         (b"{}", OF_A_CONTAINER + 3 * OF_A_BYTE, "lists and objects"),
-        (b'{"":1}', OF_A_CONTAINER + OF_A_MEMBER + OF_A_TEXT + 5 * OF_A_BYTE, "members"),
-        (b'"a,:[{"', OF_A_TEXT + OF_A_BYTE, "texts"),
+        (b'{"":1}', OF_A_CONTAINER + OF_A_MEMBER + OF_A_TEXT + 2 * OF_A_TEXT_BYTE + 5 * OF_A_BYTE, "members"),
+        (b'"a,:[{"', OF_A_TEXT + 7 * OF_A_TEXT_BYTE + OF_A_BYTE, "texts"),
+        (b'"\\n\\\\"', OF_A_TEXT + 6 * OF_A_TEXT_BYTE + 3 * OF_A_BACKSLASH + OF_A_BYTE, "backslashes"),
         (b"1", 2 * OF_A_BYTE, "bytes of other values"),
         (b"123456", 7 * OF_A_BYTE, "bytes of other values"),
     ],
@@ -66,6 +82,25 @@ def test_prompts_of_any_length_in_use_are_read() -> None:
     assert read_json(orjson.dumps({"prompt": ids})) == {"prompt": ids}
     messages = [{"role": "user", "content": "the wolf"}] * 10_000
     assert read_json(orjson.dumps({"messages": messages})) == {"messages": messages}
+
+
+def test_texts_are_counted_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = MOST_WORK // (OF_A_TEXT_BYTE + OF_A_BACKSLASH) & ~1
+    escapes = b'"' + b"\\" * (size - 100) + b'"'
+    assert len(read_json(escapes)) == (size - 100) // 2
+    monkeypatch.setattr(json_body, "orjson", None)
+    with pytest.raises(InvalidRequestError, match=rf"texts of {size + 2} bytes with {size} backslashes"):
+        read_json(b'"' + b"\\" * size + b'"')
+
+
+@pytest.mark.parametrize("text", [b"a", b"the wolf\\n"])
+def test_bodies_that_the_operator_allows_to_be_larger_may_be_texts(text: bytes) -> None:
+    assert read_json(b'["' + text * (20_000_000 // len(text)) + b'"]')
+
+
+def test_a_text_of_the_largest_default_body_is_read() -> None:
+    text = "\U0001f43a" * ((Options().max_request_size - 100) // 12)
+    assert read_json(json.dumps({"inputs": text}).encode()) == {"inputs": text}
 
 
 def test_a_long_text_may_have_any_marks() -> None:

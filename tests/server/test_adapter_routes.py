@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from djl_trtllm.api.json_body import SMALL
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import ServedModel
@@ -201,3 +202,15 @@ async def test_of_several_models_one_has_to_be_named(hosts: Hosts, tokenizer: To
         await served.load(tokenizer, "fable")
         assert (await served.client.get("/adapters")).status == 404
         assert (await served.client.get("/models/story/adapters")).status == 200
+
+
+@pytest.mark.parametrize("path", COLLECTIONS)
+@in_virtual_time
+async def test_a_body_that_would_stop_the_event_loop_is_not_read(
+    hosts: Hosts, tokenizer: Tokenizer, directory: Path, path: str
+) -> None:
+    hosts.features |= {Feature.ADAPTERS}
+    async with application(tokenizer, directory=directory, max_request_size=100_000) as served:
+        answer = await served.client.post(path, b" " * (SMALL + 1))
+        assert (answer.status, str(SMALL) in answer.json["message"]) == (413, True)
+        assert (await served.client.post(path, b" " * SMALL)).status == 400

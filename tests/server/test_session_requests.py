@@ -115,10 +115,11 @@ async def test_where_sessions_are_not_enabled_they_are_refused(
 async def test_bodies_that_only_mention_sessions_are_ordinary(
     hosts: Hosts, tokenizer: Tokenizer, sessions: Sessions
 ) -> None:
-    async with application(tokenizer, sessions=sessions) as served:
+    async with application(tokenizer, sessions=sessions, max_request_size=100_000) as served:
         answer = await served.client.post("/invocations", b'{"inputs": "say \\"requestType\\""}')
         assert answer.status == 200
-        for broken in (b'{"requestType"', b'["requestType"]'):
+        large = b'{"requestType": "CLOSE", "inputs": "' + b" " * 40_000 + b'"}'
+        for broken in (b'{"requestType"', b'["requestType"]', large):
             assert (await served.client.post("/invocations", broken)).status == 424
 
 
