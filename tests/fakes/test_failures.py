@@ -100,12 +100,35 @@ def test_an_error_of_the_engine_is_raised_at_the_next_request(observe: Observer,
     assert seen["then"] == "RuntimeError: LLM is shutting down"
 
 
-def test_a_cuda_error_fails_every_active_request(observe: Observer, tiny_stories: Path) -> None:
-    """executorImpl.cpp: and all that follow."""
+def test_an_iteration_that_fails_fails_every_active_request_and_ends_the_loop_of_pytorch(
+    observe: Observer, tiny_stories: Path, engine: Path
+) -> None:
+    """executorImpl.cpp goes on; py_executor.py only without the overlap scheduler and the guided decoder, whose next
+    steps need the iteration's output. Afterwards requests are taken, and none is answered."""
+    fault = {"action": "forward", "at_token": 2, "max_new_tokens": 9, "message": "a shape does not fit"}
+    asked = [[{"max_tokens": 9}, {"max_tokens": 100}], [{"max_tokens": 3}]]
+    plain = {"disable_overlap_scheduler": True}
+    calls = [
+        call("rounds", which="engine", model=engine, rounds=asked),
+        call("rounds", which="torch", model=tiny_stories, rounds=asked),
+        call("rounds", which="torch", model=tiny_stories, rounds=asked, **plain),
+        call("rounds", which="torch", model=tiny_stories, rounds=asked, **plain, guided_decoding_backend="xgrammar"),
+    ]
+    seen = observe(*calls, script={"steps_per_second": 50, "faults": [fault]})
+    for (first, second), _ in seen:
+        assert first == second == "RequestError: a shape does not fit"
+    by_engine, overlapped, plainly, guided = (after for _, (after,) in seen)
+    assert by_engine["reason"] == plainly["reason"] == "length"
+    assert overlapped == guided == "hangs"
+    assert "Error in event loop: Sampling failed" in observe.printed
+
+
+def test_a_cuda_error_fails_every_active_request_and_all_that_follow(observe: Observer, engine: Path) -> None:
+    """executorImpl.cpp"""
     script = {"steps_per_second": 50, "faults": [{"action": "cuda", "at_token": 2, "max_new_tokens": 9}]}
-    asked = [{"max_tokens": 9}, {"max_tokens": 100}]
-    seen = observe(call("requests", which="torch", model=tiny_stories, requests=asked, together=True), script=script)
-    assert all("an illegal memory access was encountered" in answer for answer in seen)
+    asked = [[{"max_tokens": 9}, {"max_tokens": 100}], [{"max_tokens": 3}]]
+    seen = observe(call("rounds", which="engine", model=engine, rounds=asked), script=script)
+    assert all("an illegal memory access was encountered" in answer for answers in seen for answer in answers)
 
 
 def test_after_shutdown(observe: Observer, tiny_stories: Path) -> None:

@@ -32,6 +32,9 @@ _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_
 _BROKEN = re.compile(r"cuda (runtime )?error|cudaerror|illegal memory access|device-side assert|nccl error", re.I)
 """Errors of a request after which no other request will succeed: the GPU's context is lost."""
 
+_OUT_OF_MEMORY = re.compile(r"out of memory", re.I)
+"""Likewise where an error of an iteration ends the loop: TensorRT-LLM then takes requests and answers none."""
+
 
 class EngineLostError(Exception):
     """The engine cannot go on."""
@@ -83,11 +86,16 @@ class TensorRtLlmExecutor:
         self._end_id: int | None = getattr(self._llm.tokenizer, "eos_token_id", None)
         # Aborting a stream with log-probabilities can crash the engine backend (TensorRT-LLM #10810).
         self._abortable_with_logprobs = backend != "tensorrt"
+        # PyExecutor's loop goes on only without the overlap scheduler and the guided decoder.
+        overlap = not arguments.get("disable_overlap_scheduler", False)
+        self._ends_with_an_iteration = backend != "tensorrt" and (overlap or guided)
         self._hang_timeout = hang_timeout
         self._reads_statistics = iteration_stats
         self._statistics = IterationStatistics()
         self._ranks = ranks_below()
         self._requests: dict[int, RunningRequest] = {}
+        self._unanswered: list[RunningRequest] = []
+        """Aborted requests that have ended for the server, while the engine may be silent since before their abort."""
         self._heartbeat = Heartbeat()
         self._step_buffer: StepBuffer
         self._lost: asyncio.Future[None]
@@ -133,12 +141,16 @@ class TensorRtLlmExecutor:
                 await asyncio.wait({self._lost}, timeout=tick)
                 if self._lost.done():
                     return self._lost.result()
-                silent_for = silent_for + tick if self._requests and beats == self._heartbeat.beats else 0.0
+                silent = beats == self._heartbeat.beats
+                if not silent:
+                    self._forget_unanswered()
+                waiting = len(self._requests) + len(self._unanswered)
+                silent_for = silent_for + tick if silent and waiting else 0.0
                 unsent_for = unsent_for + tick if self._requests and sent == step_buffer.sent else 0.0
                 if silent_for > self._hang_timeout:
                     raise EngineLostError(
-                        f"TensorRT-LLM has been silent for {self._hang_timeout:g} seconds with {len(self._requests)} "
-                        "requests in it (option.executor_hang_timeout)"
+                        f"TensorRT-LLM has been silent for {self._hang_timeout:g} seconds with {waiting} requests in "
+                        "it (option.executor_hang_timeout)"
                     )
                 self._check_aborts(tick)
                 if unsent_for >= 2 * tick:
@@ -156,7 +168,7 @@ class TensorRtLlmExecutor:
 
     async def close(self) -> None:
         """Shut the engine down, within a few seconds; what does not end by then ends with the process."""
-        for request in self._requests.values():
+        for request in (*self._requests.values(), *self._unanswered):
             request.task.cancel()
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
@@ -210,9 +222,10 @@ class TensorRtLlmExecutor:
         try:
             await request.follow()
         except self._request_error as error:
+            self._heartbeat.responses += 1
             self._reject(request, error)
         except Exception as error:
-            if isinstance(error, _ENGINE_IS_GONE) and not isinstance(error, NotImplementedError):
+            if self._is_loss(error):
                 self._lose(error)
                 return
             if not isinstance(error, ValueError):
@@ -222,21 +235,35 @@ class TensorRtLlmExecutor:
             self._abort(request)
         del self._requests[request.message.request_id]
 
+    async def _listen(self, request: RunningRequest) -> None:
+        """Whatever the engine says of a request that has ended for the server is a sign of life."""
+        try:
+            await request.result.__anext__()
+        except Exception as error:
+            if self._is_loss(error):
+                self._lose(error)
+                return
+        self._heartbeat.responses += 1
+
+    def _is_loss(self, error: Exception) -> bool:
+        return isinstance(error, _ENGINE_IS_GONE) and not isinstance(error, (NotImplementedError, self._request_error))
+
     def _abort(self, request: RunningRequest) -> None:
         message = request.message
         if message.logprobs and message.sampling.beam_width == 1 and not self._abortable_with_logprobs:
             return  # let it finish; its output is discarded
-        request.aborted_for = 0.0
+        request.aborted_for, request.aborted_after = 0.0, self._heartbeat.responses
         try:
             request.result.abort()
         except Exception as error:
             self._lose(error)
 
     def _reject(self, request: RunningRequest, error: Exception) -> None:
-        if _BROKEN.search(str(error)):
+        message = str(error)
+        if _BROKEN.search(message) or (self._ends_with_an_iteration and _OUT_OF_MEMORY.search(message)):
             self._lose(EngineLostError(f"TensorRT-LLM cannot go on: {error}"))
         else:
-            request.end(FinishReason.ERROR, str(error))
+            request.end(FinishReason.ERROR, message)
 
     def _lose(self, error: Exception) -> None:
         if not self._lost.done():
@@ -253,25 +280,37 @@ class TensorRtLlmExecutor:
                 request.task.cancel()
                 request.end(FinishReason.CANCELLED)
                 del self._requests[request.message.request_id]
+                if request.aborted_after == self._heartbeat.responses:
+                    # Or the engine is dead: its silence goes on, also where no client waits any more.
+                    request.task = asyncio.get_running_loop().create_task(self._listen(request))
+                    self._unanswered.append(request)
             elif request.aborted_for > self._hang_timeout:
                 raise EngineLostError(
                     f"TensorRT-LLM did not end a request within {self._hang_timeout:g} seconds after it was aborted "
                     "(option.executor_hang_timeout)"
                 )
 
+    def _forget_unanswered(self) -> None:
+        for request in self._unanswered:
+            request.task.cancel()
+        self._unanswered.clear()
+
     async def _read_statistics(self) -> None:
         """Iteration statistics, which also prove that a busy engine is alive while nothing is generated."""
+        idle = True
         try:
             while True:
                 await asyncio.sleep(_STATISTICS_SECONDS)
-                if not self._requests:
+                if not (self._requests or self._unanswered):
+                    idle = True
                     continue
                 # Without a timeout of its own: 1.3 waits for it on the event loop, and before a timeout that has passed
                 # ends the statistics until the next request.
                 with contextlib.suppress(asyncio.QueueEmpty):
                     async for iteration in self._llm.get_stats_async(timeout=0):
                         self._statistics.take(iteration)
-                        self._heartbeat.beats += 1
+                        self._heartbeat.iterations += not idle  # else it may be of earlier requests
+                idle = False
         except Exception:
             print("TensorRT-LLM's iteration statistics cannot be read; the server goes on without them:", flush=True)
             traceback.print_exc()

@@ -24,7 +24,12 @@ class Heartbeat:
     """The engine's signs of life so far: responses and iteration statistics."""
 
     def __init__(self) -> None:
-        self.beats = 0
+        self.responses = 0
+        self.iterations = 0
+
+    @property
+    def beats(self) -> int:
+        return self.responses + self.iterations
 
 
 class RunningRequest:
@@ -45,6 +50,8 @@ class RunningRequest:
         """Whether the engine has sent a response for it."""
         self.aborted_for: float | None = None
         """Seconds since it was aborted in the engine."""
+        self.aborted_after = 0
+        """Responses of the engine until then."""
         self._step_buffer = step_buffer
         self._heartbeat = heartbeat
         self._end_id = end_id
@@ -66,7 +73,7 @@ class RunningRequest:
         result, heartbeat, extend = self.result, self._heartbeat, self._step_buffer.extend
         seen = 0
         async for _ in result:
-            heartbeat.beats += 1
+            heartbeat.responses += 1
             self.responded = True
             output = result.outputs[0]
             token_ids = output.token_ids
@@ -80,7 +87,7 @@ class RunningRequest:
 
     async def _follow_beams(self) -> None:
         async for _ in self.result:
-            self._heartbeat.beats += 1
+            self._heartbeat.responses += 1
             self.responded = True
         for request_id, output in zip(sequence_ids(self.message), self.result.outputs, strict=True):
             if not self.muted:

@@ -151,6 +151,7 @@ class Engine:
     async def ended(self) -> None:
         """End whatever runs, and see it end."""
         tasks = [self.running, *(request.task for request in self.executor._requests.values())]
+        tasks += [request.task for request in self.executor._unanswered]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 import pytest
 
@@ -221,6 +222,33 @@ def test_an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engi
         with pytest.raises(EngineLostError, match=f"TensorRT-LLM cannot go on: {words}"):
             await engine.running
         assert not any(delta.finish for delta in engine.deltas)
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize(
+    ("lost", "options"),
+    [
+        (True, {}),
+        (True, {"arguments": {"disable_overlap_scheduler": True}, "guided": True}),
+        (False, {"arguments": {"disable_overlap_scheduler": True}}),
+        (False, {"backend": "tensorrt", "guided": True}),
+    ],
+)
+def test_an_iteration_without_memory_is_the_loss_of_an_engine_whose_loop_ends_with_it(
+    make: MakeEngine, lost: bool, options: dict[str, Any]
+) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(**options)
+        await engine.begin()
+        engine.submit(1).fail(RequestError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+        await asyncio.sleep(0.1)
+        assert [delta.finish for delta in engine.deltas] == ([] if lost else [FinishReason.ERROR])
+        if lost:
+            with pytest.raises(EngineLostError, match="TensorRT-LLM cannot go on: CUDA out of memory"):
+                await engine.running
         await engine.ended()
 
     body()

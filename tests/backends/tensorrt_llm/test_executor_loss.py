@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from djl_trtllm.errors import ExecutorStartError
+from djl_trtllm.request import FinishReason
 from tests.backends.tensorrt_llm.machine import BACKENDS, LONG, PROMPT, Machine, rank, run
 from tests.executor.probe import Probe, run_checked
 
@@ -79,6 +81,27 @@ def test_an_engine_that_fails_is_reported_with_its_own_words(
         assert message in await probe.death()
         # Their answer is the loss, not an error of their own.
         assert not any(delta.finish for delta in probe.deltas)
+        return probe
+
+    run(body)
+
+
+def test_an_engine_whose_loop_has_ended_is_reported_also_where_every_client_gives_up(machine: Machine) -> None:
+    """PyExecutor's loop ends with an iteration that fails; its process goes on, takes requests and answers none."""
+
+    async def body() -> Probe:
+        fault = {"action": "forward", "at_token": 2, "max_new_tokens": 77, "message": "a shape does not fit"}
+        probe = await machine.start(script={"steps_per_second": 50, "faults": [fault]}, hang_timeout=4.0)
+        probe.submit(1, 77, PROMPT)
+        probe.submit(2, LONG, PROMPT)
+        for number in (1, 2):
+            assert await probe.end_of(number) == [FinishReason.ERROR]
+            assert probe.of(number)[-1].error == "a shape does not fit"
+        probe.submit(3, LONG, PROMPT)
+        await asyncio.sleep(0.2)
+        probe.client.cancel(3)
+        assert await probe.end_of(3) == [FinishReason.CANCELLED]
+        assert "TensorRT-LLM has been silent for 4 seconds with 1 requests in it" in await probe.death()
         return probe
 
     run(body)

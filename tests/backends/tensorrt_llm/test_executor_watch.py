@@ -14,7 +14,7 @@ from djl_trtllm.backends.tensorrt_llm import executor
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.request import FinishReason
-from tests.backends.tensorrt_llm.played_llm import MakeEngine
+from tests.backends.tensorrt_llm.played_llm import MakeEngine, RequestError
 from tests.support.virtual_time import in_virtual_time
 
 SILENT = "TensorRT-LLM has been silent for {} seconds with {} requests in it (option.executor_hang_timeout)"
@@ -62,6 +62,110 @@ def test_an_engine_that_answers_is_not_silent_and_one_without_requests_neither(m
             result.say(7)
         await asyncio.sleep(0.1)
         assert not engine.running.done()
+        await engine.ended()
+
+    body()
+
+
+def test_the_silence_of_an_engine_goes_on_when_its_clients_have_given_up(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine, loop = make(hang_timeout=8.0), asyncio.get_running_loop()
+        await engine.begin()
+        began = loop.time()
+        engine.submit(1)
+        await asyncio.sleep(0.6)
+        engine.executor.cancel(1)
+        await asyncio.sleep(3)
+        assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
+        assert engine.executor.stats().running == 0
+        with pytest.raises(EngineLostError) as caught:
+            await engine.running
+        assert str(caught.value) == SILENT.format("8", 1)
+        assert loop.time() - began == pytest.approx(8.5)
+        await engine.ended()
+
+    body()
+
+
+def test_statistics_of_iterations_before_an_abort_are_no_sign_of_life_after_it(make: MakeEngine) -> None:
+    """They are read once a second, and those of earlier requests with the first reading of the next."""
+
+    @in_virtual_time
+    async def body() -> None:
+        engine, loop = make(hang_timeout=8.0, iteration_stats=True), asyncio.get_running_loop()
+        await engine.begin()
+        engine.submit(1).say(7, end="length")
+        await asyncio.sleep(5.1)
+        engine.llm.iterations = lambda: [{"iter": 1}] if loop.time() - began < 1.5 else []
+        began = loop.time()
+        engine.submit(2)
+        await asyncio.sleep(0.3)
+        engine.executor.cancel(2)
+        with pytest.raises(EngineLostError, match="has been silent for 8 seconds with 1 requests in it"):
+            await engine.running
+        assert loop.time() - began < 10
+        await engine.ended()
+
+    body()
+
+
+@pytest.mark.parametrize("answer", ["its own", "its error", "another's", "statistics"])
+def test_any_sign_of_life_after_an_abort_ends_the_doubt_that_its_silence_raised(make: MakeEngine, answer: str) -> None:
+    """The PyTorch backend never answers a request that was aborted while it waited."""
+
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(hang_timeout=8.0, iteration_stats=answer == "statistics")
+        await engine.begin()
+        first, second = engine.submit(1), engine.submit(2)
+        second.say(7, end=None if answer == "another's" else "length")
+        await asyncio.sleep(0.6)
+        engine.executor.cancel(1)
+        await asyncio.sleep(4)
+        match answer:
+            case "its own":
+                first.say(end="cancelled")
+            case "its error":
+                first.fail(RequestError("no room for it"))
+            case "another's":
+                second.say(8, end="length")
+            case _:
+                engine.llm.iterations = lambda: [{"iter": 1}]
+        await asyncio.sleep(60)
+        assert not engine.running.done()
+        assert [delta.finish for delta in engine.deltas if delta.request_id == 1] == [FinishReason.CANCELLED]
+        await engine.ended()
+
+    body()
+
+
+def test_a_request_that_is_dropped_while_the_engine_answers_others_raises_no_doubt(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(hang_timeout=8.0)
+        await engine.begin()
+        engine.submit(1)
+        engine.executor.cancel(1)
+        engine.submit(2).say(7, end="length")
+        await asyncio.sleep(60)
+        assert not engine.running.done()
+        await engine.ended()
+
+    body()
+
+
+def test_an_engine_that_is_lost_behind_an_aborted_request_is_reported(make: MakeEngine) -> None:
+    @in_virtual_time
+    async def body() -> None:
+        engine = make(hang_timeout=8.0)
+        await engine.begin()
+        result = engine.submit(1)
+        engine.executor.cancel(1)
+        await asyncio.sleep(3)
+        result.fail(RuntimeError("the proxy is gone"))
+        with pytest.raises(RuntimeError, match="the proxy is gone"):
+            await engine.running
         await engine.ended()
 
     body()
@@ -177,10 +281,14 @@ def test_closing_shuts_the_engine_down_and_follows_no_request_any_more(make: Mak
         engine = make()
         await engine.begin()
         engine.submit(1)
+        engine.submit(2)
+        engine.executor.cancel(2)
+        await asyncio.sleep(2)
         await engine.executor.close()
         assert engine.llm.shutdowns == 1
         await engine.ended()
-        assert all(request.task.cancelled() for request in engine.executor._requests.values())
+        followed = [*engine.executor._requests.values(), *engine.executor._unanswered]
+        assert [request.task.cancelled() for request in followed] == [True, True]
 
     body()
 

@@ -85,6 +85,17 @@ def requests(
     return seen
 
 
+def rounds(which: str, model: str, rounds: list[list[dict[str, Any]]], **arguments: Any) -> Any:
+    """What becomes of requests: those of a round run at once, the next round begins when they have ended."""
+    llm = llm_of(which, model, **arguments)
+    KEPT.append(llm)
+
+    async def go() -> Any:
+        return [await asyncio.gather(*(read(llm, **request) for request in requests)) for requests in rounds]
+
+    return asyncio.run(go())
+
+
 def outputs(which: str, model: str, request: dict[str, Any], **arguments: Any) -> Any:
     """All sequences of one request that is not streamed."""
     llm = llm_of(which, model, **arguments)

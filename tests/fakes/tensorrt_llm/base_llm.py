@@ -265,6 +265,8 @@ class BaseLLM:
             max_beam_width=args.max_beam_width or (build_config.max_beam_width if build_config else 1),
             torch_sampler=pytorch and self._samples_in_torch(),
             chunked_prefill=args.enable_chunked_prefill,
+            # Stages of a pipeline always overlap (`_executor_loop_pp`).
+            overlap=pytorch and (args.pipeline_parallel_size > 1 or not args.disable_overlap_scheduler),
             policy=policy.name,
             tokens_per_block=self._tokens_per_block(build_config),
             kv_blocks=self._kv_blocks(config, build_config, max_num_tokens),

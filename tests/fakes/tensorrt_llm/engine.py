@@ -12,10 +12,10 @@ from typing import Any
 
 from .errors import RequestError
 from .logger import logger
+from .logprobs import likeliest, logprobs, of_most
 from .memory import ENGINE_OUT_OF_MEMORY, memory_model, torch_out_of_memory
 from .requests import GenerationRequest
 from .responses import ErrorResponse, FinishReason, LlmResult, LogProbsResult, Response, ResponseWrapper, Result
-from .results import Logprob
 from .sampling_config import check_request
 from .scheduler import Scheduler
 from .sequence import Sequence, strike
@@ -41,6 +41,7 @@ class Engine:
         self._errors: list[ErrorResponse] = []
         self._iteration = 0
         self._next_step = 0.0
+        self._failure: str | None = None
         self._broken = False
         self._assertion: str | None = None
         self._ended = False
@@ -49,7 +50,9 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return not self._ended and bool(self._scheduler.waiting or self._scheduler.active or self._errors)
+        """Refused requests are answered by another thread, also when the loop has ended."""
+        computing = not self._ended and (self._scheduler.waiting or self._scheduler.active)
+        return bool(computing or self._errors)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -171,15 +174,14 @@ class Engine:
 
     def iterate(self) -> list[Any]:
         """The responses of one iteration; errors of refused requests come with the next."""
-        if self._assertion is not None:
-            # py_executor.py, `_event_loop_wrapper` (about 1.2): it is logged, and requests are taken as before.
-            logger.error(f"Error in event loop: {self._assertion}")
-            self._ended = True
-            return []
-        started = time.monotonic()
-        scheduler = self._scheduler
         responses: list[Any] = list(self._errors)
         self._errors.clear()
+        if self._assertion is not None:
+            self._end_loop(self._assertion)
+        if self._ended:
+            return responses
+        started = time.monotonic()
+        scheduler = self._scheduler
         responses += self._terminate_cancelled()
         fetched = scheduler.fetch()
         responses += self._terminate_cancelled()
@@ -188,18 +190,17 @@ class Engine:
         self._iteration += 1
         contexts = [sequence for sequence in scheduled if sequence.in_context]
         if not self._fits(scheduled):
-            # PyExecutor fails the requests of the iteration and goes on; so does the C++ executor.
             error = torch_out_of_memory() if self.settings.pytorch else f"{_FORWARD_ERROR}{ENGINE_OUT_OF_MEMORY}"
-            responses += self._fail_active(error)
-            scheduler.forget_finished()
-            return responses
+            return responses + self._fail_forward(error)
         completed = 0
         for sequence in scheduled:
             if not sequence.finish and (response := self._advance(sequence)) is not None:
                 responses.append(response)
                 completed += bool(sequence.finish)
-        if self._broken:
-            responses += self._fail_active(_CUDA_ERROR)
+        failure = _CUDA_ERROR if self._broken else self._failure
+        if failure is not None:
+            self._failure = None
+            return responses + self._fail_forward(failure)
         scheduler.forget_finished()
         if self.settings.iteration_stats:
             self._note_iteration(started, scheduled, contexts, fetched, completed)
@@ -241,8 +242,9 @@ class Engine:
         """The response to the next token; None where none is sent."""
         fault = sequence.fault()
         if fault is not None:
-            if fault["action"] == "cuda":
-                self._broken = True
+            if fault["action"] in ("cuda", "forward"):
+                self._broken = self._broken or fault["action"] == "cuda"
+                self._failure = fault.get("message", "scripted error")
                 return None
             if fault["action"] == "error":
                 self._scheduler.end(sequence.siblings, FinishReason.CANCELLED)
@@ -265,11 +267,26 @@ class Engine:
         kv_bytes = settings.kv_blocks * settings.tokens_per_block * (memory.kv_cache or 0)
         return memory.runs(min(tokens, settings.max_num_tokens), settings.max_num_tokens, kv_bytes)
 
-    def _fail_active(self, message: str) -> list[Any]:
-        """The C++ executor catches an iteration's error: every active request fails, and so does all that follows."""
+    def _fail_forward(self, message: str) -> list[Any]:
+        """An iteration raises: every active request fails. The C++ executor goes on (executorImpl.cpp).
+
+        PyExecutor goes on only without what needs the iteration's output (`_executor_loop_overlap` and `_executor_loop`
+        of 1.2.0rc3 and 1.3): "assert sample_state is not None", and before it the guided decoder's `outputs['logits']`.
+        """
         failed = [sequence for sequence in self._scheduler.active if not sequence.finish]
         self._scheduler.end(failed, FinishReason.CANCELLED)
-        return [self._error(request, message) for request in {sequence.request.id for sequence in failed}]
+        responses = [self._error(request, message) for request in {sequence.request.id for sequence in failed}]
+        self._scheduler.forget_finished()
+        if self.settings.pytorch and self.settings.guided:
+            self._end_loop("'NoneType' object is not subscriptable")
+        elif self.settings.overlap:
+            self._end_loop("Sampling failed")
+        return responses
+
+    def _end_loop(self, message: str) -> None:
+        """py_executor.py, `_event_loop_wrapper`: it is logged, and requests are taken as before."""
+        logger.error(f"Error in event loop: {message}")
+        self._ended = True
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
@@ -303,7 +320,7 @@ class Engine:
         if pytorch_logprobs:
             # The whole list each time (facts §2.6); the engine backend's come with the wrapper, new ones only.
             kept = tokens if params.use_beam_search else [sequence.tokens]
-            of = _logprobs if params.use_beam_search or not self.settings.torch_sampler else _likeliest
+            of = logprobs if params.use_beam_search or not self.settings.torch_sampler else likeliest
             result.log_probs = [[of(token_id, params) for token_id in beam] for beam in kept]
             result.cum_log_probs = [-0.5 * sequence.emitted - beam for beam in range(beams)]
         if self.settings.pytorch:
@@ -313,7 +330,7 @@ class Engine:
             return response
         prompt = generation = None
         if params.prompt_logprobs:
-            prompt = [_of_most(token_id, params.prompt_logprobs) for token_id in sequence.prompt]
+            prompt = [of_most(token_id, params.prompt_logprobs) for token_id in sequence.prompt]
         if params.logprobs and not self.settings.pytorch:
             if params.use_beam_search and params.best_of > 1:
                 # compute_logprobs in executor/result.py (about 1.2) takes logits of [1, tokens, vocabulary]; those of
@@ -321,7 +338,7 @@ class Engine:
                 raise IndexError(
                     f"index {max(sequence.tokens)} is out of bounds for dimension 0 with size {len(sequence.tokens)}"
                 )
-            generation = [_logprobs(token_id, params) for token_id in new]
+            generation = [logprobs(token_id, params) for token_id in new]
         return ResponseWrapper(response, LogProbsResult(prompt, generation))
 
     # -- statistics ----------------------------------------------------------------------------------------------------
@@ -363,22 +380,3 @@ class Engine:
             }
         )
         scheduler.paused = 0
-
-
-def _likeliest(token_id: int, params: Any) -> dict[int, Logprob]:
-    """The likeliest tokens only: a sampled one need not be among them (TorchSampler of about 1.2, by torch.topk)."""
-    if params._greedy_decoding or token_id % 2:
-        return _logprobs(token_id, params)
-    return {
-        other: Logprob(-0.1, rank + 1) for rank, other in enumerate(range(token_id + 1, token_id + 1 + params.logprobs))
-    }
-
-
-def _logprobs(token_id: int, params: Any) -> dict[int, Logprob]:
-    return _of_most(token_id, params.logprobs or 1)
-
-
-def _of_most(token_id: int, count: int) -> dict[int, Logprob]:
-    """The token's own, and of as many others as make `count`."""
-    others = [other for other in range(count + 1) if other != token_id][: count - 1]
-    return {token_id: Logprob(-0.5, 1), **{other: Logprob(-2.0, rank + 2) for rank, other in enumerate(others)}}

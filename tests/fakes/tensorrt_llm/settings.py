@@ -52,8 +52,8 @@ DEFAULTS: dict[str, Any] = {
 - `memory`: what takes how much of the GPU (`memory.MemoryModel`); building, loading and iterations then run out of it.
 - `faults`: `{"action": ..., "at_token": 0, "max_new_tokens": ...}`, before token `at_token` of a request whose
   SamplingParams.max_tokens is `max_new_tokens` (of any, where that is not given). Actions: "error" (of the request,
-  with `message`), "cuda" (the engine fails all requests from now on), "raise" (the worker raises CppExecutorError),
-  "die" (SIGKILL), "segfault", "exit", "stop" (SIGSTOP), "hang".
+  with `message`), "forward" (of the iteration, with `message`), "cuda" (of all iterations from now on), "raise" (the
+  worker raises CppExecutorError), "die" (SIGKILL), "segfault", "exit", "stop" (SIGSTOP), "hang".
 """
 
 

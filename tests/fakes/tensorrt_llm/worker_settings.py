@@ -8,7 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Plain data. `eos` is what the model emits at its end; `guided_ids` what it emits when it is guided."""
+    """Plain data.
+
+    `eos` is what the model emits at its end; `guided_ids` what it emits when it is guided. `overlap`: PyExecutor
+    prepares an iteration while another one runs.
+    """
 
     backend: str
     engine_dir: str | None
@@ -18,6 +22,7 @@ class WorkerSettings:
     max_beam_width: int
     torch_sampler: bool
     chunked_prefill: bool
+    overlap: bool
     policy: str
     tokens_per_block: int
     kv_blocks: int
