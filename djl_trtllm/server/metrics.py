@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 
 from djl_trtllm.api import Reply
 from djl_trtllm.batching.statistics import Histogram
-from djl_trtllm.server.metric_families import PREFIX, histogram
+from djl_trtllm.server.metric_families import PREFIX, Family, histogram
+from djl_trtllm.server.metric_text import MetricText
 from djl_trtllm.server.model_figures import ModelFigures
 from djl_trtllm.server.model_metrics import model_metrics
 from djl_trtllm.server.trtllm_metrics import trtllm_metrics
@@ -25,6 +26,8 @@ from djl_trtllm.version import __version__
 
 _UNKNOWN_ROUTE = "unknown"
 """The route of all requests that match none, or are refused before one is known: a client may send any path."""
+_FORMATS = 4
+"""Formats whose texts are kept: versions and escapings of OpenMetrics are the client's choice."""
 
 
 class ServerCounts:
@@ -54,41 +57,42 @@ class MetricsPage:
         self._registry = registry
         self._counts = counts
         self._stall = stall
-        self._prometheus = CollectorRegistry()
-        self._prometheus.register(self)
-        ProcessCollector(registry=self._prometheus)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self._texts: dict[str, MetricText] = {}
 
     def reply(self, accept: str = "") -> Reply:
         """The page in Prometheus' text format, or as OpenMetrics if the header `Accept` asks for it."""
         encode, content_type = choose_encoder(accept)
-        return Reply(200, content_type, encode(self._prometheus))
+        text = self._texts.pop(content_type, None) or MetricText(encode)
+        if len(self._texts) == _FORMATS:
+            del self._texts[next(iter(self._texts))]
+        self._texts[content_type] = text
+        return Reply(200, content_type, text.write(self._families(), self._process))
 
-    def describe(self) -> list[Metric]:
-        """Nothing: registering this object must not collect."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
+    def _families(self) -> Iterator[Family]:
         yield from self._server()
         figures = [ModelFigures.of(model) for model in self._registry.models.values()]
         yield from model_metrics(figures)
         yield from trtllm_metrics(figures, self._counts.responses)
 
-    def _server(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily(PREFIX + "build_info", "1, with the versions.", labels=["version", "python"])
-        build.add_metric([__version__, platform.python_version()], 1)
-        yield build
+    def _server(self) -> Iterator[Family]:
+        versions = (__version__, platform.python_version())
+        about = "1, with the versions."
+        yield Family(GaugeMetricFamily, PREFIX + "build_info", about, ("version", "python"), [(versions, (1,))])
         self._counts.keep(self._registry.models)
-        responses = CounterMetricFamily(
+        yield Family(
+            CounterMetricFamily,
             PREFIX + "http_responses",
             "HTTP responses by status, path and model.",
-            labels=["status", "route", "model"],
+            ("status", "route", "model"),
+            [
+                ((str(status), route, model), (count,))
+                for (status, route, model), count in sorted(self._counts.responses.items())
+            ],
         )
-        for (status, route, model), count in sorted(self._counts.responses.items()):
-            responses.add_metric([str(status), route, model], count)
-        yield responses
-        calls = CounterMetricFamily(PREFIX + "grpc_calls", "Calls of Triton's gRPC API by status.", labels=["status"])
-        for name, count in sorted(self._counts.grpc_calls.items()):
-            calls.add_metric([name], count)
-        yield calls
+        calls = [((status,), (count,)) for status, count in sorted(self._counts.grpc_calls.items())]
+        about = "Calls of Triton's gRPC API by status."
+        yield Family(CounterMetricFamily, PREFIX + "grpc_calls", about, ("status",), calls)
         late = "How late the event loop ran a timer."
         yield histogram(PREFIX + "event_loop_stall_seconds", late, (), [((), self._stall)])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from djl_trtllm.api.lmi.finish_reasons import FINISH_REASONS
-from djl_trtllm.server.metric_families import PREFIX, family, histogram
+from djl_trtllm.server.metric_families import PREFIX, Family, family, histogram
 from djl_trtllm.server.model_figures import ModelFigures
 
 _GAUGES = (
@@ -57,7 +57,7 @@ _HISTOGRAMS = (
 """Metric, field of `Statistics`, help text."""
 
 
-def model_metrics(models: Sequence[ModelFigures]) -> Iterator[Metric]:
+def model_metrics(models: Sequence[ModelFigures]) -> Iterator[Family]:
     engines = (((model.name, model.engine), 1) for model in models if model.engine is not None)
     yield from family(GaugeMetricFamily, PREFIX + "model_info", "1, with the engine.", ["model", "engine"], engines)
     for name, field, text in _GAUGES:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from djl_trtllm.batching.statistics import FIRST_TOKEN_SECONDS, PER_TOKEN_SECONDS, PREFILL_SECONDS, REQUEST_SECONDS
 from djl_trtllm.request import FinishReason
-from djl_trtllm.server.metric_families import family, histogram
+from djl_trtllm.server.metric_families import Family, family, histogram
 from djl_trtllm.server.model_figures import ModelFigures
 
 _PREFIX = "trtllm_"
@@ -57,7 +57,7 @@ _HISTOGRAMS = {
 """Field of `Statistics`, text, buckets."""
 
 
-def trtllm_metrics(models: Sequence[ModelFigures], responses: Mapping[tuple[int, str, str], int]) -> Iterator[Metric]:
+def trtllm_metrics(models: Sequence[ModelFigures], responses: Mapping[tuple[int, str, str], int]) -> Iterator[Family]:
     """`responses` are HTTP responses by status, route and model."""
     labels = {model.name: (model.name, model.engine or "unknown") for model in models}
     for name, (text, value) in _GAUGES.items():

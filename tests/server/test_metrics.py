@@ -106,6 +106,15 @@ async def test_the_page_has_the_format_that_the_client_accepts(
     await story.close()
 
 
+def test_any_number_of_formats_leaves_four() -> None:
+    page = MetricsPage(Registry(), ServerCounts(), stall())
+    for number in range(20):
+        page.reply("")
+        page.reply(f"application/openmetrics-text; version=1.0.{number}")
+    assert len(page._texts) == 4
+    assert page.reply().content_type in page._texts
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus has it)")
 def test_promtool_accepts_the_page() -> None:
     # Its advice on names is not for those of TensorRT-LLM.
