@@ -19,10 +19,6 @@ from djl_trtllm.engines.identity import copy_identity_files
 from djl_trtllm.engines.parent_watchdog import die_with_parent
 from djl_trtllm.engines.spec import report_phase
 
-# OpenVINO's converter and NNCF report each use to Google Analytics, by forked processes and with an identifier in
-# ~/intel, unless this package is missing.
-sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
-
 _TASK = "text-generation-with-past"
 _GROUP_SIZE = 128
 
