@@ -1,0 +1,102 @@
+"""The manifests of `serving/kubernetes`, and the schemas of Kubernetes and of custom resources."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import msgspec
+import pytest
+import yaml
+
+from tests.support.custom_resources import SPECS
+
+FOLDER = Path(__file__).parents[2] / "serving" / "kubernetes"
+KUBECTL = shutil.which("kubectl")
+needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+CORE = "1.33"
+"""The version of Kubernetes whose schemas the manifests have to follow."""
+_CRDS = os.environ.get("KUBERNETES_CRDS")
+
+Object = dict[str, Any]
+
+
+def read(file: str) -> list[Object]:
+    """The objects of a manifest."""
+    return list(yaml.safe_load_all((FOLDER / file).read_text(encoding="utf-8")))
+
+
+def one(file: str, kind: str) -> Object:
+    """The object of a kind in a manifest."""
+    (found,) = [each for each in read(file) if each["kind"] == kind]
+    return found
+
+
+def kustomize(folder: Path) -> list[Object]:
+    """What `kubectl apply -k` would send."""
+    made = subprocess.run([str(KUBECTL), "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return list(yaml.safe_load_all(made.stdout))
+
+
+def check(found: Object) -> None:
+    """Raise what is wrong with an object: with its fields, their types, and their names."""
+    if (name := (found["apiVersion"], found["kind"])) not in SPECS:
+        kubernetes_validate.validate(found, CORE, strict=True)
+        return
+    msgspec.convert(found, SPECS[name])
+    if _CRDS is not None:
+        jsonschema.validate(found, _crds()[name])
+    for template in _pod_templates(found):
+        kubernetes_validate.validate(
+            {"apiVersion": "v1", "kind": "PodTemplate", "template": template}, CORE, strict=True
+        )
+
+
+def _pod_templates(value: Any) -> Iterator[Object]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "template":
+                yield inner
+            else:
+                yield from _pod_templates(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _pod_templates(inner)
+
+
+@cache
+def _crds() -> dict[tuple[str, str], Object]:
+    """The schemas of the CustomResourceDefinitions in the folder KUBERNETES_CRDS, by version and kind."""
+    schemas = {}
+    for file in sorted(Path(str(_CRDS)).glob("*.yaml")):
+        spec = yaml.safe_load(file.read_text(encoding="utf-8"))["spec"]
+        for version in spec["versions"]:
+            name = f"{spec['group']}/{version['name']}", spec["names"]["kind"]
+            schemas[name] = _closed(version["schema"]["openAPIV3Schema"], top=True)
+    return schemas
+
+
+def _closed(schema: Object, *, top: bool = False) -> Object:
+    """A schema that refuses names that it does not have, as a server with strict validation does."""
+    closed = {key: inner for key, inner in schema.items() if key not in ("properties", "items", "additionalProperties")}
+    if schema.get("x-kubernetes-int-or-string"):
+        closed["type"] = ["integer", "string"]
+    if "properties" in schema:
+        known = {name: _closed(inner) for name, inner in schema["properties"].items()}
+        if top:
+            # The API server itself knows the metadata of every object.
+            known["metadata"] = {}
+        kept = bool(schema.get("x-kubernetes-preserve-unknown-fields"))
+        closed |= {"properties": known, "additionalProperties": kept}
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            closed[key] = _closed(schema[key])
+    return closed
