@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
-from tokenizers import Tokenizer
 
 from djl_trtllm.batching.detokenizer import Detokenizer
 from djl_trtllm.batching.stopping import StopMatcher
 from djl_trtllm.errors import RequestError
+from djl_trtllm.model import TokenTexts
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
 
@@ -47,7 +47,7 @@ class OutputSequence:
         self,
         *,
         index: int,
-        tokenizer: Tokenizer,
+        texts: TokenTexts,
         special_ids: frozenset[int],
         shown: Mapping[int, str] = MappingProxyType({}),
         prompt_ids: Sequence[int],
@@ -64,7 +64,7 @@ class OutputSequence:
         self.finished: SequenceResult | None = None
         self.closed = False
         """Whether the end has been delivered."""
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids)
+        self._detokenizer = Detokenizer(texts, prompt_ids)
         self._matcher = StopMatcher(stop) if stop else None
         self._special_ids = special_ids
         self._shown = shown

@@ -45,7 +45,7 @@ class Translator:
         return [
             kind(
                 index=index,
-                tokenizer=self._tokenizer.raw,
+                texts=self._tokenizer.texts,
                 special_ids=self._special_ids,
                 shown=shown,
                 prompt_ids=prompt_ids,

@@ -9,12 +9,14 @@ from djl_trtllm.model.archive import is_archive, open_model
 from djl_trtllm.model.layout import Layout, ModelKind, inspect, inspect_config
 from djl_trtllm.model.requirements import handle_requirements
 from djl_trtllm.model.shape import ModelShape
+from djl_trtllm.model.token_texts import TokenTexts
 from djl_trtllm.model.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "Layout",
     "ModelKind",
     "ModelShape",
+    "TokenTexts",
     "Tokenizer",
     "handle_requirements",
     "inspect",

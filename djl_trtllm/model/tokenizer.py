@@ -22,6 +22,7 @@ import tokenizers.processors
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, RequestError, TokenizerError
 from djl_trtllm.model import chat_template, sentencepiece_model, tokenizer_conversion
 from djl_trtllm.model.json_file import is_lfs_pointer, read_object
+from djl_trtllm.model.token_texts import TokenTexts
 from djl_trtllm.model.work_directory import temporary_directory
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class Tokenizer:
 
     raw: tokenizers.Tokenizer
     """The Rust tokenizer, for `tokenizers.decoders.DecodeStream`. Do not change it."""
+    texts: TokenTexts
+    """The texts of the tokens that have the same one everywhere."""
     end_ids: frozenset[int]
     """Every id that ends a text, from generation_config.json, config.json and the tokenizer."""
     special_ids: frozenset[int]
@@ -79,6 +82,7 @@ class Tokenizer:
         raw.no_truncation()
         raw.no_padding()
         self.raw = raw
+        self.texts = TokenTexts(raw)
         self._chat_template = chat_template.ChatTemplate(templates, special_tokens, origin)
         self.chat_templates = (dict(templates), dict(special_tokens), origin)
         added = raw.get_added_tokens_decoder()

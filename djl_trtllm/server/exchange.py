@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TypeAlias
@@ -30,6 +30,10 @@ REFUSED = "djl_trtllm.refused"
 
 ABORT = "djl_trtllm.abort"
 """ASGI extension of our server: its `call` drops the connection. A normal close would wait for the client to read."""
+
+WRITE = "djl_trtllm.write"
+"""ASGI extension of our server: its `call` sends a part of a body of unknown length, without a message or a coroutine
+for it, where the head is sent. It returns False if it has not: the client does not read, or is gone."""
 
 _MOST_DIGITS = 20
 _ALWAYS = ((b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff"))
@@ -169,8 +173,19 @@ class Exchange:
             more += (("WWW-Authenticate", "Bearer"),)
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 
+    @property
+    def write_part(self) -> Callable[[bytes], bool]:
+        """The call of the extension `WRITE`; it never sends where the server has none."""
+        extension = self.scope.get("extensions", {}).get(WRITE)
+        call: Callable[[bytes], bool] = _sends_nothing if extension is None else extension["call"]
+        return call
+
     def abort(self) -> None:
         """Drop the connection and what its client has not read yet."""
         extension = self.scope.get("extensions", {}).get(ABORT)
         if extension is not None:
             extension["call"]()
+
+
+def _sends_nothing(part: bytes) -> bool:
+    return False

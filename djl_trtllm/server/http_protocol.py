@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from djl_trtllm.api.headers import request_id
 from djl_trtllm.server.connections import SLOWEST_BODY, Connections, Refusal, reset
-from djl_trtllm.server.exchange import ABORT, REFUSED
+from djl_trtllm.server.exchange import ABORT, REFUSED, WRITE
 from djl_trtllm.telemetry import ServedRequest
 
 _PIECE = 1024
@@ -181,7 +181,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"call": self.reset}}
+        self.scope["extensions"] = {ABORT: {"call": self.reset}, WRITE: {"call": self.write_part}}
         self._connections.start(self)
         self.deadline = self.loop.time() + self._limits.header_read_timeout
         self._head_read = self._read = False
@@ -245,6 +245,14 @@ class HttpProtocol(HttpToolsProtocol):
             self.loop.call_soon(self._go_on)
         elif self._read and self.cycle.response_complete:
             self._idle_until(self._limits.keep_alive_timeout)
+
+    def write_part(self, part: bytes) -> bool:
+        """Send a part of a chunked body, as the response's `send` does; see `WRITE`."""
+        cycle = self.cycle
+        if cycle is None or cycle.disconnected or self.flow.write_paused or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -68,6 +68,7 @@ class ResponseWriter:
         self._late_headers = call.late_headers
         self._exchange = exchange
         self._unfinished = call.sequences
+        self._write_part = exchange.write_part
         self._write_timeout = exchange.options.stream_write_timeout
         self._blocked: asyncio.Task[None] | None = None
         self._kept: list[OutputChunk] = []
@@ -102,11 +103,11 @@ class ResponseWriter:
 
     def _send_encoded(self, chunks: list[OutputChunk]) -> None:
         try:
-            data = b"".join([self._encode(chunk) for chunk in chunks])
+            data = self._encode(chunks[0]) if len(chunks) == 1 else b"".join([self._encode(chunk) for chunk in chunks])
         except Exception as error:
             self._break_off(error)
             return
-        if data or self._complete:
+        if self._complete or (data and not (self._exchange.sent_head and self._write_part(data))):
             self._run(self._body(data))
 
     def _encode(self, chunk: OutputChunk) -> bytes:

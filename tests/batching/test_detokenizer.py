@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from djl_trtllm.batching.detokenizer import Detokenizer
-from djl_trtllm.model import Tokenizer
+from djl_trtllm.model import Tokenizer, TokenTexts
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
@@ -35,7 +35,7 @@ def piece_ids(raw: RawTokenizer, *pieces: str | int) -> list[int]:
 
 
 def detokenize(raw: RawTokenizer, prompt: list[int], ids: list[int]) -> str:
-    detokenizer = Detokenizer(raw, prompt)
+    detokenizer = Detokenizer(TokenTexts(raw), prompt)
     return "".join([detokenizer.step(token_id) for token_id in ids]) + detokenizer.flush()
 
 
@@ -69,15 +69,49 @@ def test_invalid_bytes_are_replaced_and_do_no_harm_to_what_follows(
     assert detokenize(sentencepiece_like, [1], invalid + after).endswith("a wolfb")
 
 
+def test_known_texts_and_decoded_ones_join_in_any_order(sentencepiece_like: RawTokenizer) -> None:
+    pieces = [
+        "▁",
+        "▁the",
+        0xE2,
+        0x96,
+        0x81,
+        "▁wolf",
+        0xF0,
+        0x9F,
+        "a",
+        "▁the",
+        "▁wolf",
+        *"abeth" * 3,
+        0xC3,
+        0xA9,
+        "e",
+        0xC3,
+    ]
+    ids = piece_ids(sentencepiece_like, *pieces)
+    for first in range(len(ids)):
+        assert detokenize(sentencepiece_like, [1], ids[first:]) == sentencepiece_like.decode([1, *ids[first:]])
+
+
+def test_only_the_first_token_is_decoded_where_the_others_are_known(tokenizer: Tokenizer) -> None:
+    texts = TokenTexts(tokenizer.raw)
+    detokenizer = Detokenizer(texts, [1])
+    words = [tokenizer.encode(word, False)[0] for word in (" the", " big", " dog")]
+    assert [detokenizer.step(word) for word in words] == [" the", " big", " dog"]
+    assert set(texts) == set(words[1:])
+    texts.update(dict.fromkeys(words, "?"))
+    assert detokenizer.step(words[0]) == "?"
+
+
 def test_a_character_is_never_split(tokenizer: Tokenizer) -> None:
-    detokenizer = Detokenizer(tokenizer.raw, [1])
+    detokenizer = Detokenizer(tokenizer.texts, [1])
     steps = [detokenizer.step(token_id) for token_id in tokenizer.encode("😀é", False)]
     assert [step for step in steps if step] == ["😀", "é"]
 
 
 def test_only_an_unfinished_character_is_pending(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("😀x", False)
-    detokenizer = Detokenizer(tokenizer.raw, [1])
+    detokenizer = Detokenizer(tokenizer.texts, [1])
     pending = [detokenizer.pending]
     for token_id in ids:
         detokenizer.step(token_id)
@@ -87,7 +121,7 @@ def test_only_an_unfinished_character_is_pending(tokenizer: Tokenizer) -> None:
 
 
 def test_what_is_flushed_is_pending_no_more(tokenizer: Tokenizer) -> None:
-    detokenizer = Detokenizer(tokenizer.raw, [1])
+    detokenizer = Detokenizer(tokenizer.texts, [1])
     detokenizer.step(tokenizer.encode("😀", False)[0])
     assert (detokenizer.flush(), detokenizer.pending, detokenizer.flush()) == ("�", False, "")
 
@@ -105,7 +139,7 @@ def test_special_tokens_of_the_prompt_have_no_text(sentencepiece_like: RawTokeni
 
 
 def test_text_that_the_decoder_takes_back_stays_and_the_rest_follows_it(sentencepiece_like: RawTokenizer) -> None:
-    detokenizer = Detokenizer(sentencepiece_like, [1, *piece_ids(sentencepiece_like, "▁the")])
+    detokenizer = Detokenizer(TokenTexts(sentencepiece_like), [1, *piece_ids(sentencepiece_like, "▁the")])
     # 0xFF makes the two bytes of the "é" invalid as well.
     ids = piece_ids(sentencepiece_like, 0xC3, 0xA9, 0xFF, "a", "▁wolf", 0xE2)
     steps, pending = [], []

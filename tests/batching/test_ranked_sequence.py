@@ -10,7 +10,7 @@ def sequence(tokenizer: Tokenizer, *stop: str) -> RankedSequence:
     return RankedSequence(
         text_of=lambda id_: f"<{id_}>",
         index=0,
-        tokenizer=tokenizer.raw,
+        texts=tokenizer.texts,
         special_ids=tokenizer.special_ids | tokenizer.end_ids,
         shown={},
         prompt_ids=[5, 6],

@@ -23,7 +23,7 @@ class Script:
         self.sequences = [
             OutputSequence(
                 index=index,
-                tokenizer=tokenizer.raw,
+                texts=tokenizer.texts,
                 special_ids=frozenset(),
                 prompt_ids=[5],
                 stop=(),

@@ -22,7 +22,7 @@ def sequence(
 ) -> OutputSequence:
     return OutputSequence(
         index=0,
-        tokenizer=tokenizer.raw,
+        texts=tokenizer.texts,
         special_ids=tokenizer.special_ids | tokenizer.end_ids,
         shown=shown or {},
         prompt_ids=[5, 6],

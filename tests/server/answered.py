@@ -19,8 +19,11 @@ OPTIONS = Options(max_request_size=1000, stream_write_timeout=30.0)
 class Answered:
     """A request whose answer is delivered by the test."""
 
-    def __init__(self, encoder: WordEncoder | None = None, *, sequences: int = 1) -> None:
+    def __init__(self, encoder: WordEncoder | None = None, *, sequences: int = 1, extensions: bool = True) -> None:
+        """Without `extensions` the ASGI server is another one than ours."""
         self.client = Connection("POST", "/invocations")
+        if not extensions:
+            self.client.scope["extensions"].clear()
         exchange = Exchange(self.client.scope, self.client.receive, self.client.send, OPTIONS, ServerCounts())
         self.encoder = encoder or WordEncoder()
         self.answer = ResponseWriter(Call((GenerationRequest(sampling=Sampling(n=sequences)),), self.encoder), exchange)

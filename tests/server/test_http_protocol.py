@@ -8,11 +8,11 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from djl_trtllm.config import Options
 from djl_trtllm.server.app import Server
-from djl_trtllm.server.exchange import ABORT
+from djl_trtllm.server.exchange import ABORT, WRITE
 from djl_trtllm.server.http_protocol import HttpProtocol
 from tests.support.client import raw_post
 
@@ -23,6 +23,10 @@ class Wire(asyncio.Transport):
     def __init__(self, connection: socket.socket | None) -> None:
         super().__init__({"socket": connection})
         self.aborted = False
+        self.written = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
 
     def abort(self) -> None:
         self.aborted = True
@@ -37,6 +41,18 @@ class Wire(asyncio.Transport):
     def close(self) -> None: ...
 
 
+def connected(wire: Wire, application: ASGIApp) -> HttpProtocol:
+    """A connection over a transport that has sent a request to an application."""
+    server = Server(Options(), [], None)
+    config = server.config
+    config.load()
+    config.loaded_app = application
+    protocol = HttpProtocol(server._connections, config, server.server_state, {}, asyncio.get_running_loop())
+    protocol.connection_made(wire)
+    protocol.data_received(b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n")
+    return protocol
+
+
 async def abort_of(wire: Wire) -> Callable[[], None]:
     """What a request over a transport has as the server's extension."""
     scopes: list[Scope] = []
@@ -44,14 +60,7 @@ async def abort_of(wire: Wire) -> Callable[[], None]:
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         scopes.append(scope)
 
-    server = Server(Options(), [], None)
-    config = server.config
-    config.load()
-    config.loaded_app = application
-    loop = asyncio.get_running_loop()
-    protocol = HttpProtocol(server._connections, config, server.server_state, {}, loop)
-    protocol.connection_made(wire)
-    protocol.data_received(b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n")
+    protocol = connected(wire, application)
     await asyncio.sleep(0)
     assert scopes[0]["path"] == "/ping"
     call: Callable[[], None] = scopes[0]["extensions"][ABORT]["call"]
@@ -88,6 +97,56 @@ def test_a_connection_that_is_closed_or_has_no_socket_is_dropped_too(closed: boo
             connection.close()
         abort()
         assert wire.aborted
+
+    asyncio.run(body())
+
+
+def test_a_part_of_a_body_is_sent_while_the_client_reads_and_is_there() -> None:
+    async def body() -> None:
+        wire = Wire(None)
+        begun = asyncio.Event()
+        writes: list[Callable[[bytes], bool]] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            writes.append(scope["extensions"][WRITE]["call"])
+            await begun.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await asyncio.Event().wait()
+
+        protocol = connected(wire, application)
+        await asyncio.sleep(0)
+        (write,) = writes
+        assert not write(b"before the head")
+        begun.set()
+        await asyncio.sleep(0.001)
+        head = wire.written
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert write(b"a wolf, twenty bytes")
+        protocol.pause_writing()
+        assert not write(b"too fast")
+        protocol.resume_writing()
+        assert write(b"!")
+        assert wire.written.removeprefix(head) == b"14\r\na wolf, twenty bytes\r\n1\r\n!\r\n"
+        protocol.connection_lost(None)
+        assert not write(b"gone")
+
+    asyncio.run(body())
+
+
+def test_a_body_with_a_length_has_no_parts() -> None:
+    async def body() -> None:
+        wire = Wire(None)
+        sent: list[bool] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            sent.append(scope["extensions"][WRITE]["call"](b"part"))
+
+        protocol = connected(wire, application)
+        await asyncio.sleep(0.001)
+        protocol.connection_lost(None)
+        assert sent == [False]
+        assert b"part" not in wire.written
 
     asyncio.run(body())
 

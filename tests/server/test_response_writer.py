@@ -35,6 +35,26 @@ async def test_every_chunk_is_sent_at_once() -> None:
 
 
 @in_virtual_time
+async def test_only_the_first_and_the_last_part_are_messages_of_asgi() -> None:
+    answered = Answered()
+    answered.deliver(chunk("a"), chunk(" wolf"), chunk(" is"))
+    answered.client.stop_reading()
+    answered.deliver(chunk(" here"), chunk(" now"))
+    answered.client.read_on()
+    await answered.settle()
+    assert answered.client.written == [b" wolf", b" is", b" now"]
+    answered.deliver(chunk(ends=True))
+    await answered.sees(b"a", b" wolf", b" is", b" here", b" now", b".", complete=True)
+
+
+@in_virtual_time
+async def test_a_server_that_only_has_asgi_sends_the_same() -> None:
+    answered = Answered(extensions=False)
+    answered.deliver(chunk("a"), chunk(" wolf"), chunk(), chunk(ends=True))
+    await answered.sees(b"a", b" wolf", b".", complete=True)
+
+
+@in_virtual_time
 async def test_an_answer_that_is_sent_at_once_has_its_length() -> None:
     answered = Answered(WordEncoder(stream=False))
     answered.deliver(chunk("a"))

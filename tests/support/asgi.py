@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-from djl_trtllm.server.exchange import ABORT
+from djl_trtllm.server.exchange import ABORT, WRITE
 
 JSON = {"content-type": "application/json"}
 
@@ -29,6 +29,8 @@ class Connection:
     ) -> None:
         """Without a `body` it is yet to be sent, with `upload`."""
         self.sent: list[Message] = []
+        self.written: list[bytes] = []
+        """Parts that were sent without a message."""
         self.aborted = False
         self.scope: Scope = {
             "type": "http",
@@ -36,7 +38,7 @@ class Connection:
             "path": path,
             "query_string": query.encode(),
             "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
-            "extensions": {ABORT: {"call": self._abort}},
+            "extensions": {ABORT: {"call": self._abort}, WRITE: {"call": self._write}},
         }
         self._received: asyncio.Queue[Message] = asyncio.Queue()
         self._reads = asyncio.Event()
@@ -140,6 +142,16 @@ class Connection:
         kinds = [each["type"] for each in [*self.sent, message]]
         assert kinds == ["http.response.start", *["http.response.body"] * (len(kinds) - 1)]
         self.sent.append(message)
+
+    def _write(self, part: bytes) -> bool:
+        if self._vanished or not self._reads.is_set():
+            return False
+        assert part
+        assert self.sent[0]["type"] == "http.response.start"
+        assert all(each.get("more_body") for each in self.sent[1:])
+        self.sent.append({"type": "http.response.body", "body": part, "more_body": True})
+        self.written.append(part)
+        return True
 
     def _abort(self) -> None:
         self.aborted = True
