@@ -222,7 +222,7 @@ class RollingBatch:
         for sequence in sequences:
             if sequence.index % beams == 0:
                 message = self._translator.message(
-                    self._next_id, request, prompt_ids, max_new_tokens, sequence.seed, adapter
+                    self._next_id, request, prompt_ids, max_new_tokens, sequence.seed, adapter, origin.request_id
                 )
             slot = Slot(state, sequence, message, blocks, client, origin.priority, movable)
             self._waiting.add(self._next_id, slot)

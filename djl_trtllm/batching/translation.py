@@ -77,6 +77,7 @@ class Translator:
         max_new_tokens: int,
         seed: int | None,
         adapter: Adapter | None,
+        origin: str = "",
     ) -> Submit:
         """The message that starts one sequence, or all beams, in the executor."""
         sampling = replace(
@@ -96,6 +97,7 @@ class Translator:
             adapter,
             _wants_logprobs(request),
             request.top_logprobs,
+            origin,
         )
 
     def learn_stops(self, request: GenerationRequest) -> None:

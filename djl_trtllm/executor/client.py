@@ -30,6 +30,8 @@ from djl_trtllm.executor.protocol import (
     frame,
 )
 from djl_trtllm.executor.reaping import ProcessEnvironment, resident_bytes
+from djl_trtllm.executor.request_lines import split_mark
+from djl_trtllm.logs import of_request
 
 logger = logging.getLogger(__name__)
 process_logger = logging.getLogger("djl_trtllm.executor.process")
@@ -307,6 +309,7 @@ class ExecutorClient(asyncio.Protocol):
                 continue
             if not line:
                 return
-            text = line.decode(errors="replace").rstrip()
+            request, text = split_mark(line.decode(errors="replace"))
+            text = text.rstrip()
             self._tail.append(text)
-            process_logger.info("%s", text)
+            process_logger.info("%s", text, extra=of_request(request) if request else None)

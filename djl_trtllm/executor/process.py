@@ -38,6 +38,7 @@ from djl_trtllm.executor.protocol import (
     Submit,
     ToEngine,
 )
+from djl_trtllm.executor.request_lines import mark_output, printing_for
 from djl_trtllm.executor.step_buffer import StepBuffer
 
 _SIGN_OF_LIFE_SECONDS = 1.0
@@ -101,7 +102,8 @@ def _take(message: ToEngine, channel: Channel, executor: AnyExecutor) -> bool:
     """Handle a message. False if it is the last one."""
     match message:
         case Submit():
-            executor.submit(message)
+            with printing_for(message.origin):
+                executor.submit(message)
         case Cancel():
             executor.cancel(message.request_id)
         case Ping():
@@ -217,6 +219,7 @@ def main() -> NoReturn:
     """Run until the server is gone (status 0) or the engine is lost (1)."""
     leave_end_to_parent()
     apply_bound()
+    mark_output()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         start = next(channel.receive(block=True))

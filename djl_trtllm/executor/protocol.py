@@ -73,6 +73,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Whether to return the chosen token's log-probability with each token."""
     top_logprobs: int = 0
     """How many of the most likely tokens to return with each token; not with beams."""
+    origin: str = ""
+    """The id of the client's request, for lines of the log."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

@@ -14,7 +14,7 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.executor.protocol import Delta, Refusal, Stats, Step
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, FinishReason
+from djl_trtllm.request import Adapter, FinishReason, Origin
 from tests.batching.helpers import Bench
 
 LENGTH, END, CANCELLED, ERROR = FinishReason.LENGTH, FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR
@@ -49,6 +49,12 @@ def test_the_batch_counts_sequences_and_not_requests(tokenizer: Tokenizer) -> No
     # 20, 20, 20, and 4 of the last five.
     assert len(bench.executor.submitted) == 20 + 20 + 1 + 4
     assert (bench.batch.running, bench.batch.waiting) == (64, 1)
+
+
+def test_the_executor_knows_the_request_of_each_sequence(bench: Bench) -> None:
+    bench.submit(n=2, do_sample=True, origin=Origin("story-1"))
+    bench.submit(origin=Origin("story-2"))
+    assert [message.origin for message in bench.executor.submitted] == ["story-1", "story-1", "story-2"]
 
 
 def test_what_runs_is_no_queue(bench: Bench) -> None:

@@ -86,6 +86,11 @@ def test_words_guides_and_adapters_reach_the_executor(lower_case: Tokenizer) -> 
     assert (submit.guide, submit.adapter, submit.bad) == (guide, adapter, ["x", "y"])
 
 
+def test_the_executor_gets_the_clients_id_of_the_request(lower_case: Tokenizer) -> None:
+    assert message(lower_case, asking()).origin == ""
+    assert Translator(lower_case).message(7, asking(), [3], 9, None, None, "story-1").origin == "story-1"
+
+
 def test_end_ids_are_stop_ids_unless_they_are_ignored(lower_case: Tokenizer) -> None:
     assert message(lower_case, asking(stop_token_ids=(4,))).stop_token_ids == [END, 4]
     assert message(lower_case, asking(stop_token_ids=(4,), ignore_eos=True)).stop_token_ids == [4]

@@ -32,6 +32,7 @@ class BlockedExecutor:
         pass
 
     def submit(self, request: Submit) -> None:
+        print("submitting", request.request_id, file=sys.stderr)
         self._lost = True
         time.sleep(1e6)
 

@@ -45,5 +45,5 @@ class Server:
         return deltas
 
 
-def request(request_id: int, tokens: int = 3) -> Submit:
-    return Submit(request_id, [5, 6, 7], Sampling(tokens))
+def request(request_id: int, tokens: int = 3, origin: str = "") -> Submit:
+    return Submit(request_id, [5, 6, 7], Sampling(tokens), origin=origin)

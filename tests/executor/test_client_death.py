@@ -94,6 +94,21 @@ def test_all_that_was_printed_before_the_end_is_in_the_log(play: Play, caplog: p
     ]
 
 
+def test_a_line_of_a_request_has_its_id_in_the_log(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "djl_trtllm.executor.process")
+
+    async def body(host: PlayedHost) -> None:
+        await host.start()
+        host.process.print('\x1e"story-1"\x1ethe sampler is odd\nall is well\n')
+        host.process.end(3)
+        assert "  | the sampler is odd\n  | all is well" in await host.probe.death()
+        await host.client.kill()
+
+    play(body)
+    found = [(getattr(record, "request_id", None), record.message) for record in caplog.records]
+    assert found == [("story-1", "the sampler is odd"), (None, "all is well")]
+
+
 def test_logging_goes_on_after_a_line_that_is_too_long(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "djl_trtllm.executor.process")
 

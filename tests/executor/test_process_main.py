@@ -45,6 +45,7 @@ class System:
                 collect=self._note("collect"), freeze=self._note("freeze"), set_threshold=self._note("threshold")
             ),
         )
+        monkeypatch.setattr(host, "mark_output", self._note("mark"))
         monkeypatch.setattr(os, "_exit", self._end)
         # By no other place is it known which socket is the server's.
         monkeypatch.setattr(sys, "argv", ["host", str(os.dup(self.theirs.fileno()))])
@@ -108,6 +109,7 @@ def test_before_anything_else_signals_are_left_to_the_server_and_the_end_is_tied
         ("signal", signal.SIGINT, signal.SIG_IGN),
         ("signal", signal.SIGTERM, signal.SIG_IGN),
         ("prctl", 1, signal.SIGKILL),
+        ("mark",),
         ("exit", 0),
     ]
 
@@ -120,7 +122,7 @@ def test_elsewhere_than_on_linux_the_end_is_not_tied(system: System, monkeypatch
 
 def test_what_was_loaded_is_not_looked_at_again_by_the_garbage_collector(system: System) -> None:
     system.main(SCRIPTED)
-    assert system.asked[3:-1] == [("collect",), ("freeze",), ("threshold", 50_000, 20, 50)]
+    assert system.asked[4:-1] == [("collect",), ("freeze",), ("threshold", 50_000, 20, 50)]
 
 
 def test_an_engine_that_cannot_be_loaded_is_reported(system: System, capfd: pytest.CaptureFixture[str]) -> None:

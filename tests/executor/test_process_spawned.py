@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from djl_trtllm.executor.protocol import Failed, Ready, Start, Step
+from djl_trtllm.executor.request_lines import split_mark
 from tests.executor.host_server import Server, request
 from tests.executor.probe import has_ended
 from tests.support import executors
@@ -28,18 +29,23 @@ sys.stdin.read()
 def test_an_engine_that_is_lost_while_the_event_loop_waits_for_it_is_reported_all_the_same() -> None:
     ours, theirs = socket.socketpair()
     program = Path(__file__).with_name("blocked_host.py")
-    process = subprocess.Popen([sys.executable, str(program), str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    command = [sys.executable, str(program), str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
     theirs.close()
     server = Server(ours)
     try:
         server.send(Start("__main__:BlockedExecutor", {}))
         assert isinstance(server.receive(), Ready)
-        server.send(request(1))
+        server.send(request(1, origin="story-1"))
         assert server.receive() == Failed("RuntimeError: the other end is gone")
         assert process.wait(60) == 1
+        assert process.stderr is not None
+        first, *others = process.stderr.read().decode().rstrip().split("\n")
+        assert split_mark(first) == ("story-1", "submitting 1")
+        assert {split_mark(line)[0] for line in others} == {""}, "the engine's end is no request's"
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
         ours.close()
 
 
