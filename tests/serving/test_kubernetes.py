@@ -25,6 +25,7 @@ PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's prometheus has it)")
 
 BASES = ("server", "cpu")
+"""Those that components fit."""
 COMPONENTS = ("volume", "monitoring", "autoscaling", "gateway")
 MANIFESTS = sorted(
     str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.yaml") if file.name != "kustomization.yaml"
