@@ -8,25 +8,21 @@ send is dropped.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from opentelemetry import propagate, trace
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from djl_trtllm.config.masking import shortened
+from djl_trtllm.telemetry.resource import SERVICE, resource
 from djl_trtllm.telemetry.served_request import LONGEST, Generated, ServedRequest
 from djl_trtllm.version import __version__
 
 SPAN = "llm_request"
-_SERVICE = "djl-trtllm"
-_LAST_SECONDS = 3.0
 _SERVER_ERROR = 500
 
 
@@ -49,9 +45,9 @@ class SpanTraces:
     """Makes the spans. Sampler, limits, batches and resource are those of the environment's OTEL_* variables."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer(_SERVICE, __version__)
+        self._tracer = self._provider.get_tracer(SERVICE, __version__)
 
     def record(self, request: ServedRequest) -> dict[str, Any]:
         """Trace a request that has ended now, if a dialect took it. Returns what the log says of the trace."""
@@ -80,17 +76,8 @@ class SpanTraces:
         return {"trace_id": trace.format_trace_id(found.trace_id), "span_id": trace.format_span_id(found.span_id)}
 
     def close(self) -> None:
-        """Send what waits; a collector that does not answer is not waited for."""
-        thread = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
-        thread.start()
-        thread.join(_LAST_SECONDS)
-
-
-def _resource() -> Resource:
-    own = {"service.name": _SERVICE, "service.version": __version__}
-    given = Resource.create()
-    named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    return given if named else given.merge(Resource(own))
+        """Send what waits."""
+        self._provider.shutdown()
 
 
 def _wall(seconds: float, offset: int) -> int:
@@ -124,7 +111,7 @@ def _phases(request: ServedRequest, generated: Generated | None, now: float) -> 
 
 def _attributes(request: ServedRequest, generated: Generated | None, error: str, now: float) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "gen_ai.provider.name": _SERVICE,
+        "gen_ai.provider.name": SERVICE,
         "gen_ai.request.id": request.id,
         "gen_ai.request.model": shortened(request.model, LONGEST),
         "gen_ai.latency.e2e": now - request.began,

@@ -222,15 +222,3 @@ def test_the_service_has_the_name_that_the_environment_gives_it(
 
 def test_the_exporter_sends_to_the_address_that_it_is_given() -> None:
     assert http_exporter("http://x/own")._endpoint == "http://x/own"  # type: ignore[attr-defined]
-
-
-def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djl_trtllm.telemetry.spans._LAST_SECONDS", 0.0)
-    answers = threading.Event()
-
-    class Waiting(Collected):
-        def shutdown(self) -> None:
-            answers.wait(60)
-
-    SpanTraces(Waiting()).close()
-    answers.set()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -45,6 +46,44 @@ def test_the_line_of_a_request_names_its_trace(caplog: pytest.LogCaptureFixture)
     assert caplog.records[0].getMessage().endswith(" trace_id=7")
     telemetry.close()
     assert traced.closed
+
+
+class Measured:
+    def __init__(self) -> None:
+        self.requests: list[ServedRequest] = []
+        self.closed = False
+
+    def record(self, request: ServedRequest) -> None:
+        self.requests.append(request)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_request_is_measured_with_and_without_a_line_and_a_trace() -> None:
+    for log, traced in ((None, None), (RequestLog(), Traced())):
+        measured = Measured()
+        request = served(state())
+        telemetry = Telemetry(log, traced, measured)
+        report(telemetry, request)
+        assert measured.requests == [request]
+        telemetry.close()
+        assert measured.closed
+
+
+def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djl_trtllm.telemetry.telemetry._LAST_SECONDS", 0.0)
+    answers = threading.Event()
+
+    class Waiting(Traced):
+        def close(self) -> None:
+            answers.wait(60)
+            self.closed = True
+
+    traced = Waiting()
+    Telemetry(None, traced).close()
+    assert not traced.closed
+    answers.set()
 
 
 def test_the_log_of_requests_may_be_off(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -31,18 +32,25 @@ FORGED = "x%0A2026-11-22%2020:00:00,000%20INFO%20root:%20forged"
 
 
 class Collector:
-    """Receives traces by OTLP over HTTP."""
+    """Receives traces and metrics by OTLP over HTTP."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
+        self.metrics: dict[str, Any] = {}
+        """The last of each name."""
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                assert self.path == "/v1/traces"
                 data = self.rfile.read(int(self.headers["content-length"]))
-                for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
-                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
+                if self.path == "/v1/metrics":
+                    for measured in ExportMetricsServiceRequest.FromString(data).resource_metrics:
+                        metrics = [metric for scope in measured.scope_metrics for metric in scope.metrics]
+                        collector.metrics |= {metric.name: metric for metric in metrics}
+                else:
+                    assert self.path == "/v1/traces"
+                    for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
+                        collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
                 self.send_response(200)
                 self.end_headers()
 
@@ -84,11 +92,12 @@ def collector() -> Iterator[Collector]:
 
 @contextmanager
 def log_server(folder: Path, collector: Collector) -> Iterator[Server]:
-    """A server with the log as JSON, and traces."""
+    """A server with the log as JSON, traces, and OpenTelemetry's metrics."""
     environ = {
         "SERVING_LOG_FORMAT": "json",
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         "OTEL_BSP_SCHEDULE_DELAY": "100",
+        "OTEL_METRIC_EXPORT_INTERVAL": "200",
         "SERVING_API_KEY": "key-of-the-server",
         "SERVING_TRITON_GRPC_PORT": str(free_port()),
     }
@@ -237,6 +246,23 @@ def test_a_trace_arrives_with_the_parent_that_was_given(logged: Server, collecto
         assert times == sorted(times)
         assert attributes(root)["gen_ai.usage.completion_tokens"] == 3
         assert line_of(logged, identifier)["span_id"] == root.span_id.hex()
+
+
+def test_metrics_of_the_conventions_arrive_at_the_collector(logged: Server, collector: Collector) -> None:
+    post(logged, "measured")
+    names = {
+        "gen_ai.server.request.duration",
+        "gen_ai.server.time_to_first_token",
+        "gen_ai.server.time_per_output_token",
+        "gen_ai.client.token.usage",
+    }
+    wait_until(lambda: names <= set(collector.metrics), what="the metrics")
+    assert set(collector.metrics) == names
+    for name in names:
+        points = [(attributes(point), point) for point in collector.metrics[name].histogram.data_points]
+        served = [point for found, point in points if found.get("gen_ai.request.model") == "scripted"]
+        assert sum(point.count for point in served) > 0, name
+        assert {found["gen_ai.provider.name"] for found, _ in points} == {"djl-trtllm"}
 
 
 def test_however_a_request_ends_it_is_one_trace(own: Server, collector: Collector) -> None:
