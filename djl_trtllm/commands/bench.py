@@ -68,8 +68,8 @@ def bench(
     """Measure a server under load: throughput, time to first token, inter-token latency (docs/benchmarking.md).
 
     Without --concurrency and --rate a sweep finds the knee: the smallest number of clients at which the server
-    generates nearly as much as it can. Exit status: 0; 3 if requests failed; 1 if none succeeded; 130 after Ctrl-C,
-    which prints what was measured until then.
+    generates nearly as much as it can. Exit status: 0; 3 if requests failed or had no end; 1 if none
+    succeeded; 130 after Ctrl-C, which prints what was measured until then.
     """
     with errors_for_the_reader():
         # numpy and the client take a tenth of a second; other commands do without.
@@ -173,7 +173,7 @@ def _status(result: Result) -> int:
         return 130
     if not any(figures.succeeded for figures in result.figures):
         return 1
-    return 3 if any(figures.failed for figures in result.figures) else 0
+    return 3 if any(figures.failed or figures.unfinished for figures in result.figures) else 0
 
 
 def _loads(template: Load, concurrency: str | None, rate: str | None) -> tuple[Load, ...]:

@@ -63,6 +63,16 @@ def test_failed_requests_are_status_3_and_listed() -> None:
     assert "1 client: 4 failed: HTTP 429: the queue is full" in result.stdout
 
 
+def test_requests_without_an_end_are_status_3_and_counted() -> None:
+    """The first request is not measured."""
+    flags = ("--duration", "3", "--drain", "0", "--warmup", "0", "--prompt-tokens", "10", "--output-tokens", "4")
+    with OpenAiStub(hangs_after=2).serving() as url:
+        result = bench(url, "--concurrency", "1", *flags, "--json")
+    (load,) = json.loads(result.stdout)["loads"]
+    assert load["requests"] == {"sent": 2, "succeeded": 1, "failed": 0, "unfinished": 1}
+    assert result.exit_code == 3
+
+
 def test_no_success_is_status_1() -> None:
     with OpenAiStub(fails_after=1).serving() as url:
         assert bench(url, "--concurrency", "1", *SMALL).exit_code == 1

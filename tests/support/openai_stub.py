@@ -17,10 +17,19 @@ from tests.support.stub_http import usage_events
 
 
 class OpenAiStub:
-    """`fails_after`: requests that succeed before all others fail. `seconds`: of each token."""
+    """`fails_after`: requests that succeed before all others fail. `hangs_after`: before all others have no response.
 
-    def __init__(self, fails_after: int | None = None, seconds: float = 0.0, tokenizer: bool = True) -> None:
-        self.fails_after, self.seconds, self.tokenizer = fails_after, seconds, tokenizer
+    `seconds`: of each token.
+    """
+
+    def __init__(
+        self,
+        fails_after: int | None = None,
+        seconds: float = 0.0,
+        tokenizer: bool = True,
+        hangs_after: int | None = None,
+    ) -> None:
+        self.fails_after, self.hangs_after, self.seconds, self.tokenizer = fails_after, hangs_after, seconds, tokenizer
         self.requests: list[Request] = []
         self.bodies: list[dict[str, Any]] = []
 
@@ -32,6 +41,8 @@ class OpenAiStub:
             return PlainTextResponse("the queue is full", 429)
 
         async def events() -> AsyncIterator[bytes]:
+            if self.hangs_after is not None and len(self.bodies) > self.hangs_after:
+                await asyncio.Event().wait()
             for event in usage_events(body["max_tokens"]):
                 await asyncio.sleep(self.seconds)
                 yield event
