@@ -34,7 +34,7 @@ MB = 1e6
 
 @dataclass
 class Row:
-    """Memory in bytes, after so many requests."""
+    """Memory in bytes, after this number of requests."""
 
     requests: int
     server: int

@@ -71,7 +71,7 @@ NO_GRAMMAR = " (a grammar is a string)"
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """A schema of so many levels of objects and lists."""
+    """A schema of this number of levels of objects and lists."""
     schema: dict[str, Any] = {"x": "y"}
     for level in range(levels - 1):
         schema = {"items": schema} if level % 2 else {"anyOf": schema}

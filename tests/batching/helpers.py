@@ -24,7 +24,7 @@ _UNKNOWN = Origin()
 
 
 class FakeExecutor:
-    """Records what it is told."""
+    """Records what it receives."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

@@ -119,7 +119,7 @@ def resolved(text: str, environ: Mapping[str, str], arguments: Sequence[str], mo
 
 
 def run(runs: int, seed: int, seconds: float) -> int:
-    """Run so many cases, or as many as fit into the time; returns the exit status."""
+    """Run this number of cases, or as many as fit into the time; returns the exit status."""
     choose = random.Random(seed)
     begin = time.monotonic()
     accepted = done = 0

@@ -1,4 +1,4 @@
-"""What a resolution tells: values that do not count, comments, quotes, retired and unknown names."""
+"""What a resolution reports: values without effect, comments, quotes, retired and unknown names."""
 
 from __future__ import annotations
 

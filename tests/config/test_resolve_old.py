@@ -1,7 +1,7 @@
 """Configurations as people have them, of every release and server: they resolve as their authors meant.
 
 A folder of `old/` is one: `model/` is what they had, and `expected.json` holds their variables (`environ`), every value
-that is not a default (`options`) and parts of the messages that are to be told (`told`). A folder of `broken/` is one
+that is not a default (`options`) and parts of the expected messages (`told`). A folder of `broken/` is one
 that is refused, with the message that somebody new reads. `docs/migrating.md` shows some of both.
 """
 

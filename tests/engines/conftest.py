@@ -43,7 +43,7 @@ def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def build_progress() -> list[str]:
-    """What compiling `engine` told."""
+    """The lines that compiling `engine` printed."""
     return []
 
 

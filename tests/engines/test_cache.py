@@ -19,7 +19,7 @@ from tests.engines.cache_entries import KEY, Builder, build, is_free, locked, se
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting takes no time, and each look at the lock counts for five seconds."""
+    """Waiting takes no time, and each look at the lock takes five seconds of its clock."""
     seconds = iter(range(1000, 10_000, 5))
     monkeypatch.setattr(progress_module, "_FIRST_WAIT_SECONDS", 0.001)
     monkeypatch.setattr(progress_module, "_NEXT_WAITS_SECONDS", 0.001)

@@ -46,7 +46,7 @@ def options(text: str, cache: Path) -> Config:
 
 
 def changes(layout: Layout, text: str, cache: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the overlay has otherwise in config.json, and what is told."""
+    """What the overlay has otherwise in config.json, and the messages."""
     found, told = with_rotary_options(options(text, cache), layout)
     before, after = layout.config or {}, found.config or {}
     assert before.keys() <= after.keys()

@@ -46,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def provide(machine: Path, build: Callable[[Path], None], **settings: Any) -> list[str]:
-    """Make the engine on a machine; what was told."""
+    """Make the engine on a machine; the lines of progress."""
     machine.mkdir(exist_ok=True)
     lines: list[str] = []
     FleetCache(ADDRESS, **settings).provide(KEY, machine / KEY, build, lines.append)
@@ -164,7 +164,7 @@ def test_an_engine_completed_between_the_look_and_the_lease_is_fetched(store: St
 
 
 def damaged(store: Store, tmp_path: Path, name: str, content: bytes) -> list[str]:
-    """Compile on one machine, change an object, and provide on two others; what the first of these told."""
+    """Compile on one machine, change an object, and provide on two others; the lines of the first of these."""
     build = Builder()
     provide(tmp_path / "a", build)
     (key,) = (key for key in store.objects if key.endswith(name))

@@ -142,7 +142,7 @@ def test_a_bundled_engine_without_a_manifest_is_used_unless_options_were_asked_f
 
 
 class Compiling:
-    """A compiler that is quick; the lines it was told to tell, and how it was called."""
+    """A compiler that is quick; the lines that it prints, and how it was called."""
 
     def __init__(self) -> None:
         self.calls: list[Path] = []

@@ -13,7 +13,7 @@ from .installation import fake_tensorrt_llm
 
 _ROOT = Path(__file__).parents[2]
 PROMPT = [5, 6, 7, 8, 9]
-"""What scenarios ask for unless they are told another."""
+"""What scenarios ask for by default."""
 
 Call = tuple[str, dict[str, Any]]
 

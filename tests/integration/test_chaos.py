@@ -33,7 +33,7 @@ def count_file(scratch: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def crowded(model: Path, scratch: Path, count_file: Path) -> Iterator[Server]:
-    """A server that tells its tasks, with fewer places than there are streams."""
+    """A server that writes down its number of tasks, with fewer places than there are streams."""
     program = (observed.__file__, str(count_file))
     with running(Server(model, {"OPTION_MAX_ROLLING_BATCH_SIZE": "48"}, scratch, program)) as started:
         yield started

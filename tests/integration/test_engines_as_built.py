@@ -86,7 +86,7 @@ places = pytest.mark.parametrize("place", [bare, archive, triton, truss])
 
 
 def prompt_of(tokens: int, engine: Path) -> str:
-    """A text of so many tokens of the engine's tokenizer."""
+    """A text of this number of tokens of the engine's tokenizer."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(engine / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""What a newcomer does first works as documented, and what goes wrong for a newcomer is told as it should be."""
+"""What a newcomer does first works as documented, and what goes wrong for a newcomer is an error that helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine process killed or stopped under running streams, which do not go on: everyone is told."""
+"""The engine process killed or stopped under running streams, which do not go on: each client gets an error."""
 
 from __future__ import annotations
 

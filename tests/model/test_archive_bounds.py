@@ -1,4 +1,4 @@
-"""What an archive may come to, and damage."""
+"""How large an archive may be when it is extracted, and damaged archives."""
 
 from __future__ import annotations
 

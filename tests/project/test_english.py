@@ -56,6 +56,17 @@ def prose_of_module(text: str) -> str:
     return "\n".join(lines)
 
 
+def prose_of_test(text: str) -> str:
+    """Comments and docstrings: other strings of tests have what clients and engines write."""
+    lines = [""] * (text.count("\n") + 2)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        alone = token.type == tokenize.STRING and token.line.lstrip().startswith(token.string.split("\n")[0])
+        if token.type == tokenize.COMMENT or (alone and token.string.startswith('"""')):
+            for number, line in enumerate(token.string.split("\n"), token.start[0]):
+                lines[number - 1] += re.sub(r"`[^`]+`", "", line.strip(" #"))
+    return "\n".join(lines)
+
+
 def found_in(text: str) -> list[str]:
     """Each phrase with its line; a phrase may continue on the next line."""
     found = []
@@ -70,6 +81,19 @@ def found_in(text: str) -> list[str]:
 def test_nothing_is_said_in_a_private_english(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert found_in(prose_of_page(text) if file.suffix == ".md" else prose_of_module(text)) == []
+
+
+def test_comments_and_docstrings_of_tests_are_plain_too() -> None:
+    files = [file for folder in ("tests", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    found = {
+        file: found_in(prose_of_test(file.read_text(encoding="utf-8"))) for file in files if file != Path(__file__)
+    }
+    assert {str(file.relative_to(ROOT)): phrases for file, phrases in found.items() if phrases} == {}
+
+
+def test_strings_of_tests_may_have_any_words() -> None:
+    found = found_in(prose_of_test('def f() -> None:\n    """It is told."""\n    g("it is told")  # it tells\n'))
+    assert [line.split(": ")[0] for line in found] == ["2", "3"]
 
 
 @pytest.mark.parametrize(

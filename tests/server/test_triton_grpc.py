@@ -303,7 +303,7 @@ def test_a_call_that_is_cancelled_cancels_its_request(hosts: Hosts, tokenizer: T
     async def test(_: Application, __: TritonGrpcServer, client: Client) -> None:
         hosts.alone = False
         call = asyncio.ensure_future(client.infer(message(stream=False)))
-        while not hosts.last.submitted:  # noqa: ASYNC110 (nothing tells when; the test's time limit ends it)
+        while not hosts.last.submitted:  # noqa: ASYNC110 (no event says when; the test's time limit ends it)
             await asyncio.sleep(0.001)
         call.cancel()
         while not hosts.last.cancelled:  # noqa: ASYNC110

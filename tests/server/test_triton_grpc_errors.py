@@ -76,12 +76,12 @@ async def failed(stream: Any, host: PlayedHost, begun: bool) -> Any:
 
 
 async def within_seconds(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 (nothing tells when; the test's time limit ends it)
+    while not condition():  # noqa: ASYNC110 (no event says when; the test's time limit ends it)
         await asyncio.sleep(0.001)
 
 
 async def told(client: Client, host: PlayedHost, begun: bool) -> str:
-    """What a stream tells. Afterwards another request is read."""
+    """The error of a stream. Afterwards another request is read."""
     stream = client.stream()
     for _ in range(2):
         response = await failed(stream, host, begun)

@@ -46,7 +46,7 @@ def request() -> ServedRequest:
 
 
 class Told(Telemetry):
-    """Keeps what it is told."""
+    """Keeps what it receives."""
 
     def __init__(self, requests: list[ServedRequest]) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Talk:
 
     @property
     def lines(self) -> list[tuple[str, str, int | str, str]]:
-        """What was told of each request that has ended."""
+        """What was reported of each request that has ended."""
         return [(one.id, one.model, one.status, one.error) for one in self.told]
 
     @property

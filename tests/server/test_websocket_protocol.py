@@ -31,7 +31,7 @@ def frame(kind: int, data: bytes = b"", *, end: bool = True) -> bytes:
 
 
 class Peer:
-    """A WebSocket to an application that keeps what it receives, until it is told to `leave`."""
+    """A WebSocket to an application that keeps what it receives, until the test lets it `leave`."""
 
     def __init__(self, head: bytes = b"", **options: Any) -> None:
         self.server = Server(Options(**options), [], None)

@@ -297,7 +297,7 @@ async def test_adapters_are_served_where_the_engine_takes_them(hosts: Hosts, tok
 
 
 def of_gpus(tokenizer: Tokenizer, gpus: int, **options: Any) -> Model:
-    """A model that takes so many GPUs."""
+    """A model that takes this number of GPUs."""
     model = played_model(tokenizer)
     start = Start(executors.SCRIPTED, options)
     return dataclasses.replace(model, gpus=gpus, start=start)

@@ -60,7 +60,7 @@ def options() -> Options:
 
 
 def rendered(tmp_path: Path, *parts: str) -> list[Object]:
-    """What a kustomization of a user with this base and these components comes to."""
+    """The objects of a user's kustomization with this base and these components."""
     folder = tmp_path / "mine"
     folder.mkdir()
     # kustomize takes relative paths only.

@@ -67,7 +67,7 @@ VERSIONS = {
     Backend.TENSORRT: ("1.0.0", "1.2.1"),
     Backend.PYTORCH: ("1.2.1", "1.3.0"),
 }
-"""On which TensorRT-LLM a preset has to come to a plan, by the backend it asks for."""
+"""The version of TensorRT-LLM on which a preset must have a plan, by the backend it asks for."""
 
 
 @pytest.fixture(params=PRESETS)

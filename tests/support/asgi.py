@@ -22,7 +22,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Connection:
-    """One request, and what comes of it. It reads until it is told not to."""
+    """One request, and its response. It reads until the test stops it."""
 
     def __init__(
         self, method: str, path: str, body: bytes | None = b"", headers: Mapping[str, str] = JSON, query: str = ""

@@ -45,7 +45,7 @@ class Seen:
 
 
 def observe(server: Server, seconds: float) -> Seen:
-    """Ask for /ping and for short streams, one after the other, for so long."""
+    """Ask for /ping and for short streams, one after the other, for this time."""
     seen = Seen()
     end = time.monotonic() + seconds
 

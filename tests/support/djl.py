@@ -142,7 +142,7 @@ class Socket:
 
 
 def answer_of(items: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """What the items of a request come to, as in `ai.djl.python.engine.Request.addResponse`."""
+    """The whole response of a request from its items, as in `ai.djl.python.engine.Request.addResponse`."""
     assert [item["last"] for item in items] == ["false"] * (len(items) - 1) + ["true"]
     failed = [item for item in items if "code" in item]
     return {"text": "".join(item["data"] for item in items), "error": failed[-1]["error"] if failed else None}

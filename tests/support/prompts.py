@@ -26,7 +26,7 @@ _SENTENCES = (
 
 
 def story(sentences: int, first: int = 0) -> str:
-    """A text of so many sentences (about 20 tokens each), different for every `first` of 0 to 15."""
+    """A text of `sentences` sentences (about 20 tokens each), different for every `first` of 0 to 15."""
     count = len(_SENTENCES)
     step = 2 * (first // 2) + 1
     return " ".join(_SENTENCES[(first + step * at) % count] for at in range(sentences))

@@ -25,7 +25,7 @@ _WORDS = PROMPT.split()
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}
 _MAYBE_WRONG = 0.1
-"""Of the values of a request, so many are of any type and size."""
+"""Of the values of a request, this share is of any type and size."""
 
 _ANYTHING: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 17, 65, 4096, 2**31 - 1, 2**31, 2**63, 2**64, 10**30,

@@ -33,7 +33,7 @@ class Reference:
         return ids
 
     def logits(self, ids: list[int], last: int = 1) -> torch.Tensor:
-        """Logits after each of the last so many tokens."""
+        """Logits after each of the `last` tokens."""
         with torch.inference_mode():
             return self.model(torch.tensor([ids])).logits[0, -last:].float()
 

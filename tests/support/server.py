@@ -37,7 +37,7 @@ _USUAL = {
 _LEEWAY = 2
 """A connection is one descriptor, and a new host may have taken another number of pipes."""
 POOL = min(32, (os.cpu_count() or 1) + 4)
-"""Threads that asyncio keeps for what blocks, as soon as there was work for so many."""
+"""Threads that asyncio keeps for what blocks, as soon as there was work for all of them."""
 
 _running: list[Server] = []
 

@@ -88,7 +88,7 @@ def test_the_example_as_it_is_sets_nothing() -> None:
 def test_each_line_of_the_example_alone_resolves_to_what_it_says() -> None:
     lines = example_lines()
     assert len(lines) > 300
-    # What has no effect alone, or no effect any more, is told by name; nothing else is.
+    # What has no effect alone, or no effect any more, is listed by name; nothing else is.
     concerned = {name for rule in RULES for name in rule.options}
     wrong, warned = [], 0
     for line in lines:

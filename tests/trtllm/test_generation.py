@@ -63,7 +63,7 @@ def test_greedy_is_what_transformers_says(installation: Installation, server: Se
 
 
 def test_the_end_token_is_reported_once_and_is_last(installation: Installation, server: Server) -> None:
-    """Both backends' results are told alike, whether the end token is in TensorRT-LLM's token_ids or not."""
+    """Both backends' results are the same, whether the end token is in TensorRT-LLM's token_ids or not."""
     if installation.is_fake:
         pytest.skip("the fake ends where a test says, in tests/executor")
     answer = greedy(server, tokens=1000)

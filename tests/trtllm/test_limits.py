@@ -17,7 +17,7 @@ WORD = " wolf"
 
 
 def prompt_of(tokenizer: Tokenizer, tokens: int) -> str:
-    """A prompt of exactly so many tokens."""
+    """A prompt of exactly this number of tokens."""
     text = "the"
     while len(tokenizer.encode(text)) < tokens:
         text += WORD

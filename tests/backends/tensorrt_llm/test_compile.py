@@ -1,4 +1,4 @@
-"""The compiler's own steps, with an LLM that writes down what it is told."""
+"""The compiler's own steps, with an LLM that writes down its arguments."""
 
 from __future__ import annotations
 

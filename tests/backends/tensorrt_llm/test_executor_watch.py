@@ -27,7 +27,7 @@ SILENT = "TensorRT-LLM has been silent for {} seconds with {} requests in it (op
 def test_an_engine_that_is_silent_for_the_timeout_is_lost_and_the_server_is_kept_quiet_until_then(
     make: MakeEngine, hang_timeout: float, tick: float
 ) -> None:
-    """The server's own watch has the same timeout: this one tells more."""
+    """The server's own watch has the same timeout: this one's message says more."""
 
     @in_virtual_time
     async def body() -> None:

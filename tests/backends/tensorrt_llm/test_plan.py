@@ -322,7 +322,7 @@ def test_stops_go_to_engines_that_do_not_lose_memory_with_them(
     assert plan.executor_options()["stop_in_engine"] is expected
 
 
-# -- what is told --------------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------------------------
 
 
 def test_the_plan_in_one_line_has_the_backend_its_reason_and_the_sizes(checkpoint: Path) -> None:

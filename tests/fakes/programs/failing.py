@@ -61,7 +61,7 @@ def abort_in_queue(which: str, model: str) -> Any:
 
 
 def abort(which: str, model: str, after: int, twice: bool = False, **arguments: Any) -> Any:
-    """Abort after so many tokens; the sampling parameter `logprobs` may be among the arguments."""
+    """Abort after this number of tokens; the sampling parameter `logprobs` may be among the arguments."""
     fields = {"logprobs": arguments.pop("logprobs")} if "logprobs" in arguments else {}
     llm = llm_of(which, model, **arguments)
 

@@ -31,7 +31,7 @@ class IpcQueue:
         self._sender: threading.Thread | None = None
 
     def accept(self, timeout: float) -> bool:
-        """The server side: wait for the client, for so many seconds."""
+        """The server side: wait for the client, for this number of seconds."""
         listener: Any = self._listener
         ready, _, _ = select.select([listener._listener._socket], [], [], timeout)
         if ready:

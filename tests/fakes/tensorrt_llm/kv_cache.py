@@ -21,7 +21,7 @@ class KvCache:
         self.used = 0
 
     def reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Room for so many tokens of every beam; False where there is none."""
+        """Room for this number of tokens of every beam; False where there is none."""
         need = math.ceil(tokens / self._size) * sequence.beams
         if self.used - sequence.reserved + need > self._blocks:
             return False

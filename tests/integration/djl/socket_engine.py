@@ -124,7 +124,7 @@ class SocketEngine:
             self._work.notify_all()
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
-        # Ranks outlive their mpirun; what ends them, and whoever reads here, is the end of the connection.
+        # Ranks outlive their mpirun; what ends them, and each thread that reads here, is the end of the connection.
         for connection in (self._socket, *self._passive):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -87,7 +87,7 @@ def test_a_story_streams_and_its_lane_is_there(server: Server, open_page: Open) 
     assert page.locator("#told").inner_text().startswith("the wolf and the hood")
     assert len(page.locator("#told").inner_text()) > len("the wolf and the hood")
     page.click("#as-table")
-    # Other tests tell stories on this server, too.
+    # Other tests generate stories on this server, too.
     wait_until(lambda: "12" in [row[4] for row in rows(page) if row[0].startswith("page-")], what="its row")
 
 

@@ -1,4 +1,4 @@
-"""A process that has the hub's library loaded, and does each thing that it is told in a fork of itself.
+"""A process that has the hub's library loaded, and runs each task that it receives in a fork of itself.
 
 The library reads its settings when it is imported, which takes seconds.
 """

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> RepositoryFolder:
 
 
 def checked(folder: RepositoryFolder, files: dict[str, HubFile] = FILES) -> list[str]:
-    """What comparing tells."""
+    """The lines that comparing prints."""
     lines: list[str] = []
     folder.check("acme/story", folder.path / "snapshots" / COMMIT, files, lines.append)
     return lines

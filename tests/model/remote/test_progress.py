@@ -47,7 +47,7 @@ def test_a_window_ends_after_ten_seconds_and_not_before(clock: SimpleNamespace) 
     for count in (1_000_000, 0, 0):
         clock.now += 5
         progress.add(count)
-    # Fifteen seconds are the first look beyond ten: all of it counts for this line.
+    # Fifteen seconds are the first look beyond ten: this line's rate is that of all of it.
     assert [line.split(", ")[1] for line in lines] == ["200.0 kB/s", "100.0 kB/s", "66.7 kB/s"]
 
 
