@@ -108,8 +108,8 @@ async def exchange(
 ) -> Answer:
     """Post a request and read the answer.
 
-    `leave_after` disconnects when this number of parts of the body have come (0: as soon as the request is sent), with a
-    reset instead of an orderly close if `reset`. `on_part` is called at every part.
+    `leave_after` disconnects when this number of parts of the body have come (0: as soon as the request is sent), with
+    a reset instead of an orderly close if `reset`. `on_part` is called at every part.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     answer = Answer(asked=time.monotonic())
