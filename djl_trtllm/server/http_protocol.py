@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from djl_trtllm.api.headers import request_id
 from djl_trtllm.server.connections import SLOWEST_BODY, Connections, Refusal, reset
 from djl_trtllm.server.exchange import ABORT, REFUSED, WRITE
+from djl_trtllm.server.websocket_protocol import WebSocketProtocol
 from djl_trtllm.telemetry import ServedRequest
 
 _PIECE = 1024
@@ -61,6 +62,10 @@ class HttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._connections.leave(self)
         super().handle_websocket_upgrade()
+        protocol = self.transport.get_protocol()
+        if isinstance(protocol, WebSocketProtocol) and protocol.refusal is not None:
+            self._connections.note(protocol.refusal)
+            self._report(protocol.refusal)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,15 @@ to read its responses.
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from math import inf
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.http11 import Request
 
-from djl_trtllm.server.connections import SLOWEST_BODY, Connections, reset
+from djl_trtllm.server.connections import SLOWEST_BODY, Connections, Refusal, reset
 
 _MOST_FRAMES = 16
 """Frames after which other connections have their turn."""
@@ -28,6 +30,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.refusal: Refusal | None = None
+        """Why the library has refused the handshake."""
         self._connections = connections
         self._limits = connections.options
         self._memory = connections.context.bodies
@@ -63,8 +67,18 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if not self._scheduled:
             self._parse()
         if not self.handshake_initiated:  # the library takes less in a head
-            self.transport.write(b"".join(self.conn.data_to_send()))
+            response = b"".join(self.conn.data_to_send())
+            self._refused_with(int(response[len("HTTP/1.1 ") :][:3] or HTTPStatus.BAD_REQUEST))
+            self.transport.write(response)
             self.transport.close()
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._refused_with(self.response.status_code)
+
+    def _refused_with(self, status: int) -> None:
+        self.refusal = Refusal(status, f"this opens no WebSocket: {self.conn.handshake_exc}")
 
     def _parse(self) -> None:
         """Read some of what came, and the rest when others had their turn and the client reads its responses."""

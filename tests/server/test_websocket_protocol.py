@@ -254,13 +254,37 @@ async def test_text_that_is_none_closes_the_socket(parts: list[bytes], caplog: p
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize(("head", "status"), [(b"X: " + b"a" * 9000 + b"\r\n", 431), (b"a: b\r\n" * 200, 431)])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"X: " + b"a" * 9000 + b"\r\n", 431),
+        (b"a: b\r\n" * 200, 431),
+        (b"Sec-WebSocket-Version: 8\r\n", 400),
+        (b"Sec-WebSocket-Key: again\r\n", 400),
+    ],
+)
 @in_virtual_time
-async def test_a_handshake_that_is_not_understood_is_answered(head: bytes, status: int) -> None:
-    peer = Peer(head, max_header_count=300)
+async def test_a_handshake_that_is_not_understood_is_answered_and_has_its_line(
+    head: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "djl_trtllm"):
+        peer = Peer(b"X-Request-Id: r-1\r\n" + head, max_header_count=300)
     assert peer.wire.written.startswith(b"HTTP/1.1 %d " % status)
     assert "close" in peer.wire.done
+    warning, line = (record.getMessage() for record in caplog.records)
+    assert f"refused with {status}: this opens no WebSocket: " in warning
+    assert line.startswith(f"GET /invocations-bidirectional-stream {status} error=Refusal")
+    assert caplog.records[1].request_id == "r-1"  # type: ignore[attr-defined]
+    assert [key[0] for key in peer.connections.context.counts.responses] == [status]
     await peer.leave()
+
+
+@in_virtual_time
+async def test_a_handshake_that_opens_a_socket_has_no_line_of_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "djl_trtllm"):
+        peer = await Peer().open()
+        await peer.leave()
+    assert not caplog.records
 
 
 @in_virtual_time
