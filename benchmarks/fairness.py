@@ -4,8 +4,13 @@
 
 The light client sends a request of 5 tokens, waits for its end, and pauses. A flood is a client whose requests are
 always as many as its row says, from a process of its own; it begins before the light client's first request. `alone` is
-measured before each flood and after the last. `throughput` is what one client that fills the batch gets, in output
-tokens per second, while places are kept for another client that has just been there.
+measured before each flood and after the last.
+
+What fair shares decide is how long a request waits for a place (`queue`, from the server's log). The rest of the time
+to the first token is iterations of the engine, which take longer the more sequences run: `iteration` is the time
+between two tokens of the light client (medians), and `in iterations` is the ratio of the p99s, each in iterations of
+its phase. `throughput` is what one client that fills the batch gets, in output tokens per second, while places are kept
+for another client that has just been there.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import http.client
 import json
 import multiprocessing
 import random
+import re
 import tempfile
 import threading
 import time
@@ -34,6 +40,12 @@ from tests.support.models import TINY_STORIES, scripted_model
 _PROMPT = "Once upon a time there was a wolf in the wood"
 _HEADER = "x-client"
 _SCRIPT = {"steps_per_second": 100, "max_sequences": 32, "prefill_seconds": 0.002}
+_LIGHT, _TOKENS = "light", 5
+_QUEUED = re.compile(r"queue_seconds=([0-9.]+)")
+_COLUMNS = (
+    *("policy", "flood", "alone p50", "p99", "beside p50", "p99", "queue p50", "p99", "iteration alone", "beside"),
+    *("p99 ratio", "in iterations", "throughput"),
+)
 _WARM_SECONDS = 2.0
 _THROUGHPUT_SECONDS = 8.0
 
@@ -50,7 +62,7 @@ FLOODS: dict[str, Flood] = {
 
 def _request(connection: http.client.HTTPConnection, client: str, parameters: dict[str, Any], stream: bool) -> Any:
     body = json.dumps({"inputs": _PROMPT, "parameters": {**parameters, "ignore_eos": True}, "stream": stream})
-    headers = {"Content-Type": "application/json", _HEADER: client}
+    headers = {"Content-Type": "application/json", _HEADER: client, "x-request-id": client}
     connection.request("POST", "/invocations", body, headers)
     return connection.getresponse()
 
@@ -93,22 +105,41 @@ def flooded(port: int, flood: Flood, total: Any = None) -> Iterator[None]:
         process.join()
 
 
-def first_tokens(port: int, requests: int) -> list[float]:
-    """Seconds to the first token of each request of the light client."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    pauses = random.Random(1)
-    found = []
-    for _ in range(requests):
-        begun = time.perf_counter()
-        response = _request(connection, "light", {"max_new_tokens": 5}, True)
-        if response.status != 200:
-            raise SystemExit(f"the light client got {response.status}: {response.read()!r}")
-        response.read1()
-        found.append(time.perf_counter() - begun)
-        response.read()
-        time.sleep(pauses.uniform(0.0, 0.05))
-    connection.close()
-    return found
+class Light:
+    """Requests of the light client, in seconds: to the first token, waiting for a place, and between two tokens."""
+
+    def __init__(self) -> None:
+        self.first: list[float] = []
+        self.queue: list[float] = []
+        self.between: list[float] = []
+
+    def send(self, server: Server, requests: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
+        pauses = random.Random(1)
+        for _ in range(requests):
+            begun = time.perf_counter()
+            response = _request(connection, _LIGHT, {"max_new_tokens": _TOKENS}, True)
+            if response.status != 200:
+                raise SystemExit(f"the light client got {response.status}: {response.read()!r}")
+            response.read1()
+            first = time.perf_counter()
+            response.read()
+            self.first.append(first - begun)
+            self.between.append((time.perf_counter() - first) / (_TOKENS - 1))
+            time.sleep(pauses.uniform(0.0, 0.05))
+        connection.close()
+        self.queue += _queued(server)[-requests:]
+
+    @property
+    def iterations(self) -> float:
+        """The 99th percentile of the time to the first token, in iterations of the engine."""
+        return percentile(self.first, 0.99) / percentile(self.between, 0.5)
+
+
+def _queued(server: Server) -> list[float]:
+    """Seconds in the queue of the light client's requests, from the server's log."""
+    lines = [line for line in server.log if f"[{_LIGHT}]" in line]
+    return [float(found[1]) for line in lines if (found := _QUEUED.search(line))]
 
 
 def throughput(port: int) -> float:
@@ -130,16 +161,27 @@ def measure(open_server: Callable[[str], Any], policy: str, requests: int, table
         # The harness has sent requests as another client just before, so that a share of the places is kept free.
         speed = throughput(server.port)
         settle(server)
-        first_tokens(server.port, 20)
-        alone = first_tokens(server.port, requests)
+        Light().send(server, 20)
+        alone = Light()
+        alone.send(server, requests)
         for name, flood in FLOODS.items():
+            beside = Light()
             with flooded(server.port, flood):
-                beside = first_tokens(server.port, requests if policy == "fair" else min(requests, 20))
+                beside.send(server, requests if policy == "fair" else min(requests, 20))
             settle(server)
-            alone += first_tokens(server.port, requests // 4)
-            ratio = percentile(beside, 0.99) / percentile(alone, 0.99)
-            shown = [f"{percentile(each, share) * 1000:,.1f}" for each in (alone, beside) for share in (0.5, 0.99)]
-            table.add_row(policy, name, *shown, f"{ratio:,.2f}", f"{speed:,.0f}")
+            alone.send(server, requests // 4)
+            compared = [
+                *(_milliseconds(each.first, share) for each in (alone, beside) for share in (0.5, 0.99)),
+                *(_milliseconds(beside.queue, share) for share in (0.5, 0.99)),
+                *(_milliseconds(each.between, 0.5) for each in (alone, beside)),
+                f"{percentile(beside.first, 0.99) / percentile(alone.first, 0.99):,.2f}",
+                f"{beside.iterations / alone.iterations:,.2f}",
+            ]
+            table.add_row(policy, name, *compared, f"{speed:,.0f}")
+
+
+def _milliseconds(seconds: list[float], share: float) -> str:
+    return f"{percentile(seconds, share) * 1000:,.1f}"
 
 
 def main() -> None:
@@ -150,8 +192,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for engine in arguments.engine:
         table = Table(title=f"{engine}: milliseconds to the first token of a light client")
-        columns = ("policy", "flood", "alone p50", "alone p99", "beside p50", "beside p99", "p99 ratio", "throughput")
-        for column in columns:
+        for column in _COLUMNS:
             table.add_column(column, justify="right")
         with tempfile.TemporaryDirectory() as folder:
             model = TINY_STORIES if engine == "openvino" else scripted_model(Path(folder) / "scripted", _SCRIPT)
@@ -161,12 +202,12 @@ def main() -> None:
                 return serving(
                     model,
                     None,
-                    **of_the_shell(**options, OPTION_MAX_ROLLING_BATCH_SIZE="32", SERVING_REQUEST_LOG="false"),
+                    **of_the_shell(**options, OPTION_MAX_ROLLING_BATCH_SIZE="32"),
                 )
 
             for policy in arguments.policy:
                 measure(open_server, policy, arguments.requests, table)
-        Console(width=130).print(table)
+        Console(width=170).print(table)
 
 
 if __name__ == "__main__":
