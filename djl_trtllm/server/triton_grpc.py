@@ -152,10 +152,14 @@ class TritonGrpcServer:
                     response = await handler(request, context, served)
                 if not context.cancelled():  # a stream of requests ends where its client cancels the call
                     served.status = grpc.StatusCode.OK.name
-            except grpc.aio.AbortError:
+            except grpc.aio.AbortError as error:
                 served.status = _STATUSES[context.code()].name
-                raise
+                # The call keeps it, in a cycle. Its frames have the message and all that was made of it, which would
+                # stay until garbage of this age is collected.
+                error.__context__ = None
+                raise error.with_traceback(None) from None
             finally:
+                del request
                 self._shared.counts.grpc_call(str(served.status))
                 self._shared.telemetry.ended(served)
             return response
