@@ -1,12 +1,15 @@
 """What hostile requests cost a server: how long each refusal takes, and what everybody else notices meanwhile.
 
-    python -m benchmarks.hostile [--seconds 5] [--only TEXT] [--saturated]
+    python -m benchmarks.hostile [--seconds 5] [--only TEXT] [--saturated] [--floods]
 
 Each request of `tests/support/hostile.py` is sent again and again, one after the other. `refusal` is the time from the
 last byte that the server took to the first byte of its response. `stall` is the time of a /ping on a connection of its
 own meanwhile: nothing but the event loop is between. CPU is what the server used for each, of all its threads: the time
 where it has a core of its own, also on a machine that others use. With `--saturated` 64 streams run and the queue is
 full, so that what would be served is refused, too.
+
+With `--floods` there are the floods of `tests/faults/flooding.py` instead, of 20 clients each, from a process of its
+own: over HTTP, WebSockets and gRPC. Then `RSS` is the largest, also a second after the flood.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.load import percentile
-from benchmarks.servers import Server, serving
+from benchmarks.servers import Server, free_port, serving
+from tests.faults.flooding import GRPC, KINDS, flooded
 from tests.support.behaved import Times, cpu_seconds
 from tests.support.client import wordy
 from tests.support.crowd import PING
@@ -34,6 +38,7 @@ from tests.support.hostile import Hostile, requests, send
 from tests.support.models import scripted_model
 
 _STREAMS = 64
+_FLOODING = 20
 _PAUSE = 0.0005
 _PING_PAUSE = 0.001
 
@@ -123,27 +128,51 @@ def measure(server: Server, request: Hostile, seconds: float) -> tuple[str, ...]
     )
 
 
+def flood(server: Server, kind: str, port: int, seconds: float) -> tuple[str, ...]:
+    """A row of the table of floods."""
+    pings = Times()
+    largest = server.process.memory_info().rss
+    with pinged(server, pings):
+        with flooded(port, kind, _FLOODING) as count:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                largest = max(largest, server.process.memory_info().rss)
+                time.sleep(0.05)
+        time.sleep(1)
+        largest = max(largest, server.process.memory_info().rss)
+    stalls = (milliseconds(each, 0.5, 0.999, 1) for each in (pings.passed, pings.used))
+    return ", ".join(f"{what}: {number}" for what, number in count.most_common(3)), *stalls, f"{largest / 1e6:.0f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each request")
     parser.add_argument("--only", default="", help="requests with this text in their name")
     parser.add_argument("--saturated", action="store_true", help="with a busy engine and a full queue")
+    parser.add_argument("--floods", action="store_true", help="many clients at once")
     arguments = parser.parse_args()
     options = {"option.max_rolling_batch_size": _STREAMS, "job_queue_size": 1} if arguments.saturated else {}
     title = "64 streams run, the queue is full" if arguments.saturated else "the server is idle"
-    columns = ("refusal p50, p99", "CPU", "stall p50, p99.9, max", "CPU", "RSS MB")
-    table = Table("ms", "status", "sent", *columns, title=title)
+    stall = ("stall p50, p99.9, max", "CPU", "RSS MB")
+    columns = ("came of it", *stall) if arguments.floods else ("status", "sent", "refusal p50, p99", "CPU", *stall)
+    table = Table("ms", *columns, title=title)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        script = {"steps_per_second": 50}
-        server = stack.enter_context(serving(scripted_model(folder / "model", script, **options), folder))
+        model = scripted_model(folder / "model", {"steps_per_second": 50}, **options)
+        grpc_port = free_port()
+        server = stack.enter_context(serving(model, folder, SERVING_TRITON_GRPC_PORT=str(grpc_port)))
         if arguments.saturated:
             stack.enter_context(saturated(server))
-        nothing = Hostile("nothing but /ping", 200, PING)
-        for request in (nothing, *requests()):
-            if request is nothing or arguments.only in request.name:
-                row = measure(server, request, arguments.seconds)
-                table.add_row(request.name, *row)
+        if arguments.floods:
+            for kind in KINDS:
+                if arguments.only in kind:
+                    port = grpc_port if kind in GRPC else server.port
+                    table.add_row(kind, *flood(server, kind, port, arguments.seconds))
+        else:
+            nothing = Hostile("nothing but /ping", 200, PING)
+            for request in (nothing, *requests()):
+                if request is nothing or arguments.only in request.name:
+                    table.add_row(request.name, *measure(server, request, arguments.seconds))
     Console(width=160).print(table)
 
 

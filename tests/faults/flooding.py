@@ -2,7 +2,8 @@
 
     python -m tests.faults.flooding PORT KIND CLIENTS
 
-`ready` is printed once something has come of it, and what came in all, in JSON, when standard input is closed.
+PORT is that of gRPC for the kinds of `GRPC`. `ready` is printed once something has come of it, and what came in all, in
+JSON, when standard input is closed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.faults.grpc_flooding import call, open_stream
 from tests.support.client import body, lmi, raw_post, wordy
 from tests.support.crowd import connect
+from tests.support.websocket import BINARY, CONTINUATION, HANDSHAKE, PING, frame
 
 _HEAD = b"POST /invocations HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
 _PING = b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n"
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _READ_SECONDS = 5
 _PAUSE = 0.01
+_WEBSOCKET_REQUESTS = 15
 _PING_RESPONSE = b"Healthy"
 _LONGEST_STREAM = 300
 """Tokens of the streams that are read slowly; every engine of the tests has room for them."""
@@ -51,6 +55,10 @@ def _messages(count: int) -> bytes:
     return _post({"messages": [{"role": "user", "content": "wolf"}] * count}, "/v1/chat/completions")
 
 
+def _websocket(*frames: bytes) -> bytes:
+    return HANDSHAKE + b"\r\n" + b"".join(frames)
+
+
 SENT: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "long prompts": lambda: (_post(lmi("wolf " * 2_000_000)), _post(lmi("a" * 130_000))),
     "unknown parameters": lambda: (_with(**{f"max_new_token{number}": 1 for number in range(20_000)}),),
@@ -63,6 +71,12 @@ SENT: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "trailers": lambda: (_HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: y\r\n" * 200_000,),
     "pipelining": lambda: (_PING * 20_000,),
     "bodies": lambda: (raw_post(b"[" + b" " * 5_000_000 + b"]"),),
+    "WebSocket frames": lambda: (_websocket(frame(PING) * 200_000),),
+    "WebSocket messages": lambda: (
+        _websocket(frame(BINARY, end=False), frame(CONTINUATION, b"x", end=False) * 200_000),
+        _websocket(frame(BINARY, end=False), frame(CONTINUATION, b"x" * 60_000, end=False) * 80),
+        _websocket(frame(BINARY, b"x") * 10_000),
+    ),
 }
 """What clients send again and again; with several, each client one of them."""
 Count = collections.Counter[str]
@@ -121,14 +135,30 @@ async def _slow_sender(port: int, count: Count) -> None:
             await asyncio.sleep(0.05)
 
 
-HELD: dict[str, Client] = {"idle connections": _idle, "slow readers": _slow_reader, "slow senders": _slow_sender}
-KINDS = (*SENT, *HELD)
+async def _websocket_reader(port: int, count: Count) -> None:
+    """As many streams as a socket may wait for, of which nothing is read."""
+    loop = asyncio.get_running_loop()
+    long = json.dumps(lmi("the wolf", stream=True, max_new_tokens=_LONGEST_STREAM, details=True)).encode()
+    with await connect(port, 4096) as connection:
+        await loop.sock_sendall(connection, _websocket(frame(BINARY, long) * _WEBSOCKET_REQUESTS))
+        count["held"] += 1
+        await asyncio.sleep(_READ_SECONDS)
+
+
+HELD: dict[str, Client] = {
+    "idle connections": _idle,
+    "slow readers": _slow_reader,
+    "slow senders": _slow_sender,
+    "WebSocket readers": _websocket_reader,
+}
+GRPC: dict[str, Client] = {"gRPC calls": call, "gRPC readers": open_stream}
+KINDS = (*SENT, *HELD, *GRPC)
 
 
 def clients_of(kind: str, number: int) -> list[Client]:
     """This number of clients of this kind."""
-    if kind in HELD:
-        return [HELD[kind]] * number
+    if kind in HELD or kind in GRPC:
+        return [(HELD | GRPC)[kind]] * number
     sent = SENT[kind]()
     return [_sender(sent[each % len(sent)]) for each in range(number)]
 

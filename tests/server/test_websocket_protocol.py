@@ -15,19 +15,9 @@ from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.server.websocket_protocol import WebSocketProtocol
 from tests.server.wire import Wire
 from tests.support.virtual_time import in_virtual_time, until
+from tests.support.websocket import BINARY, CONTINUATION, HANDSHAKE, PING, TEXT, frame
 
-HANDSHAKE = (
-    b"GET /invocations-bidirectional-stream HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-)
-CONTINUATION, TEXT, BINARY, PING = 0, 1, 2, 9
 PONGED = b"\x8a\x00"
-
-
-def frame(kind: int, data: bytes = b"", *, end: bool = True) -> bytes:
-    """One of a client's, with a mask that changes nothing."""
-    size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + struct.pack("!H", len(data))
-    return bytes([0x80 * end | kind]) + size + bytes(4) + data
 
 
 class Peer:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from tests.faults.flooding import KINDS, flooded
+from tests.faults.flooding import GRPC, KINDS, flooded
 from tests.faults.kind import Case, Kind, Row
 from tests.faults.load import Load, row_of
-from tests.support.server import Server
+from tests.support.server import Server, free_port
 
 _MORE_MEMORY = 300e6
-_CLIENTS = {"idle connections": 1000, "slow senders": 100}
+_CLIENTS = {"idle connections": 1000, "slow senders": 100, "gRPC calls": 10, "gRPC readers": 10}
 _MOST_CLIENTS = 20
 TOKENS = 40
 SECONDS, SHORT_SECONDS = 5.0, 0.3
@@ -20,20 +20,24 @@ SECONDS, SHORT_SECONDS = 5.0, 0.3
 
 
 def run(case: Case) -> Iterator[Row]:
-    places = {"OPTION_MAX_ROLLING_BATCH_SIZE": str(case.streams + _MOST_CLIENTS)}
+    grpc_port = free_port()
+    environ = {
+        "OPTION_MAX_ROLLING_BATCH_SIZE": str(case.streams + _MOST_CLIENTS),
+        "SERVING_TRITON_GRPC_PORT": str(grpc_port),
+    }
     with ExitStack() as stack:
         for kind in KINDS:
             if not case.short or kind == KINDS[0]:
                 stack.close()
-                server = stack.enter_context(case.server(None, **places))
-            yield _row(case, server, kind)
+                server = stack.enter_context(case.server(None, **environ))
+            yield _row(case, server, kind, grpc_port if kind in GRPC else server.port)
 
 
-def _row(case: Case, server: Server, kind: str) -> Row:
+def _row(case: Case, server: Server, kind: str, port: int) -> Row:
     seen: list[str] = []
 
     def cause(load: Load) -> None:
-        with flooded(server.port, kind, _CLIENTS.get(kind, _MOST_CLIENTS)) as count:
+        with flooded(port, kind, _CLIENTS.get(kind, _MOST_CLIENTS)) as count:
             time.sleep(SHORT_SECONDS if case.short else SECONDS)
             load.wait_for_parts(2 * case.streams)
         load.wait_for_parts(2 * case.streams)
