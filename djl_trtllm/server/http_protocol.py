@@ -311,6 +311,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.scope["extensions"][REFUSED] = {"status": refusal.status}
             self.cycle.disconnected = True
+            self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
             if self.cycle.response_started or not of_this:
                 self.reset()

@@ -353,3 +353,13 @@ async def test_a_body_that_was_announced_and_not_asked_for_ends_the_connection(p
         assert peer.seen == [("/echo", b"a wolf")]
         assert "close" not in peer.wire.done
     await peer.leave()
+
+
+@in_virtual_time
+async def test_a_body_that_was_refused_is_not_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer()
+    peer.sends(CHUNKED.removesuffix(b"\r\n") + b"Expect: 100-continue\r\n\r\n" + b"-1\r\n")
+    await asyncio.sleep(1)
+    assert peer.statuses == [400]
+    assert not [record for record in caplog.records if record.exc_info]
+    await peer.leave()

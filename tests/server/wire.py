@@ -16,6 +16,8 @@ class Wire(asyncio.Transport):
         self.unsent = 0
 
     def write(self, data: Any) -> None:
+        if "eof" in self.done:
+            raise RuntimeError("Cannot call write() after write_eof()")  # as real ones do
         self.written += bytes(data)
 
     def get_write_buffer_size(self) -> int:
