@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from djl_trtllm.api.triton import protocol, refusals
 from djl_trtllm.api.triton.rpc import parse_rpc
 from djl_trtllm.config import Options
-from djl_trtllm.errors import ConfigError, InvalidRequestError
+from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import triton_stream
 from djl_trtllm.server.context import ServerContext
@@ -298,44 +297,6 @@ def test_a_port_in_use_is_an_error_that_names_the_option() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         asyncio.run(run(taken.getsockname()[1]))
-
-
-class Call:
-    """gRPC's context of a call, which keeps the error that ended it."""
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-
-    async def abort(self, code: grpc.StatusCode, *_: Any) -> None:
-        self._code = code
-        self.error = grpc.aio.AbortError()
-        raise self.error
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
-
-def test_a_refused_call_does_not_keep_its_message() -> None:
-    class Message:
-        """Stands for the bytes, and for what is made of them."""
-
-    kept: list[weakref.ref[Message]] = []
-
-    async def refuse(request: Any, *_: Any) -> bytes:
-        made = Message()
-        kept.extend((weakref.ref(request), weakref.ref(made)))
-        raise InvalidRequestError("no")
-
-    server = TritonGrpcServer(ServerContext(Options()), 0)
-    call = server._counting("ModelInfer", server._answering(refuse, None))
-    context = Call()
-    with pytest.raises(grpc.aio.AbortError):
-        asyncio.run(call(Message(), context))  # type: ignore[arg-type]
-    assert context.error is not None
-    assert [ref() for ref in kept] == [None, None]
 
 
 def test_a_call_that_is_cancelled_cancels_its_request(hosts: Hosts, tokenizer: Tokenizer) -> None:
