@@ -10,6 +10,9 @@ SEPARATE_THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
 DIRECT = {HAPROXY: "1", SEPARATE_THREAD: "0"}
 """The environment of all nodes with which they do."""
 
+NODES = {**DIRECT, "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response"}
+"""The environment that all nodes should have: HAProxy asks another replica if one dies before it has answered."""
+
 
 def problem_of_ingress(environ: Mapping[str, str]) -> str | None:
     """What is lost between a replica with this environment and its clients; None if it is nothing."""

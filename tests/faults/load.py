@@ -16,6 +16,7 @@ from tests.support.background import InBackground
 from tests.support.client import Answer, exchange, lmi
 from tests.support.models import PROMPT
 from tests.support.prompts import SHORT, story
+from tests.support.reachable import Reachable
 from tests.support.server import Server
 from tests.support.waiting import wait_until
 
@@ -32,7 +33,7 @@ class Load:
     listening, or is refused with Retry-After, tries again, as clients do.
     """
 
-    def __init__(self, server: Server, streams: int, *, tokens: int = TOKENS, once: bool = False) -> None:
+    def __init__(self, server: Reachable, streams: int, *, tokens: int = TOKENS, once: bool = False) -> None:
         self.server = server
         """What is watched; a kind that starts another one says so here."""
         self.streams = streams
@@ -179,9 +180,11 @@ def row_of(
         before = watch.peak
         load.run(cause)
     if not once:
-        load.server.wait_for_ping()
+        again = load.server
+        assert isinstance(again, Server)
+        again.wait_for_ping()
         if not leaks:
-            load.server.check_leaks()
+            again.check_leaks()
     note = "" if not load.failed else load.failed[0][:300]
     return Row(
         fault,

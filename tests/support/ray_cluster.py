@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from djl_trtllm.cluster.ingress import DIRECT
+from djl_trtllm.cluster.ingress import NODES
 from tests.support.reachable import Reachable
 from tests.support.server import environment, free_port
 from tests.support.waiting import survivors, wait_until
@@ -41,11 +41,11 @@ class RayCluster(Reachable):
     """`nodes` for replicas beside a head. `direct`: clients reach the replicas through HAProxy, else by Ray's proxy."""
 
     def __init__(
-        self, nodes: int = 1, *, cpus: int = 4, direct: bool = True, environ: Mapping[str, str] | None = None
+        self, nodes: int = 1, *, cpus: int = 1, direct: bool = True, environ: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(free_port())
         self._command = ("-m", "tests.support.ray_driver", str(self.port), str(cpus), str(nodes))
-        self._variables = (dict(DIRECT) if direct else {}) | dict(environ or {})
+        self._variables = (dict(NODES) if direct else {}) | dict(environ or {})
         self._seen: set[psutil.Process] = set()
 
     def __enter__(self) -> RayCluster:
@@ -77,7 +77,7 @@ class RayCluster(Reachable):
             self.process = psutil.Popen(
                 [sys.executable, *self._command],
                 cwd=_ROOT,
-                env=environment(folder / "cache", **_variables(folder), **self._variables),
+                env=environment(folder / "cache", **variables(folder), **self._variables),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -128,7 +128,7 @@ class RayCluster(Reachable):
 
     def deploy(self, model: Path | str, *, app: str = "default", route: str = "/", **arguments: Any) -> None:
         """Deploy a model with these arguments of `build`, or another version of it, and wait until it runs."""
-        self.call("deploy", {"model": str(model), "cpus": 0.5, **arguments}, app, route)
+        self.call("deploy", {"model": str(model), "cpus": 0.2, **arguments}, app, route)
 
     def states(self, app: str = "default") -> dict[str, int]:
         """How many replicas are in which state."""
@@ -154,22 +154,26 @@ class RayCluster(Reachable):
 
     def replicas(self) -> list[psutil.Process]:
         """The processes of replicas, in the order of their start."""
-        found = [process for process in self.descendants() if _REPLICA in _command(process)]
+        found = [process for process in self.descendants() if _REPLICA in command(process)]
         return sorted(found, key=lambda process: process.create_time())
 
 
-def _command(process: psutil.Process) -> str:
+def command(process: psutil.Process) -> str:
+    """Its command line; empty if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
 
 
-def _variables(folder: Path) -> dict[str, str]:
+def variables(folder: Path) -> dict[str, str]:
     """What lets several clusters live beside each other: HAProxy's files and ports are the same for all by default."""
     return {
         "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_num_prestart_python_workers": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
         # Raylets and proxies share this machine with other tests.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",

@@ -12,13 +12,12 @@ import sys
 import tempfile
 from typing import Any
 
+import psutil
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
 from djl_trtllm.cluster import build
-
-_SETTLED_SECONDS = 60.0
 
 
 class Driver:
@@ -30,6 +29,7 @@ class Driver:
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": self._folder.name}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes: dict[str, Any] = {}
+        self._has_gcs = True
         for _ in range(nodes):
             self.add_node()
         ray.init(address=self._cluster.address, log_to_driver=bool(os.environ.get("RAY_CLUSTER_LOG")))
@@ -41,9 +41,12 @@ class Driver:
         self._nodes[node.node_id] = node
         return str(node.node_id)
 
-    def remove_node(self, node_id: str) -> None:
-        """Kill a node's raylet, and with it all that runs there."""
-        self._cluster.remove_node(self._nodes.pop(node_id), allow_graceful=False)
+    def lose_node(self, replica: int) -> str:
+        """Kill the raylet above the replica's process, and with it all that runs there; the id of the node."""
+        above = {parent.pid for parent in psutil.Process(replica).parents()}
+        (lost,) = [node for node in self._nodes.values() if above & _processes(node)]
+        self._cluster.remove_node(self._nodes.pop(lost.node_id), allow_graceful=False)
+        return str(lost.node_id)
 
     def deploy(self, arguments: dict[str, Any], name: str, route: str) -> None:
         """Deploy an application, or another version of it. Returns when it runs."""
@@ -72,17 +75,19 @@ class Driver:
     def kill_gcs(self) -> None:
         """Kill the head's GCS, the only place of the cluster's state."""
         self._cluster.head_node.kill_gcs_server()
-
-    def start_gcs(self) -> None:
-        """Start it again."""
-        self._cluster.head_node.start_gcs_server()
+        self._has_gcs = False
 
     def close(self) -> None:
         """End everything."""
-        serve.shutdown()
+        if self._has_gcs:
+            serve.shutdown()
         ray.shutdown()
         self._cluster.shutdown()
         self._folder.cleanup()
+
+
+def _processes(node: Any) -> set[int]:
+    return {found.process.pid for of_kind in node.all_processes.values() for found in of_kind}
 
 
 def main() -> None:

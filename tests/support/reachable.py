@@ -7,12 +7,16 @@ import socket
 from typing import Any
 
 import httpx
+import psutil
 
 from tests.support.client import JSON, Answer, body, exchange, lmi
 
 
 class Reachable:
     """A port with a client of it."""
+
+    process: psutil.Popen
+    """It and its children are what listens and works there."""
 
     def __init__(self, port: int) -> None:
         self.port = port
