@@ -27,6 +27,7 @@ SUMMARIES = {
     "compile": "Compile a checkpoint into an engine directory that `serve` loads without a compiler.",
     "config": "Show the resolved configuration: each value, where it came from and what it does.",
     "version": "Print the version.",
+    "cluster": "Serve a model with several replicas on a Ray cluster (docs/ray.md).",
     "cache": "List, verify and prune the engine cache.",
 }
 """The first lines of the commands' help. Each command is `app` in its module of `djl_trtllm.commands`."""

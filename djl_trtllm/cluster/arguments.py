@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.model.remote.aws_scaling import Autoscaling
 
 _OPTION = "option."
 
@@ -52,3 +53,8 @@ class ClusterArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if arguments.autoscale is not None and "replicas" in named:
             raise ConfigError(["the arguments of djl_trtllm.cluster:build have replicas and autoscale: leave one out"])
         return arguments
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas at a time."""
+        return self.replicas if self.autoscale is None else Autoscaling.parse(self.autoscale, 1).most

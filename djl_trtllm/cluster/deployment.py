@@ -34,10 +34,8 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
     `args` are `ClusterArguments`. Raises ConfigError for what is wrong with them or with the options.
     """
-    try:
-        from ray import serve
-    except ImportError as error:
-        raise DjlTrtllmError(f"Ray Serve is not installed ({error}): pip install 'djl-trtllm[ray]'") from error
+    require_ray()
+    from ray import serve
 
     arguments = ClusterArguments.parse(args)
     options = plan_startup(arguments.model, os.environ, as_arguments(arguments.options))[0]
@@ -47,6 +45,16 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
     deployment = serve.deployment(serve.ingress(application)(Replica), **_deployment_options(arguments, options))
     return deployment.bind()
+
+
+def require_ray() -> Any:
+    """The package `ray`. Raises DjlTrtllmError if it, or its extra `serve`, is not installed."""
+    try:
+        import ray
+        import ray.serve
+    except ImportError as error:
+        raise DjlTrtllmError(f"Ray Serve is not installed ({error}): pip install 'djl-trtllm[ray]'") from error
+    return ray
 
 
 def _deployment_options(arguments: ClusterArguments, options: Options) -> dict[str, Any]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from djl_trtllm.api.headers import REQUEST_ID
@@ -54,10 +58,46 @@ def open_application(arguments: ClusterArguments) -> Application:
     return app
 
 
+class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may change while replicas run: `user_config` of the deployment.
+
+    `adapters` are sources by name: folders below the model's `adapters`, or below a root (docs/http-api.md).
+    """
+
+    adapters: dict[str, str] = {}
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> UserConfig:
+        """Raises ConfigError."""
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError([f"user_config: {error}; it has adapters, as NAME: FOLDER"]) from None
+
+
 class Replica:
     """What Ray Serve knows of a replica. `serve.ingress` adds `app`, what `open_application` returned."""
 
     app: Application
+    _adapters: Mapping[str, str] = MappingProxyType({})
+
+    def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Register the adapters of `UserConfig`, and unregister those that an earlier one had.
+
+        Raises ConfigError and InvalidRequestError for what is wrong with it.
+        """
+        wanted = UserConfig.parse(user_config).adapters
+        models = [model for model in self.app.registry.models.values() if model.serves_adapters]
+        if wanted and not models:
+            raise ConfigError(["user_config has adapters, and the model has no LoRA: set option.enable_lora=true"])
+        for model in models:
+            for name, source in self._adapters.items():
+                if wanted.get(name) != source:
+                    model.adapters.unregister(name)
+            for name, source in wanted.items():
+                if self._adapters.get(name) != source:
+                    model.adapters.register(name, source)
+        self._adapters = wanted
 
     def check_health(self) -> None:
         """Raise ModelError if a model has failed for good: Ray ends the replica and starts another one.

@@ -14,9 +14,10 @@ from djl_trtllm.cluster.arguments import ClusterArguments
 from djl_trtllm.cluster.ingress import DIRECT
 from djl_trtllm.cluster.replica import Replica, ReplicaApplication, open_application
 from djl_trtllm.config import Options
-from djl_trtllm.errors import ConfigError, ModelError
+from djl_trtllm.errors import ConfigError, InvalidRequestError, ModelError
 from djl_trtllm.server.model_figures import ModelFigures
 from djl_trtllm.service import State
+from djl_trtllm.service.adapters import Adapters
 
 
 def of_models(*models: Any) -> Replica:
@@ -44,6 +45,41 @@ def test_figures_are_those_of_all_models_and_the_fullest_cache(monkeypatch: pyte
     expected = {"waiting": 11, "running": 22, "kv_usage": 0.5}
     assert of_models(one, two).record_routing_stats() == expected
     assert asyncio.run(of_models(one, two).record_autoscaling_stats()) == expected
+
+
+@pytest.fixture
+def lora(tmp_path: Path) -> Any:
+    """A model with three folders of adapters."""
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    adapters = Adapters(tmp_path)
+    for name in ("one", "two", "three"):
+        adapters.unregister(name)
+    return SimpleNamespace(name="lora", serves_adapters=True, adapters=adapters)
+
+
+def test_adapters_are_those_of_the_last_user_config(lora: Any) -> None:
+    made = of_models(lora)
+    made.reconfigure({"adapters": {"a": "one", "b": "two"}})
+    kept, replaced = lora.adapters.find("a"), lora.adapters.find("b")
+    made.reconfigure({"adapters": {"a": "one", "b": "three", "c": "two"}})
+    assert [adapter.name for adapter in lora.adapters] == ["a", "b", "c"]
+    assert lora.adapters.find("a") is kept
+    assert lora.adapters.find("b").id != replaced.id
+    made.reconfigure({})
+    assert list(lora.adapters) == []
+
+
+def test_what_is_wrong_with_a_user_config_is_reported(lora: Any) -> None:
+    with pytest.raises(ConfigError, match=r"user_config: .*`adaptors`; it has adapters, as NAME: FOLDER"):
+        of_models(lora).reconfigure({"adaptors": {}})
+    with pytest.raises(InvalidRequestError, match="holds no adapter"):
+        of_models(lora).reconfigure({"adapters": {"a": "four"}})
+    plain = SimpleNamespace(name="plain", serves_adapters=False)
+    of_models(plain).reconfigure({"adapters": {}})
+    with pytest.raises(ConfigError, match=r"set option\.enable_lora=true"):
+        of_models(plain).reconfigure({"adapters": {"a": "one"}})
 
 
 def behind_rays_middleware(app: ASGIApp) -> ASGIApp:

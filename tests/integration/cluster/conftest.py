@@ -17,10 +17,10 @@ SCRIPTED = "/scripted"
 
 @pytest.fixture(scope="package")
 def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """The bundled model at /, and a scripted one below /scripted."""
+    """The bundled model at /, and two replicas of a scripted one below /scripted. Sessions stay at a replica."""
     needs_ray()
     scripted = scripted_model(tmp_path_factory.mktemp("models") / "scripted", {"steps_per_second": 100})
-    with RayCluster() as started:
+    with RayCluster(environ={"RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(x-session-id)"}) as started:
         started.deploy(model, options=ROOMY, direct=True)
-        started.deploy(scripted, app="scripted", route=SCRIPTED, direct=True)
+        started.deploy(scripted, app="scripted", route=SCRIPTED, replicas=2, direct=True)
         yield started

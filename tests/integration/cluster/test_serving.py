@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -86,3 +87,18 @@ def test_curl_works_unmodified(cluster: RayCluster) -> None:
     done = subprocess.run([*command, f"{cluster.url}/invocations"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 16
+
+
+def test_requests_of_a_session_reach_one_replica(cluster: RayCluster) -> None:
+    def finished(session: str) -> float:
+        page = cluster.http.get(f"{SCRIPTED}/metrics", headers={"X-Session-Id": session}).text
+        return sum(map(float, re.findall(r"^djl_trtllm_finished_total\{.*\} (\S+)$", page, re.MULTILINE)))
+
+    for number in range(8):
+        session = f"session-{number}"
+        before = finished(session)
+        for _ in range(3):
+            request = lmi(STORY, max_new_tokens=1)
+            cluster.http.post(f"{SCRIPTED}/invocations", json=request, headers={"X-Session-Id": session})
+        assert finished(session) == before + 3
+    assert {finished(f"session-{number}") for number in range(8)} != {24.0}, "one replica has had all sessions"
