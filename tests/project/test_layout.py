@@ -9,7 +9,19 @@ PACKAGE = ROOT / "djl_trtllm"
 TESTS = ROOT / "tests"
 
 # What is no mirror of the package: the project itself, whole servers, images, and what tests are made of.
-OTHERS = {"clients", "docker", "fakes", "faults", "integration", "project", "serving", "support", "tools", "trtllm"}
+OTHERS = {
+    "benchmarks",
+    "clients",
+    "docker",
+    "fakes",
+    "faults",
+    "integration",
+    "project",
+    "serving",
+    "support",
+    "tools",
+    "trtllm",
+}
 
 # The modules of config/options that do something; the others are declarations.
 MACHINERY_OF_OPTIONS = {"choices", "legacy", "option", "registry", "values"}

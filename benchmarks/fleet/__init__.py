@@ -1,0 +1,1 @@
+"""A fleet of servers in simulated time: arrivals, replicas, rules of autoscaling."""

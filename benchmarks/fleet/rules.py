@@ -1,0 +1,163 @@
+"""The rules of autoscaling that the project ships: KEDA's with the HPA, from the manifest, and that for Ray Serve."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol, cast
+
+import yaml
+
+from djl_trtllm.cluster.autoscaling import QueueAndCachePolicy
+
+KUBERNETES = Path(__file__).parents[2] / "serving" / "kubernetes"
+_TOLERANCE = 0.1
+"""Of the HPA: a smaller difference changes nothing (kube-controller-manager's default)."""
+_RAY_UP_SECONDS, _RAY_DOWN_SECONDS = 30, 300
+"""Ray's default delay, and that of `djl_trtllm.cluster.deployment`."""
+
+
+class Figures(NamedTuple):
+    """What a replica reports."""
+
+    waiting: int
+    running: int
+    places: int
+    full_cache: bool = False
+
+
+class Rule(Protocol):
+    """How many replicas there are to be: `least` at the beginning."""
+
+    @property
+    def least(self) -> int: ...
+
+    def wanted(self, now: float, replicas: int, figures: Sequence[Figures]) -> int:
+        """By the figures of those that are ready; `replicas` counts those that start, too."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """As many as there are."""
+
+    replicas: int
+
+    @property
+    def least(self) -> int:
+        return self.replicas
+
+    def wanted(self, now: float, replicas: int, figures: Sequence[Figures]) -> int:
+        return self.replicas
+
+
+class Keda:
+    """The ScaledObject of `serving/kubernetes/autoscaling`: its thresholds, windows and policies."""
+
+    def __init__(self, least: int, most: int, manifest: Path | None = None) -> None:
+        file = manifest or KUBERNETES / "autoscaling" / "scaled-object.yaml"
+        spec = yaml.safe_load(file.read_text(encoding="utf-8"))["spec"]
+        self.least, self.most = least, most
+        thresholds = {each["name"]: float(each["metadata"]["threshold"]) for each in spec["triggers"]}
+        self._load, self._cache = thresholds["load"], thresholds["kv-cache"]
+        behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        self._up, self._down = _Direction(behavior["scaleUp"]), _Direction(behavior["scaleDown"])
+
+    def wanted(self, now: float, replicas: int, figures: Sequence[Figures]) -> int:
+        asked = self.recommended(replicas, figures)
+        up = self._up.stable(now, asked, min)
+        down = self._down.stable(now, asked, max)
+        if up > replicas:
+            wanted = min(up, replicas + self._up.allowed(now, replicas))
+        elif down < replicas:
+            wanted = max(down, replicas - self._down.allowed(now, replicas))
+        else:
+            return replicas
+        wanted = max(self.least, min(self.most, wanted))
+        (self._up if wanted > replicas else self._down).note(now, abs(wanted - replicas))
+        return wanted
+
+    def recommended(self, replicas: int, figures: Sequence[Figures]) -> int:
+        """What both queries ask for, before windows and policies."""
+        if not figures:
+            return replicas
+        batches = sum(each.waiting + each.running for each in figures) * len(figures)
+        batches /= sum(each.places for each in figures)
+        asked = [_average_value(batches, self._load, replicas)]
+        if full := sum(each.full_cache and each.waiting > 0 for each in figures):
+            asked.append(_average_value(replicas + full, self._cache, replicas))
+        return max(self.least, min(self.most, max(asked)))
+
+
+def _average_value(value: float, threshold: float, replicas: int) -> int:
+    """What the HPA makes of a metric of the type AverageValue."""
+    if abs(value / (threshold * replicas) - 1) <= _TOLERANCE:
+        return replicas
+    return math.ceil(value / threshold)
+
+
+class _Direction:
+    """Windows and policies of one direction."""
+
+    def __init__(self, rules: Mapping[str, Any]) -> None:
+        self._window = rules["stabilizationWindowSeconds"]
+        self._policies = rules["policies"]
+        self._asked: deque[tuple[float, int]] = deque()
+        self._changes: list[tuple[float, int]] = []
+
+    def stable(self, now: float, asked: int, choose: Any) -> int:
+        """The most careful recommendation of the window."""
+        self._asked.append((now, asked))
+        while self._asked[0][0] < now - self._window:
+            self._asked.popleft()
+        return int(choose(count for _, count in self._asked))
+
+    def allowed(self, now: float, replicas: int) -> int:
+        """How many replicas may be added, or taken away: the larger of what the policies allow."""
+        allowed = []
+        for policy in self._policies:
+            recent = sum(count for at, count in self._changes if at > now - policy["periodSeconds"])
+            before = policy["value"] if policy["type"] == "Pods" else math.ceil(replicas * policy["value"] / 100)
+            allowed.append(max(0, before - recent))
+        return max(allowed)
+
+    def note(self, now: float, count: int) -> None:
+        self._changes = [(at, each) for at, each in self._changes if at > now - 3600] + [(now, count)]
+
+
+class Ray:
+    """The policy of `djl_trtllm.cluster`, and Ray Serve's delays."""
+
+    def __init__(self, least: int, most: int, concurrency: int) -> None:
+        self.least, self.most = least, most
+        self._policy = QueueAndCachePolicy(concurrency)
+        self._since: tuple[int, float] = (0, 0.0)
+
+    def wanted(self, now: float, replicas: int, figures: Sequence[Figures]) -> int:
+        asked = self._ask(replicas, figures)
+        direction = (asked > replicas) - (asked < replicas)
+        if direction != self._since[0]:
+            self._since = (direction, now)
+        delay = _RAY_UP_SECONDS if direction > 0 else _RAY_DOWN_SECONDS
+        if direction == 0 or now - self._since[1] < delay:
+            return replicas
+        self._since = (0, now)
+        return asked
+
+    def _ask(self, replicas: int, figures: Sequence[Figures]) -> int:
+        names = {"waiting": "waiting", "running": "running", "kv_usage": "full_cache"}
+        metrics = {
+            name: {number: float(getattr(each, field)) for number, each in enumerate(figures)}
+            for name, field in names.items()
+        }
+        context = SimpleNamespace(
+            aggregated_metrics=metrics,
+            current_num_replicas=replicas,
+            capacity_adjusted_min_replicas=self.least,
+            capacity_adjusted_max_replicas=self.most,
+        )
+        return self._policy(cast(Any, context))[0]

@@ -1,0 +1,182 @@
+"""The simulation of fleets keeps the laws of queues, and its rules of autoscaling are those that are shipped."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fleet.arrivals import Lengths, Request, arrivals, burst, diurnal, read_trace, steady
+from benchmarks.fleet.replica import Gpu, Replica, Scripted
+from benchmarks.fleet.rules import Figures, Fixed, Keda, Ray, Rule
+from benchmarks.fleet.simulation import ColdStart, Fleet, Simulation
+from tests.serving.test_kubernetes import container, pod
+
+QUICK = ColdStart(20, 10, 0, 0)
+SLOW = ColdStart(20, 10, 600, 0)
+
+
+def fleet(cold_start: ColdStart = QUICK, *, places: int = 8, queue: int = 10_000, drain: float = 130) -> Fleet:
+    """Replicas with as many places as the batch has."""
+    return Fleet(Scripted(50), places, places, queue, cold_start, drain)
+
+
+def load(rate: float, seconds: float = 600, output: float = 50, factor: float = 1) -> list[Request]:
+    """The same requests each time; with a factor, a burst from 120 s on for 240 s."""
+    return list(arrivals(burst(rate, factor, 120, 240), rate * factor, seconds, Lengths(10, output), seed=3))
+
+
+def scaled(rule: Callable[[], Rule], cold_start: ColdStart = QUICK) -> Simulation:
+    """What became of a burst of four times the load that one replica carries."""
+    simulation = Simulation(fleet(cold_start), rule())
+    simulation.run(load(5, seconds=900, factor=4))
+    return simulation
+
+
+RULES: dict[str, Callable[[], Rule]] = {"KEDA": lambda: Keda(1, 10), "Ray": lambda: Ray(1, 10, 6)}
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("places", [1, 8])
+def test_requests_in_the_system_are_their_rate_times_their_time_in_it(places: int) -> None:
+    result = Simulation(fleet(places=places), Fixed(3)).run(load(2))
+    stayed = sum(request.ended - request.arrived for request in result.requests if request.ended is not None)
+    assert result.request_seconds == pytest.approx(stayed)
+
+
+@pytest.mark.parametrize("rule", [*RULES.values(), lambda: Fixed(1)])
+def test_every_request_has_one_end_after_its_beginning(rule: Callable[[], Rule]) -> None:
+    requests = load(20, factor=3)
+    result = Simulation(fleet(queue=20, drain=1), rule()).run(requests)
+    assert len(result.requests) == len(requests)
+    for request in requests:
+        assert request.outcome in ("complete", "refused", "cut")
+        assert request.ended is not None
+        if request.outcome == "complete":
+            assert request.started is not None
+            assert request.first_token is not None
+            assert request.arrived <= request.started < request.first_token <= request.ended + 1e-6
+
+
+def test_one_place_is_the_queue_of_pollaczek_and_khinchine() -> None:
+    # Constant service of one second, 0.7 of the time: the mean wait is rho / 2 / (1 - rho) services.
+    requests = [Request(each.arrived, 1, 50) for each in load(0.7, seconds=100_000)]
+    Simulation(fleet(places=1), Fixed(1)).run(requests)
+    waited = statistics.mean(each.started - each.arrived for each in requests if each.started is not None)
+    assert waited == pytest.approx(0.7 / 2 / 0.3, rel=0.05)
+
+
+def test_sequences_that_run_together_share_the_steps_of_their_number() -> None:
+    replica = Replica(Gpu(alone=100, full=800, batch=16, prefill=1000), places=16, queue=0)
+    first, second = Request(0, 100, 100), Request(0, 200, 100)
+    replica.add(first, 0.0)
+    assert replica.next_end(0.0) == pytest.approx(0.1 + 1.0)
+    replica.add(second, 0.0)
+    step = replica.speed.step_seconds(2)
+    assert 1 / 100 < step < 16 / 800
+    # Both prompts hold up both sequences.
+    assert replica.next_end(0.0) == pytest.approx(0.3 + 100 * step)
+    assert replica.end_due(0.3 + 100 * step) == [first]
+    assert replica.next_end(0.3 + 100 * step) == pytest.approx(0.3 + 100 * step + 0.5 / 100)
+
+
+def test_more_replicas_are_never_later_and_more_requests_never_earlier() -> None:
+    def mean_first_token(replicas: int, rate: float) -> float:
+        return statistics.mean(Simulation(fleet(), Fixed(replicas)).run(load(rate)).first_tokens())
+
+    by_replicas = [mean_first_token(replicas, 10) for replicas in (1, 2, 3, 4)]
+    by_rate = [mean_first_token(2, rate) for rate in (2, 8, 14, 20)]
+    assert all(more <= less for less, more in itertools.pairwise(by_replicas))
+    assert all(less <= more for less, more in itertools.pairwise(by_rate))
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_adds_replicas_for_a_burst_and_takes_them_away(rule: str) -> None:
+    simulation = scaled(RULES[rule])
+    fixed = Simulation(fleet(), Fixed(1)).run(load(5, seconds=900, factor=4))
+    result = simulation.result
+    assert 3 <= result.most_replicas <= 10
+    assert statistics.mean(result.first_tokens()) < statistics.mean(fixed.first_tokens()) / 2
+    assert result.replica_seconds < result.most_replicas * result.seconds
+    assert result.of("cut") == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_cache_of_engines_makes_first_tokens_earlier(rule: str) -> None:
+    with_cache, without = (scaled(RULES[rule], each).result for each in (QUICK, SLOW))
+    assert statistics.mean(with_cache.first_tokens()) < statistics.mean(without.first_tokens())
+
+
+def test_keda_asks_for_what_its_queries_say() -> None:
+    rule = Keda(1, 100)
+    assert rule.recommended(2, [Figures(100, 100, 100)] * 2) == 6  # 4 batches / 0.7
+    assert rule.recommended(2, [Figures(0, 70, 100)] * 2) == 2
+    assert rule.recommended(2, [Figures(0, 76, 100)] * 2) == 2  # within a tenth
+    assert rule.recommended(2, [Figures(20, 30, 100, full_cache=True)] * 2) == 4
+    assert rule.recommended(2, [Figures(0, 30, 100, full_cache=True)] * 2) == 1
+    assert rule.recommended(3, []) == 3
+
+
+def test_keda_is_bounded_by_the_manifests_policies() -> None:
+    crowd = [Figures(1000, 100, 100)]
+    rule = Keda(1, 100)
+    assert rule.wanted(0, 1, crowd) == 3  # two pods
+    assert rule.wanted(15, 3, crowd * 3) == 4  # in this minute 100 % of three
+    assert rule.wanted(70, 4, crowd * 4) == 7
+    idle = [Figures(0, 0, 100)] * 7
+    assert rule.wanted(100, 7, idle) == 7
+    assert rule.wanted(670, 7, idle) == 7
+    assert rule.wanted(700, 7, idle) == 5  # a fifth, rounded up
+
+
+def test_ray_waits_for_its_delays() -> None:
+    rule = Ray(1, 100, 10)
+    crowd, idle = [Figures(50, 10, 10)], [Figures(0, 0, 10)] * 6
+    assert [rule.wanted(now, 1, crowd) for now in (0, 15, 30)] == [1, 1, 6]
+    assert [rule.wanted(now, 6, idle) for now in (45, 330, 345)] == [6, 6, 1]
+
+
+def test_a_replica_is_taken_away_as_the_deployment_does_it() -> None:
+    from benchmarks.fleet_simulation import parse
+
+    pause = int(container()["lifecycle"]["preStop"]["exec"]["command"][1])
+    timeout = {each["name"]: each.get("value") for each in container()["env"]}["SERVING_SHUTDOWN_TIMEOUT"]
+    assert timeout is not None
+    assert parse([]).drain == pause + int(timeout) <= pod()["terminationGracePeriodSeconds"]
+
+
+# -- arrivals ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_day_is_quiet_at_its_ends_and_has_the_mean_rate() -> None:
+    rate = diurnal(10, 86_400)
+    assert (rate(0), rate(43_200)) == pytest.approx((2, 18))
+    assert statistics.mean(map(rate, range(0, 86_400, 60))) == pytest.approx(10)
+
+
+def test_arrivals_have_their_rate_and_mean_lengths_and_follow_from_the_seed() -> None:
+    first, second = (list(arrivals(steady(20), 20, 2000, Lengths(500, 300), seed)) for seed in (1, 1))
+    assert first == second
+    assert len(first) == pytest.approx(40_000, rel=0.03)
+    assert statistics.mean(each.prompt_tokens for each in first) == pytest.approx(500, rel=0.03)
+    assert statistics.mean(each.output_tokens for each in first) == pytest.approx(300, rel=0.03)
+    assert all(one.arrived < other.arrived for one, other in itertools.pairwise(first))
+
+
+def test_a_trace_of_azure_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n"
+        "2023-11-16 18:15:50.9951690,396,0\n"
+    )
+    read = [(each.arrived, each.prompt_tokens, each.output_tokens) for each in read_trace(file, speed=2)]
+    assert read == [(0, 374, 44), (pytest.approx(2.157289), 396, 1)]
