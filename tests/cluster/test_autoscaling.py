@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,3 +37,20 @@ def test_a_replica_whose_cache_is_full_gets_another_one_beside_it() -> None:
 
 def test_replicas_that_have_not_reported_yet_are_kept_at_the_minimum() -> None:
     assert QueueAndCachePolicy(concurrency=10)(context(1)) == (1, {})
+
+
+def test_ray_calls_it_with_its_own_snapshots() -> None:
+    config = pytest.importorskip("ray.serve.config", reason="Ray is not installed (the extra `ray`)")
+    made = config.AutoscalingPolicy(policy_function=QueueAndCachePolicy, policy_kwargs={"concurrency": 10})
+    names = list(inspect.signature(config.AutoscalingContext.__init__).parameters)[1:]
+    replicas = [f"replica-{number}" for number in range(2)]
+    figures = {"waiting": dict.fromkeys(replicas, 5.0), "running": dict.fromkeys(replicas, 10.0)}
+    known = {
+        "current_num_replicas": 2,
+        "aggregated_metrics": lambda: figures,
+        "capacity_adjusted_min_replicas": 1,
+        "capacity_adjusted_max_replicas": 6,
+    }
+    snapshot = config.AutoscalingContext(**(dict.fromkeys(names) | known))
+    assert made.policy_kwargs == {"concurrency": 10}
+    assert QueueAndCachePolicy(**made.policy_kwargs)(snapshot) == (3, {})

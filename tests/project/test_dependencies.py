@@ -49,3 +49,18 @@ def test_the_core_installs_beside_tensorrt_llm(python: str, tmp_path: Path) -> N
     chosen = resolve("pyproject.toml", pins, python=python)
     assert (chosen["transformers"], chosen["torch"], chosen["datasets"]) == ("4.57.3", "2.9.1", "3.1.0")
     assert {"javaproperties", "boto3"} <= chosen.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", ["3.10", "3.12"])
+def test_the_ray_that_installs_beside_tensorrt_llm_is_the_one_that_its_page_names(python: str, tmp_path: Path) -> None:
+    pins = tmp_path / "pins.txt"
+    pins.write_text("\n".join(TENSORRT_LLM))
+    chosen = resolve("--extra", "ray", "pyproject.toml", pins, python=python)
+    release = ".".join(chosen["ray"].split(".")[:2])
+    assert f"`ray[serve]=={release}.*`" in (ROOT / "docs" / "ray.md").read_text()
+
+
+@pytest.mark.slow
+def test_alone_the_newest_ray_of_the_range_is_chosen() -> None:
+    assert resolve("--extra", "ray", "pyproject.toml", python="3.12")["ray"].startswith("2.60.")

@@ -22,9 +22,9 @@ from tests.support.server import environment, free_port
 from tests.support.waiting import survivors, wait_until
 
 _ROOT = Path(__file__).parents[2]
-_DRAIN_SECONDS = 3
+_DRAIN_SECONDS = 8
 """How long a replica that ends is still reachable; Ray's default is 30."""
-_ATTEMPTS = 3
+_ATTEMPTS = 5
 _CALL_SECONDS = 300.0
 _REPLICA = "ServeReplica:"
 _PROXY = "haproxy"
