@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,3 +127,16 @@ def test_who_sends_is_named() -> None:
     attributes = data.resource_metrics[0].resource.attributes
     assert (attributes["service.name"], attributes["service.version"]) == ("djl-trtllm", __version__)
     metrics.close()
+
+
+@pytest.mark.parametrize(("protocol", "module"), [("http/protobuf", "http"), ("grpc", "grpc")])
+def test_the_exporter_is_that_of_the_protocol(monkeypatch: pytest.MonkeyPatch, protocol: str, module: str) -> None:
+    """The package for gRPC is not among those of the tests."""
+    made = []
+    for each in ("http", "grpc"):
+        fake = SimpleNamespace(OTLPMetricExporter=lambda each=each: made.append(each))
+        monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{each}.metric_exporter", fake)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", SimpleNamespace())
+    monkeypatch.setattr(otel_metrics, "PeriodicExportingMetricReader", lambda exporter: "reader")
+    assert str(otel_metrics.periodic_reader(protocol)) == "reader"
+    assert made == [module]

@@ -3,12 +3,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from djl_trtllm.config import load
 from djl_trtllm.telemetry import ServedRequest, Telemetry
+from djl_trtllm.telemetry import telemetry as telemetry_module
 from djl_trtllm.telemetry.request_log import RequestLog
 from tests.telemetry.requests import served, state
 
@@ -71,19 +73,35 @@ def test_a_request_is_measured_with_and_without_a_line_and_a_trace() -> None:
         assert measured.closed
 
 
-def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djl_trtllm.telemetry.telemetry._LAST_SECONDS", 0.0)
+def test_the_end_waits_for_what_is_sent_but_not_for_a_collector_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers = threading.Event()
+    waited: list[float] = []
 
     class Waiting(Traced):
         def close(self) -> None:
+            assert threading.current_thread().daemon, "the process ends without it"
             answers.wait(60)
             self.closed = True
 
-    traced = Waiting()
-    Telemetry(None, traced).close()
+    def join(thread: threading.Thread, timeout: float) -> None:
+        waited.append(timeout)
+        if answers.is_set():
+            joined(thread)
+
+    joined = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", join)
+    monkeypatch.setattr(telemetry_module, "time", SimpleNamespace(monotonic=iter((10.0, 10.0, 12.0, 0, 0, 9)).__next__))
+    traced, metrics = Waiting(), Measured()
+    Telemetry(None, traced, metrics).close()
     assert not traced.closed
+    assert waited == [3.0, 1.0], "together"
     answers.set()
+    traced = Waiting()
+    Telemetry(None, traced, metrics).close()
+    assert traced.closed
+    assert waited[2:] == [3.0, 0.0]
 
 
 def test_the_log_of_requests_may_be_off(caplog: pytest.LogCaptureFixture) -> None:
