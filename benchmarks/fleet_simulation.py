@@ -28,6 +28,8 @@ from benchmarks.fleet.rules import Fixed, Keda, Ray, Rule
 from benchmarks.fleet.simulation import ColdStart, Fleet, Result, Simulation
 from benchmarks.load import percentile
 from djl_trtllm.config import Options
+from djl_trtllm.config.tables import read_table
+from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.sizing.check_tables import model_sizes
 from djl_trtllm.sizing.estimate import Conditions, Estimate
 from djl_trtllm.sizing.gpus import gpu_named
@@ -165,24 +167,31 @@ def check(arguments: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
+def positive(text: str) -> int:
+    """A number of things that are there."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
+    return number
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = partial(parser.add_argument)
     add("--trace", default="poisson", help="poisson (fixed fleets), diurnal, burst, or a CSV file")
-    add("--streams", type=int, nargs="+", default=[1, 10, 1000, 100_000], help="that run at a time, on average")
+    add("--streams", type=positive, nargs="+", default=[1, 10, 1000, 100_000], help="that run at a time, on average")
     add("--seconds", type=float, default=3600, help="of arrivals")
     add("--seed", type=int, default=7)
     add("--factor", type=float, default=4, help="of a burst")
     add("--speed", type=float, default=1, help="of a CSV file")
-    add("--least", type=int, help="replicas; default: those of a steady load")
-    add("--most", type=int, help="replicas; default: ten times the least")
-    add("--model", default="LLaMA 3 8B", help="a name of djl_trtllm/sizing/models.toml")
+    add("--least", type=positive, help="replicas; default: those of a steady load")
+    add("--most", type=positive, help="replicas; default: ten times the least")
+    add("--model", default="LLaMA 3 8B", choices=sorted(read_table("models.toml", "djl_trtllm.sizing")), metavar="NAME")
     add("--gpu", default="h200")
-    add("--tp", type=int, default=1)
+    add("--tp", type=positive, default=1)
     add("--quantize", default="fp8")
-    add("--batch", type=int, default=256, help="max_rolling_batch_size")
-    add("--prompt", type=int, default=1000, help="mean tokens")
-    add("--output", type=int, default=500, help="mean tokens")
+    add("--batch", type=positive, default=256, help="max_rolling_batch_size")
+    add("--prompt", type=positive, default=1000, help="mean tokens")
+    add("--output", type=positive, default=500, help="mean tokens")
     add("--alone", type=float, default=200, help="tokens per second of a stream that is alone")
     add("--full", type=float, default=28_000, help="tokens per second of a full batch")
     add("--prefill", type=float, default=100_000, help="tokens per second of prompts")
@@ -201,9 +210,11 @@ def main() -> None:
     arguments = parse()
     if arguments.check:
         sys.exit(check(arguments))
-    tables = [fixed_fleets(arguments)] if arguments.trace == "poisson" else scaled_fleets(arguments)
-    for table in tables:
-        Console(width=150).print(table)
+    try:
+        for table in [fixed_fleets(arguments)] if arguments.trace == "poisson" else scaled_fleets(arguments):
+            Console(width=150).print(table)
+    except (DjlTrtllmError, OSError) as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+_COLUMNS = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 _SPREAD = 0.7
 """Of the logarithm of a length."""
 
@@ -76,7 +77,12 @@ def read_trace(file: Path, speed: float = 1.0) -> Iterator[Request]:
     """Azure's public traces of LLM inference: TIMESTAMP,ContextTokens,GeneratedTokens, `speed` times as fast."""
     with file.open(newline="", encoding="utf-8") as lines:
         begin: datetime | None = None
-        for row in csv.DictReader(lines):
+        rows = csv.DictReader(lines)
+        if missing := _COLUMNS - set(rows.fieldnames or ()):
+            raise OSError(
+                f"{file} has no column {', '.join(sorted(missing))}: expected a trace of Azure's LLM inference"
+            )
+        for row in rows:
             # Seven digits of a second, of which Python 3.10 takes six.
             at = datetime.fromisoformat(row["TIMESTAMP"][:26])
             begin = begin or at

@@ -180,3 +180,10 @@ def test_a_trace_of_azure_is_read(tmp_path: Path) -> None:
     )
     read = [(each.arrived, each.prompt_tokens, each.output_tokens) for each in read_trace(file, speed=2)]
     assert read == [(0, 374, 44), (pytest.approx(2.157289), 396, 1)]
+
+
+def test_another_file_is_no_trace(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("TIMESTAMP,Tokens\n2023-11-16 18:15:46.6805900,374\n")
+    with pytest.raises(OSError, match=r"trace\.csv has no column ContextTokens, GeneratedTokens"):
+        next(read_trace(file))

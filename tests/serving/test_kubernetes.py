@@ -249,6 +249,15 @@ def test_the_job_is_the_one_that_queries_alerts_and_dashboard_know() -> None:
     assert 'job="djl-trtllm"' in (ROOT / "serving" / "dashboards" / "alerts.yml").read_text()
 
 
+def test_a_prometheus_without_figures_takes_no_replica_away() -> None:
+    # KEDA takes an empty result for 0, unless it is to be an error; after some errors comes the fallback.
+    assert triggers()["load"]["ignoreNullValues"] == "false"
+    fallback = one("autoscaling/scaled-object.yaml", "ScaledObject")["spec"]["fallback"]
+    assert fallback["behavior"] == "currentReplicasIfHigher"
+    # No full cache is no figure of the second query.
+    assert "ignoreNullValues" not in triggers()["kv-cache"]
+
+
 def test_a_replica_is_to_be_as_full_as_on_sagemaker() -> None:
     batch = options().max_rolling_batch_size
     assert Autoscaling.parse("1:2", batch).concurrency == int(float(triggers()["load"]["threshold"]) * batch)
