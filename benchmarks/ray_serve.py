@@ -60,7 +60,7 @@ def measured(port: int, replicas: int, arguments: argparse.Namespace) -> Figures
 
 @contextmanager
 def on_ray(model: Path, most: int, *, direct: bool) -> Iterator[RayCluster]:
-    """A cluster with room for so many replicas."""
+    """A cluster with room for this number of replicas."""
     with RayCluster(cpus=most, direct=direct) as cluster:
         cluster.deploy(model)
         yield cluster

@@ -14,7 +14,7 @@ NODES = {
     **DIRECT,
     # HAProxy asks another replica if one dies before it has answered.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-    # It starts anew at each change of the replicas; the one before goes on with its streams for so many seconds.
+    # It starts anew at each change of the replicas; the one before keeps its streams for this number of seconds.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
 }
 """The environment that all nodes should have."""

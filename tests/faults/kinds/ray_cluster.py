@@ -21,7 +21,7 @@ _WITHOUT_HEAD_SECONDS = 10.0
 
 
 class _FleetLoad(Load):
-    """Tells requests that had begun to be answered, and broke off where their client sees it, from all others."""
+    """Counts requests whose answer had begun and broke off where their client sees it, apart from all others."""
 
     cut = 0
 
