@@ -152,11 +152,16 @@ class Connections:
 
     async def watch(self) -> None:
         """Enforce deadlines."""
-        loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(_CHECK_SECONDS)
-            now = loop.time()
-            for connection in [each for each in self.busy if each.deadline <= now]:
-                connection.expire()
-            while self.idle and (connection := next(iter(self.idle))).deadline <= now:
-                connection.expire()
+            try:
+                await asyncio.sleep(_CHECK_SECONDS)
+                self._expire(asyncio.get_running_loop().time())
+            except MemoryError:
+                # Those past their deadline are still there. Without a watch they would be for ever.
+                await asyncio.sleep(0)
+
+    def _expire(self, now: float) -> None:
+        for connection in [each for each in self.busy if each.deadline <= now]:
+            connection.expire()
+        while self.idle and (connection := next(iter(self.idle))).deadline <= now:
+            connection.expire()

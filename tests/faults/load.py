@@ -167,12 +167,10 @@ def row_of(
     *,
     tokens: int = TOKENS,
     once: bool = False,
-    leaks: bool = False,
 ) -> Row:
     """The row of a fault that `cause` brings about under streams.
 
-    AssertionError: the server is not ready again, or not as it was before (unless it may have `leaks`). With `once` the
-    fault is its end.
+    AssertionError: the server is not ready again, or not as it was before. With `once` the fault is its end.
     """
     server.note_rest()
     load = Load(server, streams, tokens=tokens, once=once)
@@ -183,8 +181,7 @@ def row_of(
         again = load.server
         assert isinstance(again, Server)
         again.wait_for_ping()
-        if not leaks:
-            again.check_leaks()
+        again.check_leaks()
     note = "" if not load.failed else load.failed[0][:300]
     return Row(
         fault,

@@ -10,7 +10,7 @@ import resource
 import pytest
 
 from djl_trtllm.config import Options
-from djl_trtllm.server.connections import Connections, Refusal
+from djl_trtllm.server.connections import Connections, Refusal, reset
 from djl_trtllm.server.context import ServerContext
 from tests.support.virtual_time import in_virtual_time
 
@@ -101,6 +101,67 @@ async def test_deadlines_are_enforced(asked: bool) -> None:
     assert [soon.expired, never.expired] == [True, False]
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_deadlines_are_enforced_also_after_memory_was_short() -> None:
+    shared = connections()
+
+    class Large(Played):
+        def expire(self) -> None:
+            if not self.expired:
+                self.expired = True
+                raise MemoryError
+            self.drop()
+
+    busy_one, idle_one = Large(shared, 1.0), Large(shared, 1.0)
+    shared.start(busy_one)
+    watching = asyncio.create_task(shared.watch())
+    await asyncio.sleep(3)
+    assert busy_one.dropped and idle_one.dropped
+    assert not watching.done()
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@in_virtual_time
+async def test_a_deadline_is_over_when_its_time_comes(asked: bool) -> None:
+    shared = connections()
+    watching = asyncio.create_task(shared.watch())
+    await asyncio.sleep(0)
+    connection = Played(shared, asyncio.get_running_loop().time() + 0.5)
+    if asked:
+        shared.start(connection)
+    await asyncio.sleep(0.75)
+    assert connection.expired
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+def test_a_reset_sends_nothing_more_and_does_not_wait() -> None:
+    async def run() -> tuple[int, bool]:
+        began: asyncio.Future[asyncio.BaseTransport] = asyncio.get_running_loop().create_future()
+
+        class Kept(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                began.set_result(transport)
+
+        server = await asyncio.get_running_loop().create_server(Kept, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        transport = await began
+        assert isinstance(transport, asyncio.Transport)
+        reset(transport)
+        try:
+            await asyncio.wait_for(reader.read(), 30)
+            return transport.get_write_buffer_size(), False
+        except ConnectionResetError:
+            return transport.get_write_buffer_size(), True
+        finally:
+            writer.close()
+            server.close()
+
+    assert asyncio.run(run()) == (0, True)
 
 
 @in_virtual_time

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 
@@ -58,16 +59,47 @@ async def both_ports_answer() -> None:
 
 
 def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_none_open() -> None:
+    async def refused(options: Options) -> None:
+        opened: list[asyncio.base_events.Server] = []
+        loop = asyncio.get_running_loop()
+        create = loop.create_server
+
+        async def keep(*arguments: Any, **options: Any) -> Any:
+            opened.append(await create(*arguments, **options))
+            return opened[-1]
+
+        loop.create_server = keep  # type: ignore[method-assign]
+        try:
+            await listen(options, asyncio.Protocol, 10)
+        finally:
+            assert not any(server.is_serving() for server in opened)
+
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port, free = taken.getsockname()[1], free_port()
+        port, own = taken.getsockname()[1], free_port()
         with pytest.raises(ConfigError, match=rf"inference_port={port}: .*SERVING_INFERENCE_PORT to another one$"):
-            asyncio.run(listen(Options(host="127.0.0.1", port=port), asyncio.Protocol, 10))
-        options = Options(host="127.0.0.1", port=free_port(), triton_http_port=free, triton_metrics_port=port)
-        with pytest.raises(ConfigError, match=rf"triton_metrics_port={port}: .*SERVING_TRITON_METRICS_PORT"):
-            asyncio.run(listen(options.model_copy(update={"triton_http_port": 0}), asyncio.Protocol, 10))
-        with pytest.raises(ConfigError):
-            asyncio.run(listen(options, asyncio.Protocol, 10))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", free))
+            asyncio.run(refused(Options(host="127.0.0.1", port=port)))
+        message = rf"triton_metrics_port={port}: .*SERVING_TRITON_METRICS_PORT to another one or to 0 for none$"
+        for further in (0, free_port()):
+            with pytest.raises(ConfigError, match=message):
+                options = Options(host="127.0.0.1", port=own, triton_http_port=further, triton_metrics_port=port)
+                asyncio.run(refused(options))
+
+
+def test_as_many_connections_may_wait_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: list[int] = []
+
+    class Counted(socket.socket):
+        def listen(self, most: int = 0, /) -> None:
+            waiting.append(most)
+            super().listen(most)
+
+    monkeypatch.setattr(socket, "socket", Counted)
+
+    async def run() -> None:
+        for server in await listen(Options(host="127.0.0.1", port=free_port()), asyncio.Protocol, 17):
+            server.close()
+
+    asyncio.run(run())
+    assert waiting == [17]
