@@ -2,23 +2,22 @@
 # djl-trtllm on the CPU, by OpenVINO:  docker build -f docker/cpu.Dockerfile -t djl-trtllm-cpu .   (docs/deploying.md)
 ARG PYTHON=3.12.12-slim-bookworm
 
-FROM python:${PYTHON} AS wheel
+FROM python:${PYTHON} AS package
 WORKDIR /build
 COPY pyproject.toml setup.py README.md LICENSE tensorrt_llm_toolkit.py ./
 COPY djl_trtllm djl_trtllm
-RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# With --root, because the base decides where Python's packages lie.
+RUN python3 -m pip install --no-cache-dir --no-deps --root /installed .
 
 FROM python:${PYTHON}
 ARG PYTHON
 # `compile` adds the compiler of checkpoints, with torch; `cpu` serves compiled engines only.
 ARG EXTRA=cpu
 # Install the dependencies in a separate layer, which stays cached when only the sources change.
-COPY pyproject.toml docker/requirements-cpu.txt docker/install.sh /opt/djl-trtllm/
-RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/requirements-cpu.txt "${EXTRA}" otel grpc
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl && \
-    djl-trtllm version && \
-    useradd --uid 1000 --create-home djl && \
+COPY pyproject.toml docker/requirements-cpu.txt docker/install.sh docker/cut.py /opt/djl-trtllm/
+RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/requirements-cpu.txt "${EXTRA}" otel grpc && \
+    python3 /opt/djl-trtllm/cut.py /opt/djl-trtllm/requirements-cpu.txt
+RUN useradd --uid 1000 --create-home djl && \
     mkdir -p /opt/ml/model
 COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
 COPY docker/trt_llm_partition.py /opt/djl/partition/trt_llm_partition.py
@@ -48,3 +47,7 @@ HEALTHCHECK --interval=15s --timeout=10s --start-period=60m --retries=4 \
     CMD ["/usr/local/bin/djl-trtllm-entrypoint", "healthcheck"]
 ENTRYPOINT ["/usr/local/bin/djl-trtllm-entrypoint"]
 CMD ["serve"]
+# The sources are last: when only they change, everything above stays cached. They are copied, not mounted, because the
+# cache of Buildah 1.28 does not look at what is mounted, and would go on with the old sources.
+COPY --from=package /installed /
+RUN ["djl-trtllm", "version"]

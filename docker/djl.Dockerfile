@@ -7,31 +7,33 @@ ARG JAVA=17.0.15_6-jre-noble
 FROM maven:3.9.9-eclipse-temurin-17 AS front-end
 # Tag v0.36.0. No registry has the front end, so build it from its source.
 ARG DJL_SERVING_COMMIT=1e53e50dcbf307c765cf7cc0bb97d23d7c02fb76
-ADD https://github.com/deepjavalibrary/djl-serving/archive/${DJL_SERVING_COMMIT}.tar.gz /source.tar.gz
+# The address of an archive that you keep yourself, if the builder must not reach the public one.
+ARG DJL_SERVING_SOURCE=https://github.com/deepjavalibrary/djl-serving/archive/${DJL_SERVING_COMMIT}.tar.gz
+# hadolint ignore=DL3020
+ADD ${DJL_SERVING_SOURCE} /source.tar.gz
 COPY docker/djl /build
 RUN mkdir /source && tar -xzf /source.tar.gz -C /source --strip-components=1 && \
     /build/build.sh /source /front-end && \
     cp /source/LICENSE /source/NOTICE /front-end/
 
-FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM} AS wheel
+FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM} AS package
 WORKDIR /build
 COPY pyproject.toml setup.py README.md LICENSE tensorrt_llm_toolkit.py ./
 COPY djl_trtllm djl_trtllm
-RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# With --root, because the base decides where Python's packages lie.
+RUN python3 -m pip install --no-cache-dir --no-deps --root /installed .
 
 FROM eclipse-temurin:${JAVA} AS java
 
 FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}
 ARG TENSORRT_LLM
-COPY --from=java /opt/java/openjdk /opt/java/openjdk
-COPY --from=front-end /front-end /opt/djl
-# Install the dependencies in a separate layer, which stays cached when only the sources change.
+# Install the dependencies in a separate layer, which stays cached when only the sources change. docker/trtllm.Dockerfile
+# has the same one.
 COPY pyproject.toml docker/requirements-core.txt docker/install.sh /opt/djl-trtllm/
 RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/requirements-core.txt otel grpc
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl && \
-    djl-trtllm version && \
-    test -x /opt/nvidia/nvidia_entrypoint.sh && \
+COPY --from=java /opt/java/openjdk /opt/java/openjdk
+COPY --from=front-end /front-end /opt/djl
+RUN test -x /opt/nvidia/nvidia_entrypoint.sh && \
     mkdir -p /opt/ml/model
 COPY serving/djl /opt/djl/conf
 COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
@@ -72,3 +74,7 @@ HEALTHCHECK --interval=15s --timeout=10s --start-period=60m --retries=4 \
 # NVIDIA's script runs first: on older drivers it enables CUDA's compatibility libraries.
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/usr/local/bin/djl-trtllm-entrypoint"]
 CMD ["serve"]
+# The sources are last: when only they change, everything above stays cached. They are copied, not mounted, because the
+# cache of Buildah 1.28 does not look at what is mounted, and would go on with the old sources.
+COPY --from=package /installed /
+RUN ["djl-trtllm", "version"]

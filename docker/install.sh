@@ -9,6 +9,7 @@ shift 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 # Not `pip freeze`: for a package installed from a file it prints the file instead of the version.
 python3 -m pip list --format=freeze >"$work/installed"
 # A package has a line with its version, which ends in a backslash, and lines with its hashes.
@@ -33,7 +34,6 @@ while nested := [line for line in wanted if line.startswith(f"{name}[")]:
 print(*wanted, sep="\n")
 END
 
-export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 python3 -m pip install --require-hashes --no-deps --requirement "$work/new"
 # What is not locked: other extras, and versions that do not fit beside the image's packages. Usually nothing.
 python3 -m pip install --constraint "$work/installed" --requirement "$work/requirements"

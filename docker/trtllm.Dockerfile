@@ -2,21 +2,19 @@
 # djl-trtllm on TensorRT-LLM:  docker build -f docker/trtllm.Dockerfile -t djl-trtllm .   (docs/deploying.md)
 ARG TENSORRT_LLM=1.2.1
 
-FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM} AS wheel
+FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM} AS package
 WORKDIR /build
 COPY pyproject.toml setup.py README.md LICENSE tensorrt_llm_toolkit.py ./
 COPY djl_trtllm djl_trtllm
-RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# With --root, because the base decides where Python's packages lie.
+RUN python3 -m pip install --no-cache-dir --no-deps --root /installed .
 
 FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}
 ARG TENSORRT_LLM
 # Install the dependencies in a separate layer, which stays cached when only the sources change.
 COPY pyproject.toml docker/requirements-core.txt docker/install.sh /opt/djl-trtllm/
 RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/requirements-core.txt otel grpc
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl && \
-    djl-trtllm version && \
-    test -x /opt/nvidia/nvidia_entrypoint.sh && \
+RUN test -x /opt/nvidia/nvidia_entrypoint.sh && \
     mkdir -p /opt/ml/model
 COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
 COPY docker/trt_llm_partition.py /opt/djl/partition/trt_llm_partition.py
@@ -50,3 +48,7 @@ HEALTHCHECK --interval=15s --timeout=10s --start-period=60m --retries=4 \
 # NVIDIA's script runs first: on older drivers it enables CUDA's compatibility libraries.
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/usr/local/bin/djl-trtllm-entrypoint"]
 CMD ["serve"]
+# The sources are last: when only they change, everything above stays cached. They are copied, not mounted, because the
+# cache of Buildah 1.28 does not look at what is mounted, and would go on with the old sources.
+COPY --from=package /installed /
+RUN ["djl-trtllm", "version"]

@@ -1,4 +1,4 @@
-"""What can be said of the images without building them: no Docker engine is needed here."""
+"""What can be said of the images without building them; test_images.py builds them."""
 
 from __future__ import annotations
 
@@ -192,11 +192,13 @@ def test_what_sagemaker_reads(dockerfile: Path) -> None:
 
 
 @every_dockerfile
-def test_the_dependencies_are_a_layer_below_the_sources(dockerfile: Path) -> None:
+def test_the_sources_are_the_last_layer(dockerfile: Path) -> None:
     stage = final_stage(dockerfile)
-    runs = [instruction.text for instruction in stage if instruction.name == "RUN"]
-    assert "install.sh /" in runs[0] and "from=wheel" in runs[1]
-    assert not [i for i in stage if i.name == "COPY" and "djl_trtllm" in i.words], "sources stay in the wheel's stage"
+    copy, check = stage[-2:]
+    assert (copy.name, copy.flag("from"), copy.words) == ("COPY", "package", ["/installed", "/"])
+    assert check.name == "RUN" and "djl-trtllm" in check.text
+    assert not [i for i in stage if i.name == "COPY" and "djl_trtllm" in i.words], "sources stay in their stage"
+    assert not [i for i in parse(dockerfile) if i.flag("mount")], "Buildah 1.28 caches a mount whatever is in it"
 
 
 @every_dockerfile
@@ -204,7 +206,7 @@ def test_where_tritons_launcher_is_there_is_grpc(dockerfile: Path) -> None:
     stage = final_stage(dockerfile)
     assert [i for i in stage if i.name == "COPY" and "scripts/launch_triton_server.py" in i.words]
     (install,) = (i.text for i in stage if i.name == "RUN" and "install.sh /" in i.text)
-    assert install.split()[-1] == "grpc"
+    assert install.partition("&&")[0].split()[-1] == "grpc"
 
 
 @pytest.mark.parametrize(("image", "extras"), [("core", ["grpc", "otel"]), ("cpu", ["grpc", "otel", "cpu"])])

@@ -1,0 +1,1 @@
+"""Builds the images and measures them: `scripts/images`."""
