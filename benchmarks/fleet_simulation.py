@@ -76,7 +76,7 @@ def replicas_for(fleet: Fleet, streams: float) -> int:
 
 
 def rate_of(fleet: Fleet, arguments: argparse.Namespace, streams: float) -> float:
-    """Requests per second that keep so many streams running on `replicas_for` them."""
+    """Requests per second that keep this number of streams running on `replicas_for` them."""
     running = max(1, round(streams / replicas_for(fleet, streams)))
     # A prompt holds up the other streams of its replica, and during a stream as many requests come as run beside it.
     prefill = running * fleet.speed.prefill_seconds(arguments.prompt)

@@ -16,7 +16,7 @@ class Speed(Protocol):
     """How fast an engine is."""
 
     def step_seconds(self, running: int) -> float:
-        """Of an iteration with so many sequences."""
+        """Of an iteration with this number of sequences."""
         ...
 
     def prefill_seconds(self, prompt_tokens: int) -> float:
