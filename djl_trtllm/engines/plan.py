@@ -18,6 +18,7 @@ from djl_trtllm.engines.identity import checkpoint_identity
 from djl_trtllm.engines.manifest import Manifest, OptionValue
 from djl_trtllm.engines.spec import CompileSpec
 from djl_trtllm.model import Layout, ModelShape
+from djl_trtllm.model.adapter import AdapterLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,11 @@ class EnginePlan(ABC):
     @property
     def gpus(self) -> int:
         return 0
+
+    @property
+    def adapter_limits(self) -> AdapterLimits | None:
+        """The LoRA adapters that the engine takes; None where it takes none."""
+        return None
 
     @property
     def versions(self) -> dict[str, str]:

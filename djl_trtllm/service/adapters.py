@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from djl_trtllm.config import Options
-from djl_trtllm.errors import InvalidRequestError, UnknownAdapterError
+from djl_trtllm.errors import InvalidRequestError, ModelError, UnknownAdapterError
+from djl_trtllm.model.adapter import CONFIG_FILE, AdapterLimits, check_adapter
 from djl_trtllm.request import Adapter
 from djl_trtllm.service.names import problem_of_name, problem_of_text
 
+logger = logging.getLogger(__name__)
+
 FOLDER = "adapters"
-CONFIG_FILE = "adapter_config.json"
 _SHOWN = 10
 _SAGEMAKER = Path("/opt/ml")
 """Where SageMaker mounts what it fetches, the adapters of inference components too."""
@@ -21,19 +24,22 @@ _SAGEMAKER = Path("/opt/ml")
 class Adapters:
     """Adapters by name. `folder` is the model's own; clients can register adapters in it and in `roots`, nowhere else.
 
+    With `limits` all that the engine could not load is refused; what of it is in `folder` is left out, with a warning.
     Ids are never reused, because the engine keeps adapters by id and a name that is registered again may have other
     weights.
     """
 
-    def __init__(self, folder: Path, roots: Iterable[Path] = ()) -> None:
+    def __init__(self, folder: Path, roots: Iterable[Path] = (), limits: AdapterLimits | None = None) -> None:
         self._folder = folder
         self._roots = tuple(roots)
+        self._limits = limits
         self._adapters: dict[str, Adapter] = {}
+        self._left_out: dict[str, str] = {}
         self._next_id = 1
         if folder.is_dir():
             for path in sorted(folder.iterdir()):
                 if (path / CONFIG_FILE).is_file():
-                    self._add(path.name, path)
+                    self._add_found(path)
 
     def __iter__(self) -> Iterator[Adapter]:
         return iter(self._adapters.values())
@@ -42,6 +48,8 @@ class Adapters:
         """The adapter of this name. Raises UnknownAdapterError, which lists the registered ones."""
         if name in self._adapters:
             return self._adapters[name]
+        if name in self._left_out:
+            raise UnknownAdapterError(f"the adapter {name!r} was not registered: {self._left_out[name]}")
         known = ", ".join(list(self._adapters)[:_SHOWN])
         raise UnknownAdapterError(
             f"there is no adapter {name!r}: registered are {known or 'none'}"
@@ -75,13 +83,31 @@ class Adapters:
         if not there:
             shown = f"{FOLDER}/{path.relative_to(folder)}" if own else path
             raise InvalidRequestError(f"{shown} holds no adapter: {CONFIG_FILE} is missing")
+        try:
+            self._check(path)
+        except ModelError as error:
+            raise InvalidRequestError(f"the adapter {name!r} cannot be used: {error}") from error
         return self._add(name, path)
 
     def unregister(self, name: str) -> None:
         """Unregister an adapter; requests that use it continue. Raises UnknownAdapterError."""
         del self._adapters[self.find(name).name]
 
+    def _add_found(self, path: Path) -> None:
+        try:
+            self._check(path)
+        except ModelError as error:
+            logger.warning("the adapter %s is left out: %s", path.name, error)
+            self._left_out[path.name] = str(error)
+        else:
+            self._add(path.name, path)
+
+    def _check(self, path: Path) -> None:
+        if self._limits is not None:
+            check_adapter(path, self._limits)
+
     def _add(self, name: str, path: Path) -> Adapter:
+        self._left_out.pop(name, None)
         adapter = self._adapters[name] = Adapter(name, self._next_id, str(path))
         self._next_id += 1
         return adapter

@@ -90,6 +90,9 @@ class ModelService:
         Raises ExecutorStartError, and the state is FAILED then.
         """
         self._model = model
+        if self._adapters is None:
+            folder = model.directory / ADAPTERS_FOLDER
+            self._adapters = Adapters(folder, adapter_roots(model.options), model.adapter_limits)
         self._engine = Engine(
             self.name,
             model,
@@ -157,7 +160,7 @@ class ModelService:
     def adapters(self) -> Adapters:
         """The model's LoRA adapters. Raises NotReadyError while its files are still being prepared."""
         if self._adapters is None:
-            self._adapters = Adapters(self.model.directory / ADAPTERS_FOLDER, adapter_roots(self.model.options))
+            raise self._not_ready()
         return self._adapters
 
     @property

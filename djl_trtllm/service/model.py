@@ -26,6 +26,7 @@ from djl_trtllm.engines.preparation import prepare_engine
 from djl_trtllm.errors import ModelError, NotDescribedError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, inspect_config, load_tokenizer, open_model
+from djl_trtllm.model.adapter import AdapterLimits
 from djl_trtllm.model.remote.fetch import fetch, is_remote
 from djl_trtllm.model.remote.s3 import is_s3
 from djl_trtllm.model.vocabulary import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
@@ -65,6 +66,8 @@ class Model:
     gpus: int
     """GPUs per engine process."""
     backend: Backend
+    adapter_limits: AdapterLimits | None = None
+    """The LoRA adapters that the engine takes; None where it takes none."""
 
     @property
     def options(self) -> Options:
@@ -223,6 +226,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
         custom,
         engine_plan.gpus,
         engine_plan.backend,
+        engine_plan.adapter_limits,
     )
 
 

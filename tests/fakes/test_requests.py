@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.support.adapters import lora_tensors, write_adapter
+
 from .observing import PROMPT, Observer, call
 
 
@@ -193,18 +195,65 @@ def test_several_sequences(observe: Observer, tiny_stories: Path) -> None:
 
 def test_adapters(observe: Observer, tiny_stories: Path, tmp_path: Path) -> None:
     """§2.7. Without enable_lora an adapter is left out without a word (executor/base_worker.py)."""
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 128}))
+    write_adapter(tmp_path, lora_tensors(rank=128))
     adapter = {"class": "LoRARequest", "lora_name": "a", "lora_int_id": 2, "lora_path": str(tmp_path)}
     asked = {"which": "torch", "model": tiny_stories, "requests": [{"max_tokens": 3, "lora_request": adapter}]}
     wide = {"class": "LoraConfig", "max_lora_rank": 128}
-    applied, refused, ignored = observe(
+    by_torch, ignored = observe(
         call("requests", **asked, enable_lora=True, lora_config=wide),
-        call("requests", **asked, enable_lora=True),
         call("requests", **asked),
     )
-    assert applied[0]["tokens"] == [7, 8, 9]
-    assert refused[0].startswith("RequestError") and "low_rank" in refused[0]
+    assert by_torch[0]["tokens"] == [7, 8, 9]
     assert ignored[0]["tokens"] == [5, 6, 7]
+
+
+def test_adapters_that_do_not_fit(observe: Observer, tiny_stories: Path, engine: Path, tmp_path: Path) -> None:
+    """The C++ executor refuses the request; PyTorch's loop ends (py_executor.py, `prepare_resources`)."""
+    write_adapter(tmp_path / "wide", lora_tensors(rank=128))
+    write_adapter(tmp_path / "other", lora_tensors(hidden=128))
+    first = [{"max_tokens": 3, "lora_request": lora_request(tmp_path / name)} for name in ("wide", "other")]
+    *by_torch, by_engine = observe(
+        *(
+            call("rounds", which="torch", model=tiny_stories, rounds=[[asked], [{"max_tokens": 3}]], enable_lora=True)
+            for asked in first
+        ),
+        call("rounds", which="engine", model=engine, rounds=[[asked] for asked in first], enable_lora=True),
+    )
+    assert by_torch == [[["hangs"], ["hangs"]]] * 2
+    assert "low_rank must be smaller than mMaxLowRank (64)" in by_engine[0][0]
+    assert "Expected shape[-1] of 256 but got 128" in by_engine[1][0]
+
+
+def test_an_adapter_that_cannot_be_loaded_is_the_end_of_its_worker(
+    observe: Observer, tiny_stories: Path, tmp_path: Path
+) -> None:
+    """Only a RequestError is caught around `submit` (worker_main in executor/worker.py; PR 13517 is open)."""
+    for name in ("empty", "foreign", "half", "broken"):
+        write_adapter(tmp_path / name, lora_tensors())
+    (tmp_path / "empty" / "adapter_model.safetensors").unlink()
+    write_adapter(tmp_path / "foreign", lora_tensors(["attention.c_attn"]))
+    write_adapter(tmp_path / "half", dict(list(lora_tensors().items())[:1]))
+    (tmp_path / "broken" / "adapter_model.safetensors").write_bytes(b"0")
+    seen = observe(
+        *(
+            call("background_error", model=tiny_stories, enable_lora=True, lora_request=lora_request(tmp_path / name))
+            for name in ("empty", "foreign", "half", "broken")
+        )
+    )
+    told = [
+        "ValueError: Failed to load adapter_model from",
+        "AssertionError: hf_module c_attn is not in supported list",
+        "ValueError: base_model.model.model.layers.0.self_attn.q_proj is missing required matrices",
+        "JSONDecodeError",
+    ]
+    for each, expected in zip(seen, told, strict=True):
+        assert each["waiting"] == "hangs"
+        assert each["next"].startswith(expected)
+        assert each["then"] == "RuntimeError: LLM is shutting down"
+
+
+def lora_request(folder: Path) -> dict[str, object]:
+    return {"class": "LoRARequest", "lora_name": folder.name, "lora_int_id": 2, "lora_path": str(folder)}
 
 
 def test_what_runs_at_once(observe: Observer, engine: Path) -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnknownAdapterError
+from djl_trtllm.model.adapter import CONFIG_FILE, AdapterLimits
 from djl_trtllm.request import Adapter
-from djl_trtllm.service.adapters import CONFIG_FILE, Adapters, adapter_roots
+from djl_trtllm.service.adapters import Adapters, adapter_roots
+from tests.support.adapters import write_adapter
 
 
 @pytest.fixture
@@ -121,6 +123,34 @@ def test_an_adapter_of_another_root_is_registered_by_its_path(folder: Path) -> N
     for src, told in refused.items():
         with pytest.raises(InvalidRequestError, match=told):
             adapters.register("new", src)
+
+
+LIMITS = AdapterLimits(max_rank=8, rank_setting="option.max_lora_rank=8")
+
+
+def test_an_adapter_that_the_engine_could_not_load_is_refused(folder: Path) -> None:
+    adapters = Adapters(folder / "notes", limits=LIMITS)
+    write_adapter(folder / "notes" / "wide", r=9)
+    with pytest.raises(InvalidRequestError, match=r"the adapter 'new' cannot be used: .*adapter_config.json: r is 9"):
+        adapters.register("new", "wide")
+    write_adapter(folder / "notes" / "wide")
+    assert adapters.register("new", "wide").id == 1
+
+
+def test_what_the_engine_could_not_load_of_the_models_folder_is_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_adapter(folder / "french")
+    adapters = Adapters(folder, limits=LIMITS)
+    assert [adapter.name for adapter in adapters] == ["french"]
+    assert "the adapter dutch is left out: " in caplog.text
+    with pytest.raises(UnknownAdapterError, match=r"the adapter 'dutch' was not registered: .*: r is None"):
+        adapters.find("dutch")
+    write_adapter(folder / "dutch")
+    assert adapters.register("dutch", "dutch") == adapters.find("dutch")
+    adapters.unregister("dutch")
+    with pytest.raises(UnknownAdapterError, match="there is no adapter 'dutch'"):
+        adapters.find("dutch")
 
 
 def test_roots_are_the_operators_or_sagemakers() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from djl_trtllm.backends.tensorrt_llm.adapters import adapter_limits
 from djl_trtllm.backends.tensorrt_llm.arguments import (
     ArgumentBuilder,
     Arguments,
@@ -27,6 +28,8 @@ from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.model import ModelShape
+from djl_trtllm.model.adapter import AdapterLimits
 
 _MOST_LOOKAHEAD = 16
 # Stop words lose host memory in 0.20 and 0.21 (TensorRT-LLM #5509); which release candidate ended that is not known.
@@ -42,6 +45,7 @@ class TensorRtLlmPlan(EnginePlan):
     config: Config
     hardware: Hardware
     inputs: PlanInputs
+    shape: ModelShape
 
     executor = "djl_trtllm.backends.tensorrt_llm.executor:TensorRtLlmExecutor"
 
@@ -74,6 +78,10 @@ class TensorRtLlmPlan(EnginePlan):
     def _stop_in_engine(self) -> bool:
         chosen = self.config.options.stop_in_engine
         return Version(self.inputs.version) >= _STOPS_KEEP_MEMORY if chosen is None else chosen
+
+    @property
+    def adapter_limits(self) -> AdapterLimits | None:
+        return adapter_limits(self.config, self.shape, self.backend)
 
     @property
     def gpus(self) -> int:

@@ -44,6 +44,7 @@ def plan_tensorrt_llm(
         "config": config,
         "hardware": hardware,
         "inputs": inputs,
+        "shape": layout.shape,
         "max_sequences": inputs.max_sequences,
         "max_seq_len": inputs.max_seq_len,
     }

@@ -16,6 +16,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.tensorrt_llm.machine import BACKENDS, LONG, PROMPT, Machine, run
 from tests.executor.probe import Probe
+from tests.support.adapters import write_adapter
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +55,7 @@ def test_a_request_reaches_tensorrt_llm_as_it_was_translated(machine: Machine, b
 
 
 def test_guides_adapters_and_beams_reach_the_engine(machine: Machine, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text('{"r": 8}')
+    adapter = write_adapter(tmp_path / "adapter")
     guide = Guide(GuideKind.JSON_SCHEMA, '{"type": "object"}')
     guided = [*tokenizer.encode("{}", False), *tokenizer.end_ids]
 

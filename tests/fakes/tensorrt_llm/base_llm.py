@@ -278,6 +278,7 @@ class BaseLLM:
             guided_ids=self.tokenizer.encode(guided_text, add_special_tokens=False) if self.tokenizer else [],
             lora=args.enable_lora or args.lora_config is not None,
             max_lora_rank=getattr(args.lora_config, "max_lora_rank", None) or 64,
+            hidden_size=config.get("hidden_size"),
             eos=eos,
             script=script(),
         )

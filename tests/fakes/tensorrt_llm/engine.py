@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 import signal
 import time
@@ -13,6 +12,7 @@ from typing import Any
 from .errors import RequestError
 from .logger import logger
 from .logprobs import likeliest, logprobs, of_most
+from .lora import load_adapter
 from .memory import ENGINE_OUT_OF_MEMORY, memory_model, torch_out_of_memory
 from .requests import GenerationRequest
 from .responses import ErrorResponse, FinishReason, LlmResult, LogProbsResult, Response, ResponseWrapper, Result
@@ -57,17 +57,40 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def enqueue(self, request: GenerationRequest) -> None:
-        """RequestError where the runtime refuses it."""
+        """RequestError where the runtime refuses it; what loading its adapter raises, which is the worker's end."""
+        adapter = self._load_adapter(request)
         try:
             request.max_new_tokens = self._deduce_max_tokens(request)
             self._validate(request)
         except Exception as error:
             raise RequestError(str(error)) from error
+        if adapter is not None:
+            self._cache_adapter(*adapter)
         request.drawn = self._draw(request.sampling_params)
         if not self.busy:
             self._next_step = time.monotonic()
         self._known.add(request.id)
         self._scheduler.waiting.append(request)
+
+    def _load_adapter(self, request: GenerationRequest) -> tuple[int, int | None] | None:
+        """Before the request is validated (base_worker.py, `_enqueue_request`), in front of any handler of errors."""
+        if not self.settings.lora or request.lora_request is None:
+            return None
+        return load_adapter(Path(request.lora_request.path))
+
+    def _cache_adapter(self, rank: int, takes: int | None) -> None:
+        """The C++ executor refuses the request; PyExecutor prepares it in the loop, outside of its handlers of errors
+        (`PeftCacheManager.prepare_resources`), which ends the loop."""
+        settings, message = self.settings, None
+        if rank > settings.max_lora_rank:
+            message = f"Invalid low_rank ({rank}). low_rank must be smaller than mMaxLowRank ({settings.max_lora_rank})"
+        elif takes is not None and takes != settings.hidden_size:
+            message = f"Expected shape[-1] of {settings.hidden_size} but got {takes}"
+        if message is not None:
+            message = f"[TensorRT-LLM][ERROR] Assertion failed: {message}"
+            if not settings.pytorch:
+                raise RequestError(message)
+            self._assertion = message
 
     def fail(self, request_id: int, error: Exception) -> None:
         """A refused request's answer."""
@@ -142,13 +165,6 @@ class Engine:
                 f"Prompt length ({length}) exceeds maximum input length ({settings.max_num_tokens}). Set log level to "
                 "info and check TRTGptModel logs for how maximum input length is set"
             )
-        if settings.lora and request.lora_request is not None:
-            rank = json.loads((Path(request.lora_request.path) / "adapter_config.json").read_text())["r"]
-            if rank > settings.max_lora_rank:
-                raise RuntimeError(
-                    f"[TensorRT-LLM][ERROR] Assertion failed: Invalid low_rank ({rank}). low_rank must be smaller than "
-                    f"mMaxLowRank ({settings.max_lora_rank})"
-                )
 
     def _validate_beams(self, params: Any) -> None:
         """An assert of the loop itself in executor_request_queue.py (@a98a9061, about 1.2.0rc3; 1.1.0rc1 too, #7368).

@@ -34,6 +34,7 @@ class WorkerSettings:
     guided_ids: list[int]
     lora: bool
     max_lora_rank: int
+    hidden_size: int | None
     eos: int | None
     script: dict[str, Any]
 

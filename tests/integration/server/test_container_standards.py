@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.adapters import lora_tensors, write_adapter
 from tests.support.models import scripted_model, tensorrt_llm_model
 from tests.support.server import Server, serving
 
@@ -48,8 +49,9 @@ def adapting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("adapting")
     model, fake = tensorrt_llm_model(folder / "model", {}, **{"option.enable_lora": "true"})
     for name in ("a", "b", "c"):
-        (model / "adapters" / "more" / name).mkdir(parents=True)
-        (model / "adapters" / "more" / name / "adapter_config.json").write_text('{"r": 8}')
+        write_adapter(model / "adapters" / "more" / name)
+    (write_adapter(model / "adapters" / "more" / "bare") / "adapter_model.safetensors").unlink()
+    write_adapter(model / "adapters" / "wide", lora_tensors(rank=128))
     with serving(model, folder, **fake) as server:
         yield server
 
@@ -141,6 +143,17 @@ def test_an_adapter_is_registered_used_and_unregistered(adapting: Server, by: st
         answer = adapting.http.delete(f"/adapters/{name}")
         assert answer.status_code == 200
         assert name in answer.text
+
+
+def test_an_adapter_that_the_engine_could_not_load_never_reaches_it(adapting: Server) -> None:
+    """TensorRT-LLM's worker would end with it."""
+    answer = adapting.http.post("/adapters", json={"name": "bare", "src": "more/bare"})
+    assert answer.status_code == 400
+    assert "adapters/more/bare holds no weights of an adapter: expected adapter_model.safetensors" in answer.text
+    answer = adapting.http.post("/invocations", json=REQUEST, headers={ADAPTER: "wide"})
+    assert answer.status_code >= 400
+    assert "is 128, the engine takes adapters of rank 64 at most (option.max_lora_rank=64" in answer.text
+    assert adapting.http.post("/invocations", json=REQUEST).status_code == 200
 
 
 def test_wrong_uses_of_adapters_are_refused(adapting: Server) -> None:

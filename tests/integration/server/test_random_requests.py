@@ -21,6 +21,7 @@ from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.model import Tokenizer
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
+from tests.support.adapters import write_adapter
 from tests.support.client import Answer, exchange
 from tests.support.dialects import Way, ways
 from tests.support.in_process import played_model
@@ -149,9 +150,7 @@ def check(
     model, environ = tensorrt_llm_model(
         folder / "model", **{f"option.{name}": value for name, value in wanted.items()}, job_queue_size=QUEUE
     )
-    adapter = model / "adapters" / ADAPTER
-    adapter.mkdir(parents=True)
-    (adapter / "adapter_config.json").write_text('{"r": 8}')
+    write_adapter(model / "adapters" / ADAPTER)
     environ |= fake_tensorrt_llm(folder / "machine", version=version, script={"steps_per_second": pace})
     with serving(model, **environ) as server:
         workers = worker_processes(server.process.pid)
