@@ -104,7 +104,8 @@ def _install(site: Path, version: str) -> None:
     package.mkdir(parents=True)
     (package / "_fake").symlink_to(_HERE / "tensorrt_llm", target_is_directory=True)
     (package / "version.py").write_text(f'__version__ = "{version}"\n')
-    (site / "pynvml.py").symlink_to(_HERE / "pynvml.py")
+    for module in ("pynvml.py", "xgrammar.py"):
+        (site / module).symlink_to(_HERE / module)
     (site / "names.json").write_text(json.dumps(table, indent=1))
     exports: dict[str, dict[str, tuple[str, str]]] = collections.defaultdict(dict)
     for owner, description in table["owners"].items():

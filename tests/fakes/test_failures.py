@@ -123,6 +123,26 @@ def test_an_iteration_that_fails_fails_every_active_request_and_ends_the_loop_of
     assert "Error in event loop: Sampling failed" in observe.printed
 
 
+def test_a_guide_that_cannot_be_compiled(observe: Observer, tiny_stories: Path, engine: Path) -> None:
+    """#9078: the error of its request, since November 2025 and on PyTorch. Before, its loop ended (guided_decoder.py);
+    the C++ executor fails every active request (guidedDecoder.cpp)."""
+    guide = {"class": "GuidedDecodingParams", "regex": "("}
+    asked = [[{"max_tokens": 40}, {"max_tokens": 9, "guided_decoding": guide}], [{"max_tokens": 3}]]
+    guides = {"guided_decoding_backend": "xgrammar"}
+    by_torch, by_engine = (
+        call("rounds", which="torch", model=tiny_stories, rounds=asked, **guides),
+        call("rounds", which="engine", model=engine, rounds=asked, **guides),
+    )
+    for seen, own in zip(observe(by_torch, by_engine, script={"steps_per_second": 50}), (True, False), strict=True):
+        (other, guided), (after,) = seen
+        assert "Regex parsing error at position" in guided
+        assert guided.startswith("RequestError: Guided decoding error: ") is own
+        assert (other["reason"] == "length") if own else ("Regex parsing error" in other)
+        assert after["reason"] == "length"
+    (other, guided), (after,) = observe(by_torch, script={"steps_per_second": 50}, version="1.1.0")
+    assert (other, guided, after) == ("hangs", "hangs", "hangs")
+
+
 def test_a_cuda_error_fails_every_active_request_and_all_that_follow(observe: Observer, engine: Path) -> None:
     """executorImpl.cpp"""
     script = {"steps_per_second": 50, "faults": [{"action": "cuda", "at_token": 2, "max_new_tokens": 9}]}

@@ -7,7 +7,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from djl_trtllm.backends.openvino.guide_process import Verdict, decode_guide, encode_verdict
+from djl_trtllm.executor.guide_process import Verdict, decode_guide, encode_verdict
 
 
 def main() -> None:

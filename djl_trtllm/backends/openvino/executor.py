@@ -17,16 +17,18 @@ from openvino_genai import GenerationFinishReason, GenerationStatus, SchedulerCo
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
 from djl_trtllm.backends.openvino.engine_files import NO_ATTENTION, has_tokenizer
-from djl_trtllm.backends.openvino.guide_checker import GuideChecker
 from djl_trtllm.backends.openvino.guide_compiler import GuideCompiler
 from djl_trtllm.backends.openvino.guided_requests import GuidedRequests
 from djl_trtllm.backends.openvino.prefix import PrefixCacheMirror
 from djl_trtllm.backends.openvino.sampling import FEATURES, GUIDES, generation_config
+from djl_trtllm.executor.guide_checker import GuideChecker
 from djl_trtllm.executor.protocol import Delta, Limits, Stats, Submit
 from djl_trtllm.request import FinishReason
 
 BLOCK_SIZE = 32
 """Tokens per KV cache block; fixed in OpenVINO's CPU plugin."""
+
+_GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guide_process"
 
 # A pybind11 enum compares through a Python call; identities of its values do not.
 _LENGTH = GenerationFinishReason.LENGTH
@@ -93,7 +95,7 @@ class OpenVinoExecutor:
         self._guided: GuidedRequests | None = None
         if has_tokenizer(Path(engine_dir)):
             tokenizer = self._pipeline.get_tokenizer()
-            self._guided = GuidedRequests(GuideChecker(engine_dir), partial(GuideCompiler, tokenizer))
+            self._guided = GuidedRequests(GuideChecker(_GUIDE_PROGRAM, engine_dir), partial(GuideCompiler, tokenizer))
         self.features = FEATURES if self._guided is None else FEATURES | GUIDES
         self.details = {
             "OpenVINO": ov.get_version(),

@@ -12,7 +12,7 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from djl_trtllm.backends.openvino.guide_checker import GuideChecker, Key, key_of
+from djl_trtllm.executor.guide_checker import GuideChecker, Key, key_of
 from djl_trtllm.executor.protocol import Delta, Refusal, Submit
 from djl_trtllm.request import FinishReason, Guide
 

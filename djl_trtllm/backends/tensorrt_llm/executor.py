@@ -11,8 +11,10 @@ import threading
 import traceback
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
+from djl_trtllm.backends.tensorrt_llm.guided_requests import GuidedRequests
 from djl_trtllm.backends.tensorrt_llm.iteration_statistics import IterationStatistics
 from djl_trtllm.backends.tensorrt_llm.names import module_of
 from djl_trtllm.backends.tensorrt_llm.objects import build_arguments
@@ -20,7 +22,8 @@ from djl_trtllm.backends.tensorrt_llm.ranks import dead, ranks_below
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampler import find_sampler
 from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, sampling_arguments
-from djl_trtllm.executor.protocol import Feature, Limits, Stats, Submit
+from djl_trtllm.executor.guide_checker import GuideChecker
+from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
 from djl_trtllm.request import FinishReason
 
@@ -28,6 +31,7 @@ _LONGEST_TICK_SECONDS = 0.5
 _STATISTICS_SECONDS = 1.0
 _NO_RESPONSE_SECONDS = 1.0
 _SHUTDOWN_SECONDS = 4.0
+_GUIDE_PROGRAM = "djl_trtllm.backends.tensorrt_llm.guide_process"
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 _BROKEN = re.compile(r"cuda (runtime )?error|cudaerror|illegal memory access|device-side assert|nccl error", re.I)
 """Errors of a request after which no other request will succeed: the GPU's context is lost."""
@@ -96,6 +100,9 @@ class TensorRtLlmExecutor:
         self._requests: dict[int, RunningRequest] = {}
         self._unanswered: list[RunningRequest] = []
         """Aborted requests that have ended for the server, while the engine may be silent since before their abort."""
+        self._guided: GuidedRequests | None = None
+        if guided and arguments.get("guided_decoding_backend") == "xgrammar" and find_spec("xgrammar") is not None:
+            self._guided = GuidedRequests(GuideChecker(_GUIDE_PROGRAM, tokenizer), self._start, self._refuse)
         self._heartbeat = Heartbeat()
         self._step_buffer: StepBuffer
         self._lost: asyncio.Future[None]
@@ -146,7 +153,7 @@ class TensorRtLlmExecutor:
                     self._forget_unanswered()
                 waiting = len(self._requests) + len(self._unanswered)
                 silent_for = silent_for + tick if silent and waiting else 0.0
-                unsent_for = unsent_for + tick if self._requests and sent == step_buffer.sent else 0.0
+                unsent_for = unsent_for + tick if self._running and sent == step_buffer.sent else 0.0
                 if silent_for > self._hang_timeout:
                     raise EngineLostError(
                         f"TensorRT-LLM has been silent for {self._hang_timeout:g} seconds with {waiting} requests in "
@@ -168,6 +175,8 @@ class TensorRtLlmExecutor:
 
     async def close(self) -> None:
         """Shut the engine down, within a few seconds; what does not end by then ends with the process."""
+        if self._guided is not None:
+            self._guided.close()
         for request in (*self._requests.values(), *self._unanswered):
             request.task.cancel()
         loop, done = asyncio.get_running_loop(), asyncio.Event()
@@ -184,7 +193,13 @@ class TensorRtLlmExecutor:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
-        request = RunningRequest(message, None, self._step_buffer, self._heartbeat, self._end_id)
+        if message.guide is None or self._guided is None:
+            self._start(message)
+        else:
+            self._guided.hold(message)
+
+    def _start(self, message: Submit) -> None:
+        request = self._made(message)
         adapter = message.adapter
         try:
             sampling = sampling_arguments(message, self._beam_logprobs)
@@ -204,8 +219,17 @@ class TensorRtLlmExecutor:
             self._requests[message.request_id] = request
             request.task = asyncio.get_running_loop().create_task(self._follow(request))
 
+    def _refuse(self, message: Submit, problem: str) -> None:
+        self._made(message).end(FinishReason.ERROR, Refusal(f"the guide cannot be used: {problem}"))
+
+    def _made(self, message: Submit) -> RunningRequest:
+        return RunningRequest(message, None, self._step_buffer, self._heartbeat, self._end_id)
+
     def cancel(self, request_id: int) -> None:
         """End a request early; unknown ids are ignored. Its terminal delta comes with the engine's last response."""
+        if self._guided is not None and (held := self._guided.cancel(request_id)) is not None:
+            self._made(held).end(FinishReason.CANCELLED)
+            return
         request = self._requests.get(request_id)
         if request is None or request.muted:
             return
@@ -213,7 +237,11 @@ class TensorRtLlmExecutor:
         self._abort(request)
 
     def stats(self) -> Stats:
-        return self._statistics.stats(len(self._requests))
+        return self._statistics.stats(self._running)
+
+    @property
+    def _running(self) -> int:
+        return len(self._requests) + (0 if self._guided is None else len(self._guided))
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

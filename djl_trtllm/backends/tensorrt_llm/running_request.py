@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from djl_trtllm.executor.protocol import Logprob, Ranked, Submit
+from djl_trtllm.executor.protocol import Logprob, Ranked, Refusal, Submit
 from djl_trtllm.executor.step_buffer import StepBuffer
 from djl_trtllm.request import FinishReason
 
@@ -63,7 +63,7 @@ class RunningRequest:
         else:
             await self._follow_beams()
 
-    def end(self, finish: FinishReason, error: str | None = None) -> None:
+    def end(self, finish: FinishReason, error: str | Refusal | None = None) -> None:
         """The terminal deltas of all its sequences."""
         for request_id in sequence_ids(self.message):
             self._end(request_id, finish, error)
@@ -113,7 +113,7 @@ class RunningRequest:
         if isinstance(ended_by, int) and not (output.token_ids and output.token_ids[-1] in ends):
             self._step_buffer.extend(request_id, [ended_by], [None] if self.message.logprobs else None)
 
-    def _end(self, request_id: int, finish: FinishReason, error: str | None = None) -> None:
+    def _end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
         delta = self._step_buffer.extend(request_id, (), None)
         delta.finish, delta.error = finish, error
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.backends.openvino.guide_process import Verdict, decode_verdict, encode_guide, judge
+from djl_trtllm.backends.openvino.guide_process import judge
+from djl_trtllm.executor.guide_process import Verdict, decode_verdict, encode_guide
 from djl_trtllm.request import Guide, GuideKind
 
 GUIDE = Guide(GuideKind.REGEX, "a")

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.backends.openvino.guide_checker import Key, key_of
-from djl_trtllm.backends.openvino.guide_process import Verdict
 from djl_trtllm.backends.openvino.guided_requests import GuidedRequests
+from djl_trtllm.executor.guide_checker import Key, key_of
+from djl_trtllm.executor.guide_process import Verdict
 from djl_trtllm.executor.protocol import Delta, Refusal, Submit
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 

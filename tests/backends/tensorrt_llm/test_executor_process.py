@@ -11,7 +11,7 @@ import pytest
 
 from djl_trtllm.backends.tensorrt_llm.sampler import find_sampler
 from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, sampling_arguments
-from djl_trtllm.executor.protocol import Feature, Submit
+from djl_trtllm.executor.protocol import Feature, Refusal, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.tensorrt_llm.machine import BACKENDS, LONG, PROMPT, Machine, run
@@ -84,7 +84,8 @@ def test_guides_adapters_and_beams_reach_the_engine(machine: Machine, tmp_path: 
         return probe
 
     run(body)
-    calls = machine.calls("generate_async")
+    # The guide was tried before.
+    calls = sorted(machine.calls("generate_async"), key=lambda call: "guided_decoding" not in call["sampling_params"])
     assert calls[0]["sampling_params"]["guided_decoding"] == {"class": "GuidedDecodingParams", **guide_arguments(guide)}
     assert calls[1]["lora_request"] == {
         "class": "LoRARequest",
@@ -94,6 +95,30 @@ def test_guides_adapters_and_beams_reach_the_engine(machine: Machine, tmp_path: 
     }
     assert [call["streaming"] for call in calls] == [True, True, False]
     assert (calls[2]["sampling_params"]["n"], calls[2]["sampling_params"]["use_beam_search"]) == (3, True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_guide_that_cannot_be_used_never_reaches_the_engine(
+    machine: Machine, backend: str, tokenizer: Tokenizer
+) -> None:
+    async def body() -> Probe:
+        probe = await machine.start(backend, arguments={"guided_decoding_backend": "xgrammar"}, guided=True)
+        bad, good = Guide(GuideKind.REGEX, "("), Guide(GuideKind.REGEX, "a+")
+        probe.submit(1, LONG, PROMPT)
+        for number, guide in ((2, bad), (3, good), (4, bad)):
+            probe.submit(number, 9, guide=guide, stop_token_ids=list(tokenizer.end_ids))
+        assert await probe.end_of(2, 3, 4) == [FinishReason.ERROR, FinishReason.STOP, FinishReason.ERROR]
+        for number in (2, 4):
+            refusal = probe.of(number)[-1].error
+            assert isinstance(refusal, Refusal)
+            assert refusal.message.startswith("the guide cannot be used: Regex parsing error at position")
+        probe.client.cancel(1)
+        assert await probe.end_of(1) == [FinishReason.CANCELLED]
+        return probe
+
+    run(body)
+    guides = [call["sampling_params"].get("guided_decoding") for call in machine.calls("generate_async")]
+    assert [guide and guide["regex"] for guide in guides] == [None, "a+"]
 
 
 # -- what comes back ---------------------------------------------------------------------------------------------------

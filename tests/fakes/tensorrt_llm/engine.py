@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import RequestError
+from .guides import problem_of
+from .iteration_statistics import describe_iteration
 from .logger import logger
 from .logprobs import likeliest, logprobs, of_most
 from .lora import load_adapter
@@ -19,7 +21,7 @@ from .responses import ErrorResponse, FinishReason, LlmResult, LogProbsResult, R
 from .sampling_config import check_request
 from .scheduler import Scheduler
 from .sequence import Sequence, strike
-from .settings import ASSERTS_BEAM_WIDTH, HAS_REQUEST_SEEDS, SINCE_1_3
+from .settings import ASSERTS_BEAM_WIDTH, FAILS_GUIDED_REQUESTS, HAS_REQUEST_SEEDS, SINCE_1_3
 from .worker_settings import WorkerSettings
 
 _FORWARD_ERROR = "Encountered an error in forwardAsync function: "
@@ -208,6 +210,7 @@ class Engine:
         if not self._fits(scheduled):
             error = torch_out_of_memory() if self.settings.pytorch else f"{_FORWARD_ERROR}{ENGINE_OUT_OF_MEMORY}"
             return responses + self._fail_forward(error)
+        responses += self._fail_guides(contexts)
         completed = 0
         for sequence in scheduled:
             if not sequence.finish and (response := self._advance(sequence)) is not None:
@@ -219,7 +222,18 @@ class Engine:
             return responses + self._fail_forward(failure)
         scheduler.forget_finished()
         if self.settings.iteration_stats:
-            self._note_iteration(started, scheduled, contexts, fetched, completed)
+            self.stats.append(
+                describe_iteration(
+                    settings=self.settings,
+                    scheduler=scheduler,
+                    number=self._iteration,
+                    seconds=time.monotonic() - started,
+                    scheduled=len(scheduled),
+                    contexts=contexts,
+                    fetched=fetched,
+                    completed=completed,
+                )
+            )
         return responses
 
     def _terminate_cancelled(self) -> list[Any]:
@@ -282,6 +296,23 @@ class Engine:
         tokens = sum(len(sequence.prompt) if sequence.in_context else 1 for sequence in scheduled)
         kv_bytes = settings.kv_blocks * settings.tokens_per_block * (memory.kv_cache or 0)
         return memory.runs(min(tokens, settings.max_num_tokens), settings.max_num_tokens, kv_bytes)
+
+    def _fail_guides(self, contexts: list[Sequence]) -> list[Any]:
+        """Matchers are made for the first token. Since #9078 (November 2025) a bad guide is its request's own error in
+        PyExecutor; before, and in the C++ executor, it is raised in the loop."""
+        responses: list[Any] = []
+        for sequence in contexts:
+            problem = problem_of(sequence.params)
+            if problem is None:
+                continue
+            if self.settings.pytorch and FAILS_GUIDED_REQUESTS:
+                self._scheduler.end(sequence.siblings, FinishReason.CANCELLED)
+                responses.append(self._error(sequence.request.id, f"Guided decoding error: {problem}"))
+            elif self.settings.pytorch:
+                self._assertion = problem
+            else:
+                self._failure = f"{_FORWARD_ERROR}{problem}"
+        return responses
 
     def _fail_forward(self, message: str) -> list[Any]:
         """An iteration raises: every active request fails. The C++ executor goes on (executorImpl.cpp).
@@ -356,43 +387,3 @@ class Engine:
                 )
             generation = [logprobs(token_id, params) for token_id in new]
         return ResponseWrapper(response, LogProbsResult(prompt, generation))
-
-    # -- statistics ----------------------------------------------------------------------------------------------------
-
-    def _note_iteration(
-        self, started: float, scheduled: list[Sequence], contexts: list[Sequence], fetched: int, completed: int
-    ) -> None:
-        settings, scheduler = self.settings, self._scheduler
-        self.stats.append(
-            {
-                "cpuMemUsage": 0,
-                "gpuMemUsage": 0,
-                "pinnedMemUsage": 0,
-                "iter": self._iteration,
-                "iterLatencyMS": (time.monotonic() - started) * 1e3,
-                "newActiveRequestsQueueLatencyMS": 0.0,
-                "maxBatchSizeRuntime": settings.max_batch_size,
-                "maxBatchSizeStatic": settings.max_batch_size,
-                "maxBatchSizeTunerRecommended": 0,
-                "maxNumActiveRequests": settings.max_batch_size,
-                "maxNumTokensRuntime": settings.max_num_tokens,
-                "maxNumTokensStatic": settings.max_num_tokens,
-                "maxNumTokensTunerRecommended": 0,
-                "numActiveRequests": len(scheduler.active) + completed,
-                "numCompletedRequests": completed,
-                "numNewActiveRequests": fetched,
-                "numQueuedRequests": len(scheduler.waiting),
-                "timestamp": time.strftime("%m-%d-%Y %H:%M:%S.000000"),
-                "kvCacheStats": scheduler.cache.statistics(),
-                "inflightBatchingStats": {
-                    "avgNumDecodedTokensPerIter": 1.0,
-                    "microBatchId": 0,
-                    "numContextRequests": len(contexts),
-                    "numCtxTokens": sum(len(sequence.prompt) for sequence in contexts),
-                    "numGenRequests": len(scheduled) - len(contexts),
-                    "numPausedRequests": scheduler.paused,
-                    "numScheduledRequests": len(scheduled),
-                },
-            }
-        )
-        scheduler.paused = 0

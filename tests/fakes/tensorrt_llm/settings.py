@@ -17,6 +17,7 @@ SINCE_1_1 = Version("1.1") <= VERSION
 SINCE_1_2 = Version("1.2.0rc0") <= VERSION
 SINCE_1_3 = Version("1.3.0rc0") <= VERSION
 ASSERTS_BEAM_WIDTH = Version("1.2.1") > VERSION
+FAILS_GUIDED_REQUESTS = Version("1.2.0") <= VERSION
 HAS_REQUEST_SEEDS = Version("1.4.0rc0") <= VERSION
 HAS_ENGINE_BACKEND = Version("1.3.0rc21") > VERSION
 

@@ -12,10 +12,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from djl_trtllm.backends.openvino.guide_process import Verdict, decode_verdict, encode_guide
+from djl_trtllm.executor.guide_process import Verdict, decode_verdict, encode_guide
 from djl_trtllm.request import Guide
 
-_MODULE = "djl_trtllm.backends.openvino.guide_process"
 _START_SECONDS = 60.0
 _COMPILE_SECONDS = 10.0
 _MOST_VERDICTS = 1024
@@ -33,12 +32,12 @@ def key_of(guide: Guide) -> Key:
 class GuideChecker:
     """One guide is tried at a time. Nothing but `poll` waits; the process is started by the first guide.
 
-    `program` is the module that runs, with the engine's directory as its argument.
+    `program` is the module that runs (see `guide_process`), with `directory` as its argument.
     """
 
-    def __init__(self, engine_dir: str, *, program: str = _MODULE, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engine_dir = engine_dir
+    def __init__(self, program: str, directory: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._program = program
+        self._directory = directory
         self._clock = clock
         self._verdicts: OrderedDict[Key, Verdict] = OrderedDict()
         self._waiting: deque[tuple[Key, Guide]] = deque()
@@ -116,7 +115,7 @@ class GuideChecker:
         with theirs:
             fd = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._program, str(fd), self._engine_dir],
+                [sys.executable, "-m", self._program, str(fd), self._directory],
                 pass_fds=(fd,),
                 stdin=subprocess.DEVNULL,
             )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from djl_trtllm.backends.openvino.guide_checker import GuideChecker, key_of
-from djl_trtllm.backends.openvino.guide_process import Verdict
+from djl_trtllm.executor.guide_checker import GuideChecker, key_of
+from djl_trtllm.executor.guide_process import Verdict
 from djl_trtllm.request import Guide, GuideKind
 
 
@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def checker(clock: Clock) -> Iterator[GuideChecker]:
-    checker = GuideChecker("engine", program="tests.support.guide_program", clock=clock)
+    checker = GuideChecker("tests.support.guide_program", "engine", clock=clock)
     yield checker
     checker.close()
 

@@ -1,0 +1,66 @@
+"""As much of xgrammar as TensorRT-LLM and this server use, with its texts (0.1.25 was run)."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
+
+
+class Grammar:
+    @staticmethod
+    def builtin_json_grammar() -> Grammar:
+        return Grammar()
+
+    @staticmethod
+    def from_json_schema(schema: str) -> Grammar:
+        try:
+            parsed = json.loads(schema)
+        except ValueError as error:
+            raise _failed("json_schema_converter.cc:3460: Check failed: (err.empty())", str(error)) from error
+        if not isinstance(parsed, (dict, bool)):
+            raise _failed("json_schema_converter.cc:854: Check failed", f"Schema should be an object, but got {schema}")
+        if isinstance(parsed, dict) and (kind := parsed.get("type", "object")) not in _TYPES:
+            raise RuntimeError(f'[00:00:00] /project/cpp/json_schema_converter.cc:902: Unsupported type "{kind}"\n')
+        return Grammar()
+
+    @staticmethod
+    def from_regex(regex: str) -> Grammar:
+        try:
+            re.compile(regex)
+        except re.error as error:
+            text = f"Regex parsing error at position {error.pos}: {error.msg}"
+            raise RuntimeError(f"[00:00:00] /project/cpp/regex_converter.cc:75: {text}\n") from error
+        return Grammar()
+
+    @staticmethod
+    def from_ebnf(ebnf: str) -> Grammar:
+        if not re.search(r"^\s*root\s*::=", ebnf, re.MULTILINE):
+            text = 'EBNF parser error at line 1, column 1: The root rule with name "root" is not found'
+            raise RuntimeError(f"[00:00:00] /project/cpp/grammar_parser.cc:550: {text}\n")
+        return Grammar()
+
+
+class TokenizerInfo:
+    def __init__(self, encoded_vocab: list[str], *, vocab_type: Any, add_prefix_space: bool) -> None:
+        assert all(isinstance(token, str) for token in encoded_vocab)
+
+    @staticmethod
+    def _detect_metadata_from_hf(backend_str: str) -> dict[str, Any]:
+        json.loads(backend_str)
+        return {"vocab_type": 2, "add_prefix_space": False}
+
+
+class GrammarCompiler:
+    def __init__(self, tokenizer_info: TokenizerInfo, *, max_threads: int, cache_enabled: bool) -> None:
+        assert isinstance(tokenizer_info, TokenizerInfo)
+
+    def compile_grammar(self, grammar: Grammar) -> object:
+        assert isinstance(grammar, Grammar)
+        return object()
+
+
+def _failed(place: str, text: str) -> RuntimeError:
+    return RuntimeError(f"[00:00:00] /project/cpp/{place} is false: {text}\n")
