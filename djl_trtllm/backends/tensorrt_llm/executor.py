@@ -95,7 +95,7 @@ class TensorRtLlmExecutor:
         self._ends_with_an_iteration = backend != "tensorrt" and (overlap or guided)
         self._hang_timeout = hang_timeout
         self._reads_statistics = iteration_stats
-        self._statistics = IterationStatistics()
+        self._statistics = IterationStatistics(counts_queued=backend == "tensorrt")
         self._ranks = ranks_below()
         self._requests: dict[int, RunningRequest] = {}
         self._unanswered: list[RunningRequest] = []

@@ -9,9 +9,14 @@ from djl_trtllm.executor.protocol import Stats
 
 
 class IterationStatistics:
-    """The last iteration that the engine reported (keys: `IterationStats` of TensorRT-LLM's executor)."""
+    """The last iteration that the engine reported (keys: `IterationStats` of TensorRT-LLM's executor).
 
-    def __init__(self) -> None:
+    `counts_queued`: PyExecutor's `numQueuedRequests` is the inbox of its loop, which an iteration empties. What waits
+    in it are the requests that are not active.
+    """
+
+    def __init__(self, *, counts_queued: bool = True) -> None:
+        self._counts_queued = counts_queued
         self._last: Mapping[str, Any] = {}
 
     def take(self, iteration: Mapping[str, Any]) -> None:
@@ -25,7 +30,7 @@ class IterationStatistics:
         total = cache.get("maxNumBlocks") or None
         used, queued, paused = (
             value if running or value is None else 0
-            for value in (cache.get("usedNumBlocks"), last.get("numQueuedRequests"), batch.get("numPausedRequests"))
+            for value in (cache.get("usedNumBlocks"), self._queued(running), batch.get("numPausedRequests"))
         )
         milliseconds = last.get("iterLatencyMS")
         return Stats(
@@ -39,3 +44,10 @@ class IterationStatistics:
             kv_blocks_used=None if total is None else used,
             kv_hit_rate=cache.get("cacheHitRate"),
         )
+
+    def _queued(self, running: int) -> int | None:
+        queued: int | None = self._last.get("numQueuedRequests")
+        active: int | None = self._last.get("numActiveRequests")
+        if self._counts_queued or active is None:
+            return queued
+        return max(queued or 0, running - active)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from djl_trtllm.backends.tensorrt_llm.iteration_statistics import IterationStatistics
 from djl_trtllm.executor.protocol import Stats
 
@@ -26,6 +28,20 @@ def test_an_iteration_is_shown_with_the_requests_that_are_known() -> None:
         kv_blocks_used=100,
         kv_hit_rate=0.25,
     )
+
+
+@pytest.mark.parametrize(
+    ("queued", "active", "running", "expected"),
+    [(0, 4, 6, (4, 2)), (1, 4, 4, (3, 1)), (0, 4, 3, (3, 0)), (0, None, 3, (3, 0)), (None, 4, 6, (4, 2))],
+)
+def test_in_pytorchs_queue_are_the_requests_that_are_not_active(
+    queued: int | None, active: int | None, running: int, expected: tuple[int, int]
+) -> None:
+    """Its own number is that of the loop's inbox."""
+    statistics = IterationStatistics(counts_queued=False)
+    statistics.take({"iter": 1, "numQueuedRequests": queued, "numActiveRequests": active})
+    found = statistics.stats(running)
+    assert (found.running, found.queued) == expected
 
 
 def test_without_requests_nothing_is_used() -> None:

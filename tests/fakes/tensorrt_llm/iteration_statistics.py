@@ -39,7 +39,8 @@ def describe_iteration(
         "numActiveRequests": len(scheduler.active) + completed,
         "numCompletedRequests": completed,
         "numNewActiveRequests": fetched,
-        "numQueuedRequests": len(scheduler.waiting),
+        # PyExecutor's `request_queue.qsize()`: its inbox, which an iteration empties; those that wait are elsewhere.
+        "numQueuedRequests": 0 if settings.pytorch else len(scheduler.waiting),
         "timestamp": time.strftime("%m-%d-%Y %H:%M:%S.000000"),
         "kvCacheStats": scheduler.cache.statistics(),
         "inflightBatchingStats": {
