@@ -62,6 +62,13 @@ def test_an_abort_with_logprobs_crashes_the_engine_backend(
     assert seen["reason"] == "cancelled"
 
 
+def test_an_abort_before_the_first_log_probability_cannot_be_read(observe: Observer, tiny_stories: Path) -> None:
+    """`LogProbStorage` in llm_request.py (PyTorch): it has no sums before the first token."""
+    script = {"steps_per_second": 100, "prefill_seconds": 0.1}
+    seen = observe(call("abort", which="torch", model=tiny_stories, after=0, logprobs=1), script=script)
+    assert seen == "AttributeError: 'LogProbStorage' object has no attribute 'cum_log_probs'"
+
+
 @pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
 def test_behind_a_dead_worker_everything_waits_for_ever(observe: Observer, tiny_stories: Path, version: str) -> None:
     """§7.3: requests are still taken, shutdown does not return, and the health check of 1.3 sees nothing."""

@@ -256,11 +256,13 @@ class TensorRtLlmExecutor:
             if self._is_loss(error):
                 self._lose(error)
                 return
-            if not isinstance(error, ValueError):
-                traceback.print_exc()
-                error = ValueError(f"TensorRT-LLM's result cannot be read ({type(error).__name__}: {error})")
+            self._heartbeat.responses += 1
+            if not request.muted:
+                if not isinstance(error, ValueError):
+                    traceback.print_exc()
+                    error = ValueError(f"TensorRT-LLM's result cannot be read ({type(error).__name__}: {error})")
+                self._abort(request)
             self._reject(request, error)
-            self._abort(request)
         del self._requests[request.message.request_id]
 
     async def _listen(self, request: RunningRequest) -> None:
@@ -290,6 +292,9 @@ class TensorRtLlmExecutor:
         message = str(error)
         if _BROKEN.search(message) or (self._ends_with_an_iteration and _OUT_OF_MEMORY.search(message)):
             self._lose(EngineLostError(f"TensorRT-LLM cannot go on: {error}"))
+        elif request.muted:
+            # The last response of PyTorch has no `cum_log_probs` where the request had no token yet.
+            request.end(FinishReason.CANCELLED)
         else:
             request.end(FinishReason.ERROR, message)
 

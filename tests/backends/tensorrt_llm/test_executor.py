@@ -280,6 +280,29 @@ def test_a_cancelled_request_is_aborted_once_and_ends_with_the_engines_last_resp
     body()
 
 
+@pytest.mark.parametrize("error", [AttributeError("no cum_log_probs"), RequestError("no room"), ValueError("wrong")])
+def test_a_cancelled_request_whose_result_raises_has_been_cancelled(
+    make: MakeEngine, error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch's last response of a request that was aborted before its first token has no `cum_log_probs`."""
+
+    @in_virtual_time
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        result = engine.submit(1)
+        engine.executor.cancel(1)
+        result.fail(error)
+        await asyncio.sleep(0.1)
+        assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
+        assert result.aborts == 1
+        assert engine.executor.stats().running == 0
+        await engine.ended()
+
+    body()
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_request_that_the_engine_drops_without_a_word_is_ended_after_a_second(make: MakeEngine) -> None:
     @in_virtual_time
     async def body() -> None:

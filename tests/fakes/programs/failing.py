@@ -67,7 +67,10 @@ def abort(which: str, model: str, after: int, twice: bool = False, **arguments: 
 
     async def go() -> Any:
         output = llm.generate_async(PROMPT, sampling_params=params(max_tokens=40, **fields), streaming=True)
-        seen = await read_output(output, after)
+        try:
+            seen = await read_output(output, after)
+        except AttributeError as error:
+            return name_of(error)
         if twice:
             output.abort()
             await asyncio.sleep(0.1)

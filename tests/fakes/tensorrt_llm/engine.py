@@ -200,12 +200,19 @@ class Engine:
             return responses
         started = time.monotonic()
         scheduler = self._scheduler
-        responses += self._terminate_cancelled()
+        pytorch = self.settings.pytorch
+        if not pytorch:
+            responses += self._terminate_cancelled()
         fetched = scheduler.fetch()
-        responses += self._terminate_cancelled()
+        if not pytorch:
+            responses += self._terminate_cancelled()
         scheduled = scheduler.schedule()
         self._pace(scheduled)
         self._iteration += 1
+        if pytorch and scheduled:
+            # `_handle_canceled_requests` comes behind the forward step, and in iterations that have one.
+            responses += self._terminate_cancelled()
+            scheduled = [sequence for sequence in scheduled if not sequence.finish]
         contexts = [sequence for sequence in scheduled if sequence.in_context]
         if not self._fits(scheduled):
             error = torch_out_of_memory() if self.settings.pytorch else f"{_FORWARD_ERROR}{ENGINE_OUT_OF_MEMORY}"
@@ -371,7 +378,8 @@ class Engine:
             result.log_probs = [[of(token_id, params) for token_id in beam] for beam in kept]
             result.cum_log_probs = [-0.5 * sequence.emitted - beam for beam in range(beams)]
         if self.settings.pytorch:
-            result = LlmResult(result, cached_tokens=sequence.cached)
+            began = bool(sequence.emitted or not pytorch_logprobs)
+            result = LlmResult(result, cached_tokens=sequence.cached, began=began)
         response = Response(sequence.request.id, result)
         if not params.prompt_logprobs and (pytorch_logprobs or not params.logprobs):
             return response

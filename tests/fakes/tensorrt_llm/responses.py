@@ -115,9 +115,10 @@ class LlmResult:
         )
     )
 
-    def __init__(self, result: Result, *, cached_tokens: int) -> None:
+    def __init__(self, result: Result, *, cached_tokens: int, began: bool) -> None:
         self._result: Any = marshal.dumps((*result.__getstate__()[:5], None, None))
-        self._python_result = PyResult(result.log_probs, result.cum_log_probs)
+        made = PyResult if began else BarePyResult
+        self._python_result = made(result.log_probs, result.cum_log_probs)
         self.is_final = result.is_final
         self.cached_tokens = cached_tokens
 
@@ -144,6 +145,20 @@ class PyResult:
     def __init__(self, log_probs: list[Any] | None, cum_log_probs: list[float] | None) -> None:
         self.log_probs = log_probs
         self.cum_log_probs = cum_log_probs
+
+
+class BarePyResult:
+    """That of a request with log-probabilities which ended before its first token (`LogProbStorage` in llm_request.py
+    has these attributes from the first one on)."""
+
+    context_logits = generation_logits = mm_embedding_handle = None
+    additional_context_outputs = additional_generation_outputs = None
+
+    def __init__(self, log_probs: list[Any] | None, cum_log_probs: list[float] | None) -> None:
+        """Nothing is kept."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"'LogProbStorage' object has no attribute '{name}'")
 
 
 class Response:

@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "build_error": None,
     "load_seconds": 0,
     "load_error": None,
-    "cancel_latency": 0,
+    "cancel_latency": 1,
     "guided_text": "{}",
     "sampled": False,
     "memory": None,
@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
 - `end_after`: tokens after which the model emits its end token.
 - `build_error`: "oom" (PyTorch's, at the weights), "quantize_oom", "build_oom" (TensorRT's), "unsupported", "option",
   "die", or the message of a RuntimeError. `load_error`: "oom", "deserialize", "die", "hang", or a message.
-- `cancel_latency`: iterations from an abort to its effect. `guided_text`: the output of guided requests.
+- `cancel_latency`: iterations from an abort to its effect, at least 1. `guided_text`: the output of guided requests.
 - `sampled`: chance decides where sampled requests begin: the seed, or the one generator of samplers that ignore it.
 - `memory`: what takes how much of the GPU (`memory.MemoryModel`); building, loading and iterations then run out of it.
 - `faults`: `{"action": ..., "at_token": 0, "max_new_tokens": ...}`, before token `at_token` of a request whose
