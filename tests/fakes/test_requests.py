@@ -142,6 +142,14 @@ def test_prompts_that_are_too_long(observe: Observer, tiny_stories: Path, engine
     assert by_torch[2] == "IndexError: list index out of range"
 
 
+def test_a_token_that_the_model_does_not_have(observe: Observer, tiny_stories: Path) -> None:
+    """When the request becomes active: `PyExecutor._validate_request` in py_executor.py (about 1.2)."""
+    asked = [{"prompt": [5, 2048], "max_tokens": 4}, {"prompt": [5, 2047], "max_tokens": 4}]
+    refused, served = observe(call("requests", which="torch", model=tiny_stories, requests=asked))
+    assert refused == "RequestError: Token ID out of range"
+    assert served["reason"] == "length"
+
+
 def test_features_need_their_argument_of_the_constructor(observe: Observer, tiny_stories: Path, engine: Path) -> None:
     """§2.3 (log-probabilities), §8 (guided decoding)"""
     guided = [{"max_tokens": 9, "guided_decoding": {"class": "GuidedDecodingParams", "json_object": True}}]

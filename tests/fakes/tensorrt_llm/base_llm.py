@@ -279,6 +279,7 @@ class BaseLLM:
             lora=args.enable_lora or args.lora_config is not None,
             max_lora_rank=getattr(args.lora_config, "max_lora_rank", None) or 64,
             hidden_size=config.get("hidden_size"),
+            vocab_size=config.get("vocab_size"),
             eos=eos,
             script=script(),
         )

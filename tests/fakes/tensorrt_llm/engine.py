@@ -15,6 +15,7 @@ from .iteration_statistics import describe_iteration
 from .logger import logger
 from .logprobs import likeliest, logprobs, of_most
 from .lora import load_adapter
+from .max_tokens import deduce_max_tokens
 from .memory import ENGINE_OUT_OF_MEMORY, memory_model, torch_out_of_memory
 from .requests import GenerationRequest
 from .responses import ErrorResponse, FinishReason, LlmResult, LogProbsResult, Response, ResponseWrapper, Result
@@ -62,7 +63,7 @@ class Engine:
         """RequestError where the runtime refuses it; what loading its adapter raises, which is the worker's end."""
         adapter = self._load_adapter(request)
         try:
-            request.max_new_tokens = self._deduce_max_tokens(request)
+            request.max_new_tokens = deduce_max_tokens(request, self.settings)
             self._validate(request)
         except Exception as error:
             raise RequestError(str(error)) from error
@@ -104,35 +105,6 @@ class Engine:
             self._cancelled.setdefault(request_id, self._iteration + self.settings.script["cancel_latency"])
         else:
             logger.warning(f"Request of client_id {request_id} is finished, cannot abort it.")
-
-    def _deduce_max_tokens(self, request: GenerationRequest) -> int:
-        max_tokens: int | None = request.sampling_params.max_tokens
-        limit = self.settings.max_seq_len
-        length = len(request.prompt_token_ids)
-        if limit is None:
-            logger.warning("`default_max_tokens` cannot be deduced")
-            if max_tokens is None:
-                raise ValueError("`max_tokens` must be set when `default_max_tokens` cannot be deduced")
-            return max_tokens
-        if not self.settings.pytorch and length > limit:
-            raise AssertionError(f"`prompt_token_ids` length ({length}) is greater than `max_seq_len` ({limit})")
-        default = limit - length
-        if default <= 0:
-            logger.warning(
-                f"`default_max_tokens` ({default}) should be greater than 0, `default_max_tokens` ({default}) = "
-                f"max_seq_len ({limit}) - `splited_prompt_len` ({length}) - `query_token_len` (0)"
-            )
-            if max_tokens is None:
-                raise ValueError("`max_tokens` must be set when `default_max_tokens` is illegal")
-        if max_tokens is None:
-            return default
-        if max_tokens > default:
-            logger.warning(
-                f"User-specified `max_tokens` ({max_tokens}) is greater than deduced `default_max_tokens` "
-                f"({default}), using default_max_tokens instead."
-            )
-            return default
-        return max_tokens
 
     def _draw(self, params: Any) -> int:
         """What chance adds to the place where a request begins, if the script samples.
@@ -206,6 +178,8 @@ class Engine:
         fetched = scheduler.fetch()
         if not pytorch:
             responses += self._terminate_cancelled()
+        if pytorch and fetched:
+            responses += self._fail_unknown_tokens()
         scheduled = scheduler.schedule()
         self._pace(scheduled)
         self._iteration += 1
@@ -303,6 +277,16 @@ class Engine:
         tokens = sum(len(sequence.prompt) if sequence.in_context else 1 for sequence in scheduled)
         kv_bytes = settings.kv_blocks * settings.tokens_per_block * (memory.kv_cache or 0)
         return memory.runs(min(tokens, settings.max_num_tokens), settings.max_num_tokens, kv_bytes)
+
+    def _fail_unknown_tokens(self) -> list[Any]:
+        """`PyExecutor._validate_request`, when a request becomes active."""
+        limit = self.settings.vocab_size
+        if limit is None:
+            return []
+        unknown = [sequence for sequence in self._scheduler.active if max(sequence.prompt) >= limit]
+        self._scheduler.end(unknown, FinishReason.CANCELLED)
+        self._scheduler.forget_finished()
+        return [self._error(request, "Token ID out of range") for request in {each.request.id for each in unknown}]
 
     def _fail_guides(self, contexts: list[Sequence]) -> list[Any]:
         """Matchers are made for the first token. Since #9078 (November 2025) a bad guide is its request's own error in

@@ -35,6 +35,7 @@ class WorkerSettings:
     lora: bool
     max_lora_rank: int
     hidden_size: int | None
+    vocab_size: int | None
     eos: int | None
     script: dict[str, Any]
 
