@@ -19,6 +19,7 @@ from djl_trtllm.errors import BuildError, DjlTrtllmError
 from djl_trtllm.finder import trial
 from djl_trtllm.finder.load import NEW_TOKENS, Load
 from djl_trtllm.finder.trial import EngineLog, Report, TrialSpec, run
+from djl_trtllm.offline.options import open_offline_model
 from tests.finder.helpers import model_with
 
 LOAD = Load(4, 40)
@@ -38,6 +39,35 @@ def test_a_trial_builds_loads_and_serves(tmp_path: Path) -> None:
         Report("requests", load=LOAD),
         Report("requests", done=True, load=LOAD),
     ]
+
+
+def test_only_the_last_report_is_the_end(tmp_path: Path) -> None:
+    model = model_with(tmp_path / "model", {"memory_tokens": 5000})
+    assert [each.done for each in reports_of(model, max_num_tokens="5000")] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("memory", "times"), [(None, 1), (1 << 40, 2)])
+def test_a_model_is_planned_once_more_below_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int | None, times: int
+) -> None:
+    planned: list[str] = []
+
+    def plan(model: str, options: dict[str, Any]) -> Any:
+        planned.append(model)
+        return original(model, options)
+
+    original = open_offline_model
+    monkeypatch.setattr(trial, "open_offline_model", plan)
+    assert reports_of(model_with(tmp_path / "model"), memory=memory)[-1].done
+    assert len(planned) == times
+
+
+def test_an_error_of_the_system_is_reported_with_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(trial, "open_offline_model", plan)
+    assert reports_of(tmp_path) == [Report("build"), Report("build", error="MemoryError: no room")]
 
 
 @pytest.mark.parametrize("phase", ["load", "requests"])

@@ -363,3 +363,23 @@ async def test_a_body_that_was_refused_is_not_asked_for(caplog: pytest.LogCaptur
     assert peer.statuses == [400]
     assert not [record for record in caplog.records if record.exc_info]
     await peer.leave()
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"GET /" + b"a" * 128 + b" HTTP/1.1\r\n\r\n", "GET /" + "a" * 128 + " 414 error=Refusal"),
+        (b"nonsense\r\n\r\n", "- - 400 error=Refusal"),
+        (GET + b"X-Request-Id: r-1\r\n" + b"a: b\r\n" * 10 + b"\r\n", "GET /ping 431 error=Refusal"),
+    ],
+)
+@in_virtual_time
+async def test_a_head_that_is_refused_has_its_line(data: bytes, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer()
+    with caplog.at_level("INFO", "djl_trtllm.requests"):
+        peer.sends(data)
+    (record,) = (record for record in caplog.records if record.name == "djl_trtllm.requests")
+    assert record.getMessage().startswith(line)
+    if b"r-1" in data:
+        assert record.request_id == "r-1"  # type: ignore[attr-defined]
+    await peer.leave()
