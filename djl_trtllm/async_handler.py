@@ -31,7 +31,7 @@ from djl_trtllm.djl.worker import (
     served_request,
 )
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.logs import request_context
+from djl_trtllm.logs import RequestContext
 from djl_trtllm.request import Origin
 from djl_trtllm.service import ModelService, settle_garbage_collector
 from djl_trtllm.service.clients import Clients
@@ -95,7 +95,7 @@ class Worker:
             origin = Origin(served.id, served.dialect, caller.share, caller.priority)
             call = self._service.with_warnings(call._replace(origin=origin))
             writer.expect(call)
-            with request_context(served.id):
+            with RequestContext(served.id):
                 served.generations = states = await self._service.generate(call, writer.deliver)
         except Exception as error:
             writer.fail(error)

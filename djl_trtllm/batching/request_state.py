@@ -44,29 +44,33 @@ class RequestState:
 
     def deliver(self, sequence: OutputSequence) -> None:
         """Give the consumer the new output of a sequence that is not closed; ranking holds it back to the end."""
+        consumer = self._consumer
         if sequence.finished is not None:
             started = self.record.started
             if started is not None:
                 sequence.finished = sequence.finished._replace(queue_seconds=started - self.record.arrived)
             sequence.closed = True
             self._unfinished -= 1
+            if self.done:
+                # It refers to what refers to this request: both would stay until the garbage collector looks at all.
+                self.abandon()
         if self._ranked is not None:
             if self.done:
-                self._deliver_ranked(self._ranked)
+                self._deliver_ranked(consumer, self._ranked)
             return
         chunk = sequence.drain()
         if chunk.tokens or chunk.finished is not None:
-            self._consumer(chunk)
+            consumer(chunk)
 
     def abandon(self) -> None:
         self._consumer = _ignore
 
-    def _deliver_ranked(self, n: int) -> None:
+    def _deliver_ranked(self, consumer: Consumer, n: int) -> None:
         # The engine gives beams in their order.
         best = self.sequences if self._beams else sorted(self.sequences, key=_rank, reverse=True)
         for index, sequence in enumerate(best[:n]):
             sequence.index = index
-            self._consumer(sequence.drain())
+            consumer(sequence.drain())
 
 
 def _rank(sequence: OutputSequence) -> tuple[bool, float]:

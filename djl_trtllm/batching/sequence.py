@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -72,7 +71,7 @@ class OutputSequence:
         self._stop_ids = stop_ids
         """Ids that end the sequence here, each with its reason: those that the engine does not stop at."""
         self._ready: list[Token] = []
-        self._held: deque[tuple[int, Token]] = deque()
+        self._held: list[tuple[int, Token]] = []
         """Tokens that wait for a possible stop string to resolve, with the offset where each one's text begins."""
         self._text_end = 0
         self._logprobs = logprobs
@@ -127,7 +126,7 @@ class OutputSequence:
                 return True
         if not self._detokenizer.pending:
             while self._held and self._held[0][0] + len(self._held[0][1].text) <= safe:
-                self._ready.append(self._held.popleft()[1])
+                self._ready.append(self._held.pop(0)[1])
         return False
 
     def _end(self, reason: FinishReason, stop: str | None, error: RequestError | None) -> None:

@@ -23,7 +23,7 @@ from djl_trtllm.djl.item import Item, take
 from djl_trtllm.djl.item_writer import ItemWriter
 from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, served_request
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.logs import request_context
+from djl_trtllm.logs import RequestContext
 from djl_trtllm.request import Origin
 from djl_trtllm.service import Model, ModelService, settle_garbage_collector
 from djl_trtllm.service.clients import Clients
@@ -153,7 +153,7 @@ class RollingWorker:
             origin = Origin(served.id, served.dialect, caller.share, caller.priority)
             call = self._service.with_warnings(call._replace(origin=origin))
             request.writer.expect(call)
-            with request_context(served.id):
+            with RequestContext(served.id):
                 request.states = await self._service.generate(call, request.writer.deliver)
             served.generations = request.states
         except Exception as error:

@@ -7,22 +7,25 @@ the engine's output, gives it with the line: `logger.info(..., extra=of_request(
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 _REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 _ATTRIBUTE = "request_id"
 
 
-@contextmanager
-def request_context(identifier: str) -> Iterator[None]:
+class RequestContext:
     """What runs inside belongs to this request, and so do tasks that are started inside."""
-    token = _REQUEST_ID.set(identifier)
-    try:
-        yield
-    finally:
-        _REQUEST_ID.reset(token)
+
+    __slots__ = ("_identifier", "_token")
+
+    def __init__(self, identifier: str) -> None:
+        self._identifier = identifier
+
+    def __enter__(self) -> None:
+        self._token = _REQUEST_ID.set(self._identifier)
+
+    def __exit__(self, *_: object) -> None:
+        _REQUEST_ID.reset(self._token)
 
 
 def current_request_id() -> str:

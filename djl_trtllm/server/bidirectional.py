@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -51,10 +52,11 @@ class BidirectionalStreams:
         self._context = context
         self._open = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "websocket":
-            await self._application(scope, receive, send)
-            return
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        # A coroutine of its own would be there as long as the request.
+        return (self._serve if scope["type"] == "websocket" else self._application)(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         refusal = self._refusal(scope)
         if refusal is not None:

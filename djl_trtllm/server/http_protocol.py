@@ -8,6 +8,7 @@ this and not another server.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from math import inf
 from typing import Any
 
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from djl_trtllm.api.headers import request_id
 from djl_trtllm.server.connections import SLOWEST_BODY, Connections, Refusal, reset
 from djl_trtllm.server.exchange import ABORT, REFUSED, WRITE
+from djl_trtllm.server.light_event import LightEvent
 from djl_trtllm.server.websocket_protocol import WebSocketProtocol
 from djl_trtllm.telemetry import ServedRequest
 
@@ -33,6 +35,25 @@ _LINGER_BYTES = 1 << 20
 class HttpProtocol(HttpToolsProtocol):
     """One connection."""
 
+    # With these in its dictionary, that would be too large to share its keys with those of other connections.
+    __slots__ = (
+        "_ahead",
+        "_beside",
+        "_body",
+        "_connections",
+        "_fields",
+        "_head_read",
+        "_last",
+        "_left",
+        "_limits",
+        "_lingered",
+        "_paused",
+        "_piece_size",
+        "_read",
+        "_refused",
+        "deadline",
+    )
+
     def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.deadline = inf
@@ -44,9 +65,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._ahead = bytearray()
         self._paused = self._refused = False
         self._lingered = 0
+        self.pipeline = ()  # type: ignore[assignment]  # an empty deque has 760 bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
+        self.flow._is_writable_event = LightEvent(is_set=True)  # type: ignore[assignment]
         self._connections.enter(self)
         self._idle_until(self._limits.keep_alive_timeout)
 
@@ -215,7 +238,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_read = True
         self._left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self.deadline = self.loop.time() + self._limits.body_read_timeout
+        before = self.cycle
+        if before is not None and not before.response_complete:
+            # What follows the end of a chunked body may have been parsed with it.
+            self.pipeline = deque(self.pipeline)
         super().on_headers_complete()
+        if self.cycle is not before:
+            self.cycle.message_event = LightEvent()  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         size = len(body)

@@ -90,7 +90,7 @@ class ResponseWriter:
         """Sleep until the response is sent, or the client is gone or does not read."""
         disconnect = asyncio.ensure_future(self._disconnected())
         try:
-            await asyncio.wait({disconnect, self._closed}, return_when=asyncio.FIRST_COMPLETED)
+            await self._closed
         finally:
             disconnect.cancel()
             self._close()
@@ -98,8 +98,11 @@ class ResponseWriter:
                 self._blocked.cancel()
 
     async def _disconnected(self) -> None:
-        while (await self._exchange.receive())["type"] != "http.disconnect":
-            pass
+        try:
+            while (await self._exchange.receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            self._close()
 
     def _send_encoded(self, chunks: list[OutputChunk]) -> None:
         try:

@@ -27,7 +27,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTooLargeError,
 )
-from djl_trtllm.logs import request_context
+from djl_trtllm.logs import RequestContext
 from djl_trtllm.request import Origin
 from djl_trtllm.server.access import Role, WrongPort
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
@@ -91,7 +91,7 @@ class Endpoint:
         exchange.route = self.path
         exchange.served.quiet = self.health
         try:
-            with request_context(exchange.request_id):
+            with RequestContext(exchange.request_id):
                 await self._answer(exchange)
         finally:
             exchange.release()
@@ -250,7 +250,7 @@ class Routes:
         exchange.served.dialect = dialect.name
         key = None if exchange.key is None else exchange.key.name
         caller = self.context.clients.caller(key, exchange.properties, exchange.address)
-        with caller.request():
+        with caller:
             await self._generate(dialect, path, exchange, caller)
 
     async def _generate(self, dialect: Dialect, path: str, exchange: Exchange, caller: Caller) -> None:

@@ -26,7 +26,7 @@ from djl_trtllm.errors import (
     RequestError,
     UnknownModelError,
 )
-from djl_trtllm.logs import request_context
+from djl_trtllm.logs import RequestContext
 from djl_trtllm.server import find_model
 from djl_trtllm.server.access import Role
 from djl_trtllm.server.context import ServerContext
@@ -148,7 +148,7 @@ class TritonGrpcServer:
         async def call(request: Any, context: Any) -> Response:
             served = self._begun(name, context)
             try:
-                with request_context(served.id):
+                with RequestContext(served.id):
                     response = await handler(request, context, served)
                 if not context.cancelled():  # a stream of requests ends where its client cancels the call
                     served.status = grpc.StatusCode.OK.name

@@ -17,7 +17,7 @@ from djl_trtllm.api.triton.protocol import ModelInferRequest
 from djl_trtllm.api.triton.rpc import RpcEncoder, failure, parse_rpc
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.errors import InvalidRequestError, RequestError
-from djl_trtllm.logs import request_context
+from djl_trtllm.logs import RequestContext
 from djl_trtllm.request import Origin, OutputChunk
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.service import ModelService, ServedModel
@@ -94,7 +94,7 @@ async def start(
     served.asked = Asked.of(call.requests[0])
     caller.enter()
     try:
-        with request_context(served.id):
+        with RequestContext(served.id):
             states = await service.generate(call, lambda chunk: deliver(running, chunk))
     except BaseException:
         caller.leave()

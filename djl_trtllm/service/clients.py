@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import ipaddress
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from djl_trtllm.config import Options
 from djl_trtllm.config.options.choices import SchedulingPolicy
@@ -20,7 +19,12 @@ _PRIORITIES = {"high": 1, "normal": 0, "low": -1}
 
 
 class Caller:
-    """The client of a request. `share` names whose share of the batch the request has, `priority` is in it."""
+    """The client of a request. `share` names whose share of the batch the request has, `priority` is in it.
+
+    With it as a context, a request of it runs.
+    """
+
+    __slots__ = ("_clients", "client", "priority", "share")
 
     def __init__(self, clients: Clients, client: str, share: str, priority: int) -> None:
         self.client = client
@@ -35,13 +39,11 @@ class Caller:
     def leave(self) -> None:
         self._clients.leave(self.client)
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 class Clients:

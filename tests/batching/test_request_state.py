@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from djl_trtllm.batching.request_record import RequestRecord
@@ -142,3 +145,21 @@ def test_an_abandoned_request_calls_its_consumer_no_more(tokenizer: Tokenizer) -
     script.say(0, 11, end=LENGTH)
     assert script.delivered == [(0, [10], False)]
     assert script.generation.done
+
+
+@pytest.mark.parametrize("best_of", [None, 2])
+def test_the_consumer_of_a_request_that_has_ended_waits_for_no_garbage_collector(
+    tokenizer: Tokenizer, best_of: int | None
+) -> None:
+    script = Script(tokenizer, n=1, best_of=best_of)
+    script.consumer.request = script.generation  # type: ignore[attr-defined]
+    consumer = weakref.ref(script.consumer)
+    for number in range(best_of or 1):
+        script.say(number, 10, end=LENGTH)
+    assert script.delivered == [(0, [10], True)]
+    gc.disable()
+    try:
+        del script
+        assert consumer() is None
+    finally:
+        gc.enable()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from djl_trtllm.logs.background import BackgroundHandler
-from djl_trtllm.logs.context import request_context, request_id_of
+from djl_trtllm.logs.context import RequestContext, request_id_of
 
 SECONDS = 60
 
@@ -74,7 +74,7 @@ def test_a_line_is_what_it_was_when_it_was_logged(reader: Reader) -> None:
     reader.reads.clear()
     handler = BackgroundHandler(reader)
     value = ["before"]
-    with request_context("r-1"):
+    with RequestContext("r-1"):
         logger_of(handler).info("%s", value)
     value[0] = "after"
     reader.reads.set()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from djl_trtllm.logs.context import current_request_id, mark, of_request, request_context, request_id_of
+from djl_trtllm.logs.context import RequestContext, current_request_id, mark, of_request, request_id_of
 
 
 def record(**extra: object) -> logging.LogRecord:
@@ -12,8 +12,8 @@ def record(**extra: object) -> logging.LogRecord:
 
 def test_what_runs_inside_belongs_to_the_request_and_nothing_after_it() -> None:
     assert current_request_id() == ""
-    with request_context("a"):
-        with request_context("b"):
+    with RequestContext("a"):
+        with RequestContext("b"):
             assert current_request_id() == "b"
         assert current_request_id() == "a"
     assert current_request_id() == ""
@@ -21,7 +21,7 @@ def test_what_runs_inside_belongs_to_the_request_and_nothing_after_it() -> None:
 
 def test_a_task_that_is_started_inside_belongs_to_the_request() -> None:
     async def main() -> str:
-        with request_context("a"):
+        with RequestContext("a"):
             task = asyncio.create_task(identifier())
         return await task
 
@@ -33,14 +33,14 @@ def test_a_task_that_is_started_inside_belongs_to_the_request() -> None:
 
 def test_a_line_keeps_the_id_of_the_request_for_which_it_is_made() -> None:
     line = record()
-    with request_context("a"):
+    with RequestContext("a"):
         mark(line)
     assert request_id_of(line) == "a"
 
 
 def test_an_id_that_is_given_with_a_line_counts_more_than_the_place_that_writes_it() -> None:
     line = record(**of_request("given"))
-    with request_context("a"):
+    with RequestContext("a"):
         mark(line)
     assert request_id_of(line) == "given"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from djl_trtllm.logs import configure, mark_lines, request_context
+from djl_trtllm.logs import RequestContext, configure, mark_lines
 from djl_trtllm.logs.background import BackgroundHandler
 
 
@@ -101,6 +101,6 @@ def test_lines_of_another_programs_log_begin_with_the_id_and_cannot_be_forged(
     root.addHandler(plain)
     root.addHandler(formatted)
     mark_lines(root)
-    with request_context("r-1"):
+    with RequestContext("r-1"):
         root.warning("a\nb")
     assert capsys.readouterr().err == "[r-1] a\n  b\nown a\nb\n"

@@ -14,6 +14,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.server.app import Server
 from djl_trtllm.server.exchange import ABORT, WRITE
 from djl_trtllm.server.http_protocol import HttpProtocol
+from djl_trtllm.server.light_event import LightEvent
 from tests.support.client import raw_post
 
 
@@ -67,6 +68,24 @@ async def abort_of(wire: Wire) -> Callable[[], None]:
     protocol.connection_lost(None)
     await asyncio.sleep(0)
     return call
+
+
+def test_a_connection_is_small() -> None:
+    async def body() -> None:
+        server = Server(Options(), [], None)
+        server.config.load()
+        loop = asyncio.get_running_loop()
+        protocol = HttpProtocol(server._connections, server.config, server.server_state, {}, loop)
+        protocol.connection_made(Wire(None))
+        protocol.data_received(b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n")
+        # Python keeps the keys of up to 30 attributes once for all objects of a class.
+        assert len(vars(protocol)) <= 30
+        assert type(protocol.cycle.message_event).__name__ == LightEvent.__name__
+        events = [value for value in vars(protocol.flow).values() if hasattr(value, "is_set")]
+        assert [(type(event), event.is_set()) for event in events] == [(LightEvent, True)]
+        protocol.connection_lost(None)
+
+    asyncio.run(body())
 
 
 def lingers(connection: socket.socket) -> tuple[int, int]:

@@ -85,12 +85,12 @@ def test_a_client_has_so_many_requests_at_once_and_others_theirs() -> None:
     some = clients(max_requests_per_client=2)
     one, other = some.caller("a", {}, None), some.caller("b", {}, None)
     one.enter()
-    with one.request():
+    with one:
         with pytest.raises(TooManyRequestsError, match="2 requests at once, and max_requests_per_client is 2") as error:
             one.enter()
         assert (error.value.queue_depth, error.value.capacity, error.value.retry_after) == (2, 2, 1)
         other.enter()
-    with one.request():
+    with one:
         pass
     one.leave()
     other.leave()
@@ -99,7 +99,7 @@ def test_a_client_has_so_many_requests_at_once_and_others_theirs() -> None:
 
 def test_without_a_limit_nothing_is_counted() -> None:
     some = clients()
-    with some.caller("a", {}, None).request():
+    with some.caller("a", {}, None):
         assert not some._requests
 
 
