@@ -56,7 +56,14 @@ def test_every_field_of_a_request_is_covered_above() -> None:
     cases = test_every_parameter_is_an_argument_and_neutral_ones_are_none.pytestmark[0].args[1]
     tried = {name for fields, _ in cases for name in fields} | {"max_new_tokens"}
     assert tried >= set(Sampling.__struct_fields__) - {"n", "best_of"}
-    assert tried >= set(Submit.__struct_fields__) - {"request_id", "prompt_ids", "sampling", "guide", "adapter"}
+    assert tried >= set(Submit.__struct_fields__) - {
+        "request_id",
+        "prompt_ids",
+        "sampling",
+        "guide",
+        "adapter",
+        "origin",
+    }
 
 
 @pytest.mark.parametrize(
