@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context, copy_context
 
 from djl_trtllm.executor.guide_checker import GuideChecker, Key, key_of
 from djl_trtllm.executor.protocol import Submit
@@ -26,7 +27,7 @@ class GuidedRequests:
         self._checker = checker
         self._submit = submit
         self._refuse = refuse
-        self._held: dict[int, tuple[Key, Guide, Submit]] = {}
+        self._held: dict[int, tuple[Key, Guide, Submit, Context]] = {}
         self._polling: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -38,7 +39,8 @@ class GuidedRequests:
         guide = request.guide
         assert guide is not None
         key = key_of(guide)
-        self._held[request.request_id] = key, guide, request
+        # What is printed for it later is marked as what is printed now.
+        self._held[request.request_id] = key, guide, request, copy_context()
         self._checker.check(key, guide)
         self._release()
         if self._held and (self._polling is None or self._polling.done()):
@@ -61,13 +63,13 @@ class GuidedRequests:
             self._release()
 
     def _release(self) -> None:
-        for key, guide, request in list(self._held.values()):
+        for key, guide, request, context in list(self._held.values()):
             verdict = self._checker.verdict(key)
             if verdict is None:
                 self._checker.check(key, guide)  # its verdict may have been forgotten
                 continue
             del self._held[request.request_id]
             if verdict.problem is None:
-                self._submit(request)
+                context.run(self._submit, request)
             else:
-                self._refuse(request, verdict.problem)
+                context.run(self._refuse, request, verdict.problem)

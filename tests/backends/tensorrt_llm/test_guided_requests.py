@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 
 from djl_trtllm.backends.tensorrt_llm.guided_requests import GuidedRequests
 from djl_trtllm.executor.guide_checker import Key, key_of
@@ -70,6 +71,22 @@ async def test_a_request_is_held_until_its_guide_was_tried() -> None:
     held.checker.decide("c")
     await asyncio.sleep(0.1)
     assert held.submitted == [0, 2, 3]
+
+
+@in_virtual_time
+async def test_a_request_is_submitted_in_the_context_in_which_it_came() -> None:
+    """Lines that are printed for it have its id, and not that of the first one that was held."""
+    name: ContextVar[str] = ContextVar("name", default="")
+    held, names = Held(), []
+    held.requests._submit = lambda request: names.append((request.request_id, name.get()))
+    for number, text in ((1, "a"), (2, "b")):
+        token = name.set(text)
+        held.hold(number, text)
+        name.reset(token)
+    for text in "ab":
+        held.checker.decide(text)
+    await asyncio.sleep(0.1)
+    assert names == [(1, "a"), (2, "b")]
 
 
 @in_virtual_time
