@@ -32,7 +32,7 @@ def _infer(text: str, tokens: int = 1, *, inputs: int = 0) -> bytes:
 
 async def call(port: int, count: collections.Counter[str]) -> None:
     """Refused calls, one after the other."""
-    messages = (_infer("wolf " * 1_000_000), _infer("wolf", inputs=20_000), b"\xff" * 1_000_000)
+    messages = (b"\xff" * 1_000_000, _infer("wolf", inputs=20_000), _infer("wolf " * 1_000_000))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel:
         for message in messages:
             try:
