@@ -37,7 +37,7 @@ MB = 1e6
 
 @contextmanager
 def connections(server: Server, count: int, content: bytes = b"") -> Iterator[None]:
-    """So many connections, each of which has sent this, until the block ends."""
+    """This number of connections, each of which has sent `content`, until the block ends."""
     with ExitStack() as stack:
         for _ in range(count):
             connection = stack.enter_context(closing(socket.create_connection(("127.0.0.1", server.port))))
