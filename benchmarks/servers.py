@@ -25,8 +25,8 @@ def of_the_shell(**options: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(arguments: list[str], port: int, **environ: str) -> Iterator[psutil.Process]:
-    """Run any server until the block ends; entered once /ping answers 200."""
+def started(arguments: list[str], port: int, ready: str = "/ping", **environ: str) -> Iterator[psutil.Process]:
+    """Run any server until the block ends; entered once the path `ready` answers 200."""
     process = psutil.Popen(arguments, env={**os.environ, **environ})
     try:
         deadline = time.monotonic() + 300
@@ -34,12 +34,13 @@ def started(arguments: list[str], port: int, **environ: str) -> Iterator[psutil.
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{arguments} did not start (status {process.returncode})")
             with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=2)
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{ready}", timeout=2)
                 break
             time.sleep(0.1)
         yield process
     finally:
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
         try:
             process.wait(40)
         except subprocess.TimeoutExpired:

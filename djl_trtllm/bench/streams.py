@@ -236,25 +236,24 @@ class EventReader(_Lines):
                 self._choices = True
                 self._ended = self._ended or any(choice.finish_reason for choice in event.choices)
             if event.usage is not None:
-                count += self._by_usage(event.usage, count)
+                stream.prompt_tokens = event.usage.prompt_tokens or stream.prompt_tokens
+            if event.usage is not None and event.usage.completion_tokens:
+                count += self._by_usage(event.usage.completion_tokens, count)
             elif _has_text(event):
                 count += 1
         if count > 0:
             stream.add(now, count)
 
-    def _by_usage(self, usage: _Usage, pending: int) -> int:
+    def _by_usage(self, total: int, pending: int) -> int:
         """Tokens that are new by an event's usage, or 0 where only the last event has one."""
-        self.stream.prompt_tokens = usage.prompt_tokens or self.stream.prompt_tokens
-        if usage.completion_tokens is None:
-            return 0
         self._usages += 1
-        self._total = usage.completion_tokens
+        self._total = total
         known = self.stream.tokens + pending
         # Events before the first usage were counted as they came: this is the usage at the end.
         if self._usages == 1 and known:
             self._usages -= 1
             return 0
-        return max(0, usage.completion_tokens - known)
+        return max(0, total - known)
 
     def whole(self) -> bool:
         return self._ended or not self._choices

@@ -84,6 +84,12 @@ def test_without_usage_the_requested_length_is_the_count_where_it_is_known() -> 
     assert (list(stream.counts), stream.counted) == ([4, 4], Counted.REQUESTED)
 
 
+def test_a_usage_of_no_tokens_is_no_number() -> None:
+    """LitServe's streams end with one."""
+    stream = read(EventReader(Stream(0.0)), event("a"), event("b"), last(0))
+    assert (stream.tokens, stream.error, stream.prompt_tokens) == (2, None, 5)
+
+
 def test_without_any_number_events_are_counted() -> None:
     stream = read(EventReader(Stream(0.0)), event("a"), b'data: {"choices":[{"text":"b"}]}\n\n')
     assert (stream.tokens, stream.counted) == (2, Counted.EVENTS)
