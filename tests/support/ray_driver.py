@@ -6,6 +6,7 @@ error. It ends, with the cluster, when its input does. `tests.support.ray_cluste
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -79,10 +80,15 @@ class Driver:
 
     def close(self) -> None:
         """End everything."""
+        below = psutil.Process().children(recursive=True)
         if self._has_gcs:
             serve.shutdown()
         ray.shutdown()
         self._cluster.shutdown()
+        if not self._has_gcs:  # the agents of nodes would wait for it
+            for process in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._folder.cleanup()
 
 
