@@ -21,12 +21,28 @@ def context(current: int, **metrics: list[float]) -> Any:
 
 @pytest.mark.parametrize(
     ("waiting", "running", "wanted"),
-    [([0, 0], [0, 0], 1), ([0, 0], [10, 10], 2), ([1, 0], [10, 10], 3), ([500, 0], [10, 10], 6)],
+    [([0, 0], [0, 0], 1), ([0, 0], [10, 10], 2), ([1, 0], [10, 10], 3), ([500, 0], [10, 10], 4)],
 )
 def test_there_are_as_many_replicas_as_keep_the_concurrency_on_each(
     waiting: list[float], running: list[float], wanted: int
 ) -> None:
     assert QueueAndCachePolicy(concurrency=10)(context(2, waiting=waiting, running=running)) == (wanted, {})
+
+
+@pytest.mark.parametrize(
+    ("present", "waiting", "wanted"),
+    [(0, 900, 2), (1, 900, 3), (3, 900, 6), (6, 900, 6), (1, 0, 1), (4, 0, 3), (6, 0, 5)],
+)
+def test_a_decision_doubles_the_replicas_or_ends_a_fifth_of_them_at_most(
+    present: int, waiting: float, wanted: int
+) -> None:
+    assert QueueAndCachePolicy(concurrency=10)(context(present, waiting=[waiting]))[0] == wanted
+
+
+def test_of_many_replicas_a_fifth_ends() -> None:
+    many = context(20)
+    many.capacity_adjusted_max_replicas = 50
+    assert QueueAndCachePolicy(concurrency=10)(many) == (16, {})
 
 
 def test_a_replica_whose_cache_is_full_gets_another_one_beside_it() -> None:
