@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from djl_trtllm.cluster.arguments import ClusterArguments
 from djl_trtllm.cluster.autoscaling import QueueAndCachePolicy
 from djl_trtllm.cluster.ingress import SEPARATE_THREAD
-from djl_trtllm.cluster.replica import Replica, open_application
+from djl_trtllm.cluster.replica import AutoscaledReplica, Replica, open_application
 from djl_trtllm.config import Backend, Options
 from djl_trtllm.config.options.choices import Orchestrator
 from djl_trtllm.config.sources.keywords import as_arguments
@@ -43,7 +43,8 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     def application() -> Application:
         return open_application(arguments)
 
-    deployment = serve.deployment(serve.ingress(application)(Replica), **_deployment_options(arguments, options))
+    kind = Replica if arguments.autoscale is None else AutoscaledReplica
+    deployment = serve.deployment(serve.ingress(application)(kind), **_deployment_options(arguments, options))
     return deployment.bind()
 
 

@@ -42,6 +42,9 @@ class ReplicaApplication(Application):
 
         await super().__call__(scope, receive, without_id)
 
+    def add_exception_handler(self, error: type[Exception], handler: object) -> None:
+        """Ray 2.55 calls it on every application, for errors of its handles. This one has no handles."""
+
 
 def open_application(arguments: ClusterArguments) -> Application:
     """The application of a replica. It is ready to serve when its lifespan has started.
@@ -108,10 +111,6 @@ class Replica:
             if model.at_startup and model.state is State.FAILED:
                 raise ModelError(f"model {model.name} has failed: {model.failure}")
 
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `QueueAndCachePolicy` decides by."""
-        return self.record_routing_stats()
-
     def record_routing_stats(self) -> dict[str, float]:
         """Sequences that wait and run, and the share of the KV cache that is used."""
         models = [ModelFigures.of(model) for model in self.app.registry.models.values()]
@@ -120,3 +119,11 @@ class Replica:
             "running": sum(model.running for model in models),
             "kv_usage": max((model.kv_usage or 0.0 for model in models), default=0.0),
         }
+
+
+class AutoscaledReplica(Replica):
+    """A replica of a deployment with autoscaling. Ray 2.55 does not start one of another deployment."""
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `QueueAndCachePolicy` decides by."""
+        return self.record_routing_stats()

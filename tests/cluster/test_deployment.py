@@ -65,6 +65,7 @@ def test_autoscaling_has_bounds_and_the_concurrency_of_the_batch(model: str, mon
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)
     assert scaling.policy.policy_kwargs == {"concurrency": 7}
     assert "num_replicas" not in made
+    assert hasattr(made["kind"], "record_autoscaling_stats")
 
 
 def test_a_model_that_is_not_there_is_reported_before_anything_is_deployed(tmp_path: Path) -> None:

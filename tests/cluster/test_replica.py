@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from djl_trtllm.cluster.arguments import ClusterArguments
 from djl_trtllm.cluster.ingress import DIRECT
-from djl_trtllm.cluster.replica import Replica, ReplicaApplication, open_application
+from djl_trtllm.cluster.replica import AutoscaledReplica, Replica, ReplicaApplication, open_application
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, ModelError
 from djl_trtllm.server.model_figures import ModelFigures
@@ -44,7 +44,10 @@ def test_figures_are_those_of_all_models_and_the_fullest_cache(monkeypatch: pyte
     two = SimpleNamespace(name="two", waiting=10, running=20, kv_usage=None)
     expected = {"waiting": 11, "running": 22, "kv_usage": 0.5}
     assert of_models(one, two).record_routing_stats() == expected
-    assert asyncio.run(of_models(one, two).record_autoscaling_stats()) == expected
+    autoscaled = AutoscaledReplica()
+    autoscaled.app = of_models(one, two).app
+    assert asyncio.run(autoscaled.record_autoscaling_stats()) == expected
+    assert not hasattr(Replica, "record_autoscaling_stats")
 
 
 @pytest.fixture
@@ -103,6 +106,10 @@ def test_a_response_has_one_request_id() -> None:
             return await client.get("/ping")
 
     assert asyncio.run(asked()).headers.get_list("x-request-id") == ["ray"]
+
+
+def test_ray_may_add_handlers_of_its_errors() -> None:
+    ReplicaApplication(Options(), []).add_exception_handler(RuntimeError, print)
 
 
 @pytest.mark.parametrize("direct", [False, True])
