@@ -10,6 +10,7 @@ and the same below `/adapters` on a server with one model, where SageMaker regis
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -48,12 +49,12 @@ class AdapterRoutes:
 
     async def collection(self, exchange: Exchange) -> None:
         body = await exchange.small_body() if exchange.scope["method"] == "POST" else b""
-        await exchange.reply(self._reply(exchange, partial(self._collection, body)))
+        await exchange.reply(await self._reply(exchange, partial(self._collection, body)))
 
     async def member(self, exchange: Exchange) -> None:
-        await exchange.reply(self._reply(exchange, self._member))
+        await exchange.reply(await self._reply(exchange, self._member))
 
-    def _reply(self, exchange: Exchange, work: Any) -> Reply:
+    async def _reply(self, exchange: Exchange, work: Any) -> Reply:
         model = self._registry.find(exchange.scope["path_params"].get("model"))
         if model is None:
             return front_end_error(404, "there is no such model here")
@@ -62,14 +63,14 @@ class AdapterRoutes:
         if not model.serves_adapters:
             return front_end_error(400, "LoRA is not enabled: set option.enable_lora=true, on TensorRT-LLM.")
         try:
-            reply: Reply = work(exchange, model)
+            reply: Reply = await work(exchange, model)
         except UnknownAdapterError as error:
             return front_end_error(404, str(error))
         except InvalidRequestError as error:
             return front_end_error(400, str(error))
         return reply
 
-    def _collection(self, body: bytes, exchange: Exchange, model: ServedModel) -> Reply:
+    async def _collection(self, body: bytes, exchange: Exchange, model: ServedModel) -> Reply:
         if exchange.scope["method"] in ("GET", "HEAD"):
             return Reply.json({"adapters": [_described(adapter) for adapter in model.adapters]})
         if exchange.scope["method"] != "POST":
@@ -77,11 +78,12 @@ class AdapterRoutes:
         values = _FIELDS.read(_given(body), problems := Problems(), "field") | exchange.query
         problems.raise_any()
         name = values.get("name", "")
-        model.adapters.register(name, values.get("src") or name)
+        # It reads the header of the weights, perhaps over a network.
+        await asyncio.to_thread(model.adapters.register, name, values.get("src") or name)
         reply = Reply.json({"status": f"Adapter {_alias(exchange, name)} registered"})
         return reply._replace(headers=(_NOT_PINNED,)) if values.get("pin") in (True, "true") else reply
 
-    def _member(self, exchange: Exchange, model: ServedModel) -> Reply:
+    async def _member(self, exchange: Exchange, model: ServedModel) -> Reply:
         name = exchange.scope["path_params"]["adapter"]
         if exchange.scope["method"] in ("GET", "HEAD"):
             return Reply.json(_described(model.adapters.find(name)))

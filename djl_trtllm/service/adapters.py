@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Adapters:
         self._adapters: dict[str, Adapter] = {}
         self._left_out: dict[str, str] = {}
         self._next_id = 1
+        self._adding = threading.Lock()
         if folder.is_dir():
             for path in sorted(folder.iterdir()):
                 if (path / CONFIG_FILE).is_file():
@@ -59,13 +61,13 @@ class Adapters:
     def register(self, name: str, source: str) -> Adapter:
         """Register the adapter in the directory `source`: below the model's `adapters` folder, or in another root.
 
-        Raises InvalidRequestError if the name is taken, or the directory is outside of them or has no adapter.
+        Reads files, and may be called in any thread. Raises InvalidRequestError if the name is taken, or the directory
+        is outside of them or has no adapter.
         """
         problem = problem_of_name(name, "an adapter") or problem_of_text(source, "the adapter's src")
         if problem is not None:
             raise InvalidRequestError(problem)
-        if name in self._adapters:
-            raise InvalidRequestError(f"there is an adapter {name!r} already: unregister it first")
+        self._require_free(name)
         folder = self._folder.resolve()
         path = (folder / source).resolve()
         own = path.is_relative_to(folder) and path != folder
@@ -87,11 +89,17 @@ class Adapters:
             self._check(path)
         except ModelError as error:
             raise InvalidRequestError(f"the adapter {name!r} cannot be used: {error}") from error
-        return self._add(name, path)
+        with self._adding:
+            self._require_free(name)
+            return self._add(name, path)
 
     def unregister(self, name: str) -> None:
         """Unregister an adapter; requests that use it continue. Raises UnknownAdapterError."""
         del self._adapters[self.find(name).name]
+
+    def _require_free(self, name: str) -> None:
+        if name in self._adapters:
+            raise InvalidRequestError(f"there is an adapter {name!r} already: unregister it first")
 
     def _add_found(self, path: Path) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from djl_trtllm.api.json_body import SMALL
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import Adapter
 from djl_trtllm.service import ServedModel
+from djl_trtllm.service.adapters import Adapters
 from tests.server.application import Application, application
 from tests.support.in_process import Hosts
 from tests.support.virtual_time import in_virtual_time
@@ -60,6 +63,24 @@ async def test_an_adapter_is_described(
     async with adapting(hosts, tokenizer, directory) as served:
         answer = await served.client.get(f"{path}/french", method=method)
         assert (answer.status, answer.json) == (200, described(directory, "french"))
+
+
+@in_virtual_time
+async def test_the_files_of_an_adapter_are_not_read_on_the_event_loop(
+    hosts: Hosts, tokenizer: Tokenizer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    register = Adapters.register
+
+    def noted(adapters: Adapters, name: str, source: str) -> Adapter:
+        threads.append(threading.current_thread())
+        return register(adapters, name, source)
+
+    monkeypatch.setattr(Adapters, "register", noted)
+    async with adapting(hosts, tokenizer, directory) as served:
+        answer = await served.client.post("/adapters", b"", query="name=greek&src=more/greek")
+    assert answer.status == 200
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize("path", COLLECTIONS)

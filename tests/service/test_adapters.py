@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,20 @@ def test_roots_are_the_operators_or_sagemakers() -> None:
     assert adapter_roots(named, {"SAGEMAKER_REGION": "x"}) == (Path("/a"), Path("/b"))
     assert adapter_roots(Options(), {"SAGEMAKER_REGION": "x"}) == (Path("/opt/ml"),)
     assert adapter_roots(Options(), {"HOME": "/"}) == ()
+
+
+def test_of_two_that_register_a_name_at_the_same_time_one_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_adapter(folder / "notes" / "wide")
+    adapters = Adapters(folder / "notes", limits=LIMITS)
+    reading = threading.Barrier(2)
+    monkeypatch.setattr("djl_trtllm.service.adapters.check_adapter", lambda *_: reading.wait(10))
+
+    def register() -> str:
+        try:
+            return adapters.register("new", "wide").name
+        except InvalidRequestError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = [each.result() for each in [pool.submit(register), pool.submit(register)]]
+    assert sorted(answers) == ["new", "there is an adapter 'new' already: unregister it first"]
