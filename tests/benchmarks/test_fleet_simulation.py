@@ -140,8 +140,8 @@ def test_keda_is_bounded_by_the_manifests_policies() -> None:
 def test_ray_waits_for_its_delays() -> None:
     rule = Ray(1, 100, 10)
     crowd, idle = [Figures(50, 10, 10)], [Figures(0, 0, 10)] * 6
-    assert [rule.wanted(now, 1, crowd) for now in (0, 15, 30)] == [1, 1, 6]
-    assert [rule.wanted(now, 6, idle) for now in (45, 330, 345)] == [6, 6, 1]
+    assert [rule.wanted(now, 1, crowd) for now in (0, 15, 30)] == [1, 1, 3]
+    assert [rule.wanted(now, 6, idle) for now in (45, 330, 345)] == [6, 6, 5]
 
 
 def test_a_replica_is_taken_away_as_the_deployment_does_it() -> None:

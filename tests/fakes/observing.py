@@ -47,7 +47,7 @@ class Observer:
         """What the scenario saw; a list where there are several. `printed` is what the process printed."""
         process = start(self._directory, *calls, **installation)
         try:
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=120)
         finally:
             process.kill()
         self.printed = output + errors

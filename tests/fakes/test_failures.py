@@ -56,7 +56,7 @@ def test_an_abort_with_logprobs_crashes_the_engine_backend(
     arguments = {"after": 2, "logprobs": 1, "gather_generation_logits": True}
     script = {"steps_per_second": 50}
     process = start(tmp_path, call("abort", which="engine", model=engine, **arguments), script=script)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == -signal.SIGSEGV
     seen = observe(call("abort", which="torch", model=tiny_stories, after=2, logprobs=1), script=script)
     assert seen["reason"] == "cancelled"
@@ -182,7 +182,7 @@ def test_the_entry_point_has_to_be_guarded(observe: Observer) -> None:
 
 def test_no_rank_outlives_a_killed_caller(tmp_path: Path, tiny_stories: Path) -> None:
     process = start(tmp_path, call("be_killed", model=tiny_stories))
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=120)
     pids = json.loads(printed.rstrip().rsplit("\n", 1)[-1])
     assert pids
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), what="the ranks' end")
