@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -80,7 +80,8 @@ def rate_of(fleet: Fleet, arguments: argparse.Namespace, streams: float) -> floa
     running = max(1, round(streams / replicas_for(fleet, streams)))
     # A prompt holds up the other streams of its replica, and during a stream as many requests come as run beside it.
     prefill = running * fleet.speed.prefill_seconds(arguments.prompt)
-    return streams / (arguments.output * fleet.speed.step_seconds(running) + prefill)
+    seconds: float = arguments.output * fleet.speed.step_seconds(running) + prefill
+    return streams / seconds
 
 
 def requests_of(arguments: argparse.Namespace, rate: float, seconds: float) -> Iterator[Request]:
@@ -139,7 +140,7 @@ def scaled_fleets(arguments: argparse.Namespace) -> Iterator[Table]:
         rate = rate_of(fleet, arguments, streams)
         least = arguments.least or replicas_for(fleet, streams)
         most = max(least, arguments.most or 10 * least)
-        rules: dict[str, partial[Rule]] = {
+        rules: dict[str, Callable[[], Rule]] = {
             "KEDA": partial(Keda, least, most),
             "Ray": partial(Ray, least, most, max(1, round(FULL * fleet.batch))),
             "fixed": partial(Fixed, least),

@@ -85,8 +85,8 @@ class Keda:
         """What both queries ask for, before windows and policies."""
         if not figures:
             return replicas
-        batches = sum(each.waiting + each.running for each in figures) * len(figures)
-        batches /= sum(each.places for each in figures)
+        load = sum(each.waiting + each.running for each in figures)
+        batches = load * len(figures) / sum(each.places for each in figures)
         asked = [_average_value(batches, self._load, replicas)]
         if full := sum(each.full_cache and each.waiting > 0 for each in figures):
             asked.append(_average_value(replicas + full, self._cache, replicas))
@@ -118,7 +118,7 @@ class _Direction:
 
     def allowed(self, now: float, replicas: int) -> int:
         """How many replicas may be added, or taken away: the larger of what the policies allow."""
-        allowed = []
+        allowed: list[int] = []
         for policy in self._policies:
             recent = sum(count for at, count in self._changes if at > now - policy["periodSeconds"])
             before = policy["value"] if policy["type"] == "Pods" else math.ceil(replicas * policy["value"] / 100)

@@ -142,8 +142,7 @@ def _app_status(name: str, found: Any) -> AppStatus:
 def _connected(address: str) -> Iterator[None]:
     ray = require_ray()
     try:
-        _require_listener(address)
-        ray.init(address=address, logging_level="error", log_to_driver=False)
+        ray.init(address=_listening(address), logging_level="error", log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
         raise DjlTrtllmError(
             f"no Ray cluster at {address} ({error}): start one with `djl-trtllm cluster up MODEL` or `ray start "
@@ -155,14 +154,18 @@ def _connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _require_listener(address: str) -> None:
-    """Raise OSError if nobody listens there: Ray would try for minutes."""
+def _listening(address: str) -> str:
+    """The address for Ray. Raises OSError if nobody listens there: Ray would try for minutes.
+
+    For `auto`, that of the cluster that was started last in Ray's folder: Ray itself takes any that runs here.
+    """
     latest = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108 (Ray's own folder)
     if address == "auto" and latest.is_file():
         address = latest.read_text().strip()
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    return address
 
 
 @contextlib.contextmanager

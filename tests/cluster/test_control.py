@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +88,21 @@ def test_the_address_of_a_cluster_that_has_ended_is_an_error_at_once(
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     with pytest.raises(DjlTrtllmError, match="no Ray cluster at auto"):
         status("auto")
+
+
+def test_of_several_clusters_on_a_machine_auto_is_the_last_of_rays_folder(
+    serve: PlayedServe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connected: list[str] = []
+    monkeypatch.setattr("ray.init", lambda address, **_: connected.append(address))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    status("auto")
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        last = f"127.0.0.1:{listener.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"{last}\n")
+        status("auto")
+    assert connected == ["auto", last]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
