@@ -28,9 +28,10 @@ def test_an_abort_is_answered_late(observe: Observer, tiny_stories: Path, engine
         call("abort", which="engine", model=engine, after=2, twice=True),
         script=script,
     )
-    for seen in (by_engine, by_torch):
+    # Three tokens were seen, and it takes five iterations more; PyTorch's ends the request before the last one's token.
+    for seen, least in ((by_engine, 8), (by_torch, 7)):
         assert seen["reason"] == "cancelled"
-        assert len(seen["tokens"]) >= 8
+        assert len(seen["tokens"]) >= least
         assert (seen["aborted"], seen["next"]) == (True, "length")
     assert [at_once["reason"], at_last["reason"], twice["reason"]] == ["cancelled", "length", "cancelled"]
     assert twice["next"] == "length"
