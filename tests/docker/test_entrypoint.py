@@ -295,6 +295,22 @@ def test_an_output_of_neo_that_cannot_be_written(image: Path) -> None:
     assert done.returncode == 1 and f"{image / 'compiled'} (Neo's output) cannot be written" in done.stderr
 
 
+@pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
+@pytest.mark.parametrize(("limit", "ends"), [(str((128 << 20) - 4096), True), (str(128 << 20), False), ("max", False)])
+def test_a_container_with_less_memory_than_the_server_needs(image: Path, file: str, limit: str, ends: bool) -> None:
+    groups = image / "cgroup"
+    (groups / file).parent.mkdir(parents=True)
+    (groups / file).write_text(f"{limit}\n")
+    (image / "entrypoint").write_text(ENTRYPOINT.read_text().replace("/sys/fs/cgroup", str(groups)))
+    done = run(image, "serve", environ=variables(image, PATH=echoing(image, "djl-trtllm")))
+    if ends:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"127 MiB of memory ({groups / file})" in done.stderr
+        assert "needs 128 MiB" in done.stderr and "--memory" in done.stderr
+    else:
+        assert (done.returncode, done.stdout[:7]) == (0, "<serve>"), done.stderr
+
+
 def test_a_model_that_cannot_be_read(image: Path) -> None:
     (image / "model").mkdir(mode=0o000)
     done = as_user(image, "serve", environ=variables(image, SERVING_MODEL_STORE=str(image / "model")))

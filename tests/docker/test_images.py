@@ -19,7 +19,7 @@ import httpx
 import pytest
 from packaging.utils import canonicalize_name
 
-from tests.docker.test_dockerfiles import read_locked
+from tests.docker.test_dockerfiles import bill_of_materials
 from tests.support.client import JSON, body
 from tests.support.sagemaker_runtime import runtime_of
 from tests.support.server import START_SECONDS, free_port
@@ -102,13 +102,19 @@ def test_nothing_is_in_the_image_but_what_runs(builder: Builder) -> None:
     assert any(path.endswith("/djl_trtllm/cli.py") for path in own)
 
 
-def test_the_image_has_the_locked_packages_and_no_others(builder: Builder) -> None:
-    options = (*builder.engine.options, "--rm", "--network=none")
-    listed = builder.engine.run("run", *options, CPU, "python3", "-m", "pip", "list", "--format=json").stdout
-    there = {canonicalize_name(package["name"]): package["version"] for package in json.loads(listed)}
+def packages(builder: Builder, image: str) -> dict[str, str]:
+    """Name and version of the Python packages in an image."""
+    options = (*builder.engine.options, "--rm", "--network=none", "--entrypoint=python3")
+    listed = builder.engine.run("run", *options, image, "-m", "pip", "list", "--format=json").stdout
+    return {canonicalize_name(package["name"]): package["version"] for package in json.loads(listed)}
+
+
+def test_the_image_has_the_packages_of_its_bill_of_materials_and_no_others(builder: Builder) -> None:
+    there = packages(builder, CPU)
     assert there.keys() >= {"pip", "djl-trtllm"}
-    locked = {canonicalize_name(name): version for name, version in read_locked("cpu").items()}
-    assert {name: version for name, version in there.items() if name not in ("pip", "djl-trtllm")} == locked
+    assert {name: version for name, version in there.items() if name not in ("pip", "djl-trtllm")} == bill_of_materials(
+        "cpu"
+    )
 
 
 def test_a_changed_source_line_is_in_the_next_image_and_installs_no_dependency_again(builder: Builder) -> None:
@@ -205,6 +211,11 @@ def test_a_model_that_cannot_be_read(builder: Builder, tmp_path: Path) -> None:
     assert (status, "/opt/ml/model (model) cannot be read by uid 1000" in log) == (1, True), log
 
 
+def test_a_limit_of_memory_that_the_server_cannot_fit_into(builder: Builder) -> None:
+    status, log = ended(builder, CPU, *MOUNTED, "--memory=120m")
+    assert (status, "120 MiB of memory" in log) == (1, True), log
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -237,6 +248,18 @@ def test_on_tensorrt_llm_nothing_is_in_the_image_but_what_runs(builder: Builder)
     # Packages that are not cut there, because most of them are the base's.
     unwanted = {path for path in contents.unwanted(own) if "/site-packages/" not in path}
     assert unwanted == set()
+
+
+def test_on_tensorrt_llm_the_bases_packages_stay_and_the_others_are_those_of_the_bill_of_materials(
+    builder: Builder,
+) -> None:
+    builder.build("trtllm")
+    (base,) = stand_ins.bases(ROOT / "docker" / "trtllm.Dockerfile")
+    below, there = packages(builder, base), packages(builder, TRTLLM)
+    assert {name: there.get(name) for name in below} == below
+    bill = bill_of_materials("core")
+    new = {name: version for name, version in there.items() if name not in below and name != "djl-trtllm"}
+    assert new == {name: version for name, version in bill.items() if name not in below}
 
 
 @pytest.fixture

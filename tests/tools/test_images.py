@@ -60,6 +60,13 @@ def test_the_bases_of_the_images_are_known_to_the_stand_ins() -> None:
         assert f" AS {target}\n" in dockerfile
 
 
+def test_a_stand_in_has_the_name_that_the_labels_of_its_image_have() -> None:
+    for name in command.IMAGES:
+        dockerfile = command.ROOT / "docker" / f"{name}.Dockerfile"
+        (label,) = stand_ins.filled(dockerfile.read_text(), r'image\.base\.name="(.+)"')
+        assert label in {stand_ins.full_name(base) for base in stand_ins.bases(dockerfile)}
+
+
 def test_an_unknown_base_has_no_stand_in() -> None:
     with pytest.raises(EngineError, match="there is no stand-in for debian:12"):
         stand_ins.target_of("debian:12.1.0")

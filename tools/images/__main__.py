@@ -92,7 +92,8 @@ def measure(builder: Builder, name: str, built: Built) -> str:
         f"`{image}`",
         f"{sum(files.values()) / 1e6:.0f} MB",
         f"{sum(own.values()) / 1e6:.0f} MB in {own_layers} of {layers} layers",
-        f"{built.seconds:.0f} s",
+        # What the cache had takes no time.
+        f"{built.seconds:.0f} s" if not built.cached else "-",
         f"{again.seconds:.0f} s, {again.cached} of {again.steps} steps cached",
         ready,
     ]

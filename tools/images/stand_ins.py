@@ -33,10 +33,14 @@ _TARGETS = {"python": "python", "tensorrt-llm/release": "tensorrt-llm", "maven":
 def bases(dockerfile: Path) -> list[str]:
     """The images that a Dockerfile builds on, with the defaults of its arguments."""
     text = dockerfile.read_text(encoding="utf-8")
+    return list(dict.fromkeys(filled(text, r"^FROM (\S+)")))
+
+
+def filled(text: str, pattern: str) -> list[str]:
+    """What a pattern finds in a Dockerfile, with the defaults of its arguments."""
     arguments = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE))
-    names = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
-    filled = (re.sub(r"\$\{(\w+)\}", lambda found: arguments[found[1]], name) for name in names)
-    return list(dict.fromkeys(filled))
+    found = re.findall(pattern, text, re.MULTILINE)
+    return [re.sub(r"\$\{(\w+)\}", lambda name: arguments[name[1]], each) for each in found]
 
 
 def missing() -> str | None:
@@ -64,9 +68,14 @@ def target_of(base: str) -> str:
     raise EngineError(f"there is no stand-in for {base}: add one to {_DOCKERFILE.name}")
 
 
+def full_name(base: str) -> str:
+    """With its registry, as the labels of the images have it. The dots of a version are none of a registry."""
+    registry, slash, _ = base.partition("/")
+    return base if slash and "." in registry else f"docker.io/library/{base}"
+
+
 def _make(engine: Engine, base: str) -> None:
     target = target_of(base)
-    full = base if "." in base.partition("/")[0] else f"docker.io/library/{base}"
     with tempfile.TemporaryDirectory(prefix="stand-in-") as folder:
         context = Path(folder)
         if not engine.has(_DEBIAN):
@@ -75,7 +84,7 @@ def _make(engine: Engine, base: str) -> None:
             _copy_python(context / "python")
         if target == "tensorrt-llm":
             _copy_fake(context)
-        engine.build(_DOCKERFILE, full, context, "--target", target, "--pull-never")
+        engine.build(_DOCKERFILE, full_name(base), context, "--target", target, "--pull-never")
 
 
 def _make_debian(engine: Engine, root: Path) -> None:
