@@ -39,14 +39,15 @@ def can_resume(message: Submit, generated: int, limits: Limits) -> bool:
 
 
 def resumed(message: Submit, token_ids: Sequence[int]) -> Submit:
-    """The message that starts a sequence, or lets it go on after the tokens that it has.
+    """The message that starts a sequence, or lets it go on after the tokens that it has, with its prompt as a list.
 
     A seeded sequence draws from there on with another seed, which follows from its own and the position: with its own
     the engine would draw the random numbers of its beginning again.
     """
+    prompt_ids = [*message.prompt_ids, *token_ids]
     if not token_ids:
-        return message
+        return replace(message, prompt_ids=prompt_ids)
     sampling, generated = message.sampling, len(token_ids)
     seed = None if sampling.seed is None else (sampling.seed + generated * _SEED_STEP) % 2**64
     left = replace(sampling, max_new_tokens=sampling.max_new_tokens - generated, min_new_tokens=0, seed=seed)
-    return replace(message, prompt_ids=[*message.prompt_ids, *token_ids], sampling=left)
+    return replace(message, prompt_ids=prompt_ids, sampling=left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -212,7 +213,9 @@ class RollingBatch:
         except RequestError:
             self.withdraw(count, origin.client)
             raise
-        sequences = self._translator.sequences(request, prompt_ids)
+        # As a list, a prompt takes nine times as much memory, as long as its request waits or runs.
+        kept_ids = array("i", prompt_ids)
+        sequences = self._translator.sequences(request, kept_ids)
         record = RequestRecord(origin, self._clock(), len(prompt_ids), count, request.adapter)
         state = RequestState(request.sampling, sequences, consumer, record)
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
@@ -222,7 +225,7 @@ class RollingBatch:
         for sequence in sequences:
             if sequence.index % beams == 0:
                 message = self._translator.message(
-                    self._next_id, request, prompt_ids, max_new_tokens, sequence.seed, adapter, origin.request_id
+                    self._next_id, request, kept_ids, max_new_tokens, sequence.seed, adapter, origin.request_id
                 )
             slot = Slot(state, sequence, message, blocks, client, origin.priority, movable)
             self._waiting.add(self._next_id, slot)

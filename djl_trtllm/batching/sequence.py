@@ -29,11 +29,13 @@ class OutputSequence:
         "_held",
         "_logprobs",
         "_matcher",
+        "_prompt_ids",
         "_ready",
         "_shown",
         "_special_ids",
         "_stop_ids",
         "_text_end",
+        "_texts",
         "closed",
         "cumulative_logprob",
         "finished",
@@ -63,7 +65,10 @@ class OutputSequence:
         self.finished: SequenceResult | None = None
         self.closed = False
         """Whether the end has been delivered."""
-        self._detokenizer = Detokenizer(texts, prompt_ids)
+        self._texts = texts
+        self._prompt_ids = prompt_ids
+        self._detokenizer: Detokenizer | None = None
+        """None as long as there are no tokens."""
         self._matcher = StopMatcher(stop) if stop else None
         self._special_ids = special_ids
         self._shown = shown
@@ -79,6 +84,9 @@ class OutputSequence:
     def take(self, token_ids: Sequence[int], logprobs: Sequence[Any] | None) -> bool:
         """Append tokens, with a number or None for each. False if a stop string or stop id ended the sequence; later
         tokens are discarded."""
+        detokenizer = self._detokenizer
+        if detokenizer is None:
+            detokenizer = self._detokenizer = Detokenizer(self._texts, self._prompt_ids)
         for position, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             logprob = None
@@ -88,10 +96,10 @@ class OutputSequence:
             if token_id in self._special_ids:
                 token = Token(token_id, self._shown.get(token_id, ""), logprob, True)
             else:
-                token = Token(token_id, self._detokenizer.step(token_id), logprob, False)
-            if self._matcher is None and not self._detokenizer.pending and not self._held:
+                token = Token(token_id, detokenizer.step(token_id), logprob, False)
+            if self._matcher is None and not detokenizer.pending and not self._held:
                 self._ready.append(token)
-            elif self._hold(token):
+            elif self._hold(token, unfinished=detokenizer.pending):
                 return False
             if token_id in self._stop_ids:
                 self.finish(self._stop_ids[token_id])
@@ -100,7 +108,7 @@ class OutputSequence:
 
     def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
         """End the sequence and release the text that was held back."""
-        tail = self._detokenizer.flush()
+        tail = "" if self._detokenizer is None else self._detokenizer.flush()
         self._ready += [token for _, token in self._held]
         if tail:
             # A character is unfinished, so at least the token that began it is still here.
@@ -112,8 +120,11 @@ class OutputSequence:
         tokens, self._ready = self._ready, []
         return OutputChunk(self.index, tokens, self.finished)
 
-    def _hold(self, token: Token) -> bool:
-        """Hold a token back, and release those that are safe now. True if a stop string is complete."""
+    def _hold(self, token: Token, *, unfinished: bool) -> bool:
+        """Hold a token back, and release those that are safe now. True if a stop string is complete.
+
+        `unfinished`: it ends inside a character.
+        """
         self._held.append((self._text_end, token))
         self._text_end += len(token.text)
         safe = self._text_end
@@ -124,7 +135,7 @@ class OutputSequence:
                 self._ready += [replace(held, text=held.text[: max(0, safe - start)]) for start, held in self._held]
                 self._end(FinishReason.STOP, match.stop, None)
                 return True
-        if not self._detokenizer.pending:
+        if not unfinished:
             while self._held and self._held[0][0] + len(self._held[0][1].text) <= safe:
                 self._ready.append(self._held.pop(0)[1])
         return False

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import secrets
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,6 +19,7 @@ from djl_trtllm.request import Adapter, FinishReason, GenerationRequest
 
 _MAX_CACHED_STOPS = 1024
 _MAX_CACHED_TEXTS = 16_384
+_NONE: Mapping[int, Any] = MappingProxyType({})
 
 
 class Translator:
@@ -33,14 +37,16 @@ class Translator:
         self._text_of = functools.lru_cache(_MAX_CACHED_TEXTS)(self._text_inside)
         self._is_exact_in_tokens = functools.lru_cache(_MAX_CACHED_STOPS)(self._survives_tokenising)
 
-    def sequences(self, request: GenerationRequest, prompt_ids: list[int]) -> list[OutputSequence]:
+    def sequences(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> list[OutputSequence]:
         """The sequences of a request, each with its seed."""
         sampling = request.sampling
         seed = None
         if sampling.do_sample and self._seeded:
             seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        shown = {id_: text for text in request.shown_tokens if (id_ := self._special_id(text)) is not None}
-        stop_ids = {} if self._is_stopped_by_engine(request) else self._reasons(request)
+        shown: Mapping[int, str] = _NONE
+        if request.shown_tokens:
+            shown = {id_: text for text in request.shown_tokens if (id_ := self._special_id(text)) is not None}
+        stop_ids = _NONE if self._is_stopped_by_engine(request) else self._reasons(request)
         kind = functools.partial(RankedSequence, text_of=self._text_of) if request.top_logprobs else OutputSequence
         return [
             kind(
@@ -73,7 +79,7 @@ class Translator:
         self,
         request_id: int,
         request: GenerationRequest,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         max_new_tokens: int,
         seed: int | None,
         adapter: Adapter | None,

@@ -7,7 +7,7 @@ import re
 MASK = "********"
 
 # Not `max_tokens_per_step`: those tokens are units of text.
-_TOKEN = "(?<!per[_-])(?<!adapter[_-])token"  # noqa: S105
+_TOKEN = "(?<!per[_-])(?<!adapter[_-])token"  # noqa: S105  # a pattern
 _SECRET_KEY = re.compile(
     rf"(^|[._-])({_TOKEN}|secret|password|passwd|pass|credentials?|authorization|(api|access|private|secret)[._-]?key)$",
     re.IGNORECASE,

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from djl_trtllm.executor.protocol import Deframer, FromEngine, ToEngine, decode_to_engine, frame
 
 _LAST_WORD_SECONDS = 1.0
+_REST_SECONDS = 0.05
+"""The server sends the rest of what a socket had no room for as soon as there is some, unless it is very busy."""
 
 
 class Disconnected(Exception):
@@ -53,10 +55,14 @@ class Channel:
                 self._socket.settimeout(_LAST_WORD_SECONDS)
                 self._socket.sendall(frame(message))
 
-    def receive(self, *, block: bool) -> Iterator[ToEngine]:
-        """All messages that have arrived; with `block`, waits for at least one. Those not taken come the next time."""
+    def receive(self, *, block: bool, rest: bool = False) -> Iterator[ToEngine]:
+        """All messages that have arrived; with `block`, waits for at least one. Those not taken come the next time.
+
+        With `rest`, a message of which there is a part is waited for, a moment: what the server sends may be more than
+        a socket holds, and otherwise a socketful would arrive in each iteration.
+        """
         bodies = self._bodies
-        while bodies or self._readable.poll(None if block else 0):
+        while bodies or self._readable.poll(self._patience(block=block, rest=rest)):
             if not bodies:
                 try:
                     data = self._socket.recv(1 << 18)
@@ -68,3 +74,9 @@ class Channel:
             while bodies:
                 block = False
                 yield decode_to_engine(bodies.popleft())
+
+    def _patience(self, *, block: bool, rest: bool) -> float | None:
+        """How many milliseconds to wait for more."""
+        if block:
+            return None
+        return 1000 * _REST_SECONDS if rest and self._deframer.inside_message else 0

@@ -78,6 +78,8 @@ class ExecutorClient(asyncio.Protocol):
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.WriteTransport
+        self._unsent: list[bytes] = []
+        self._flushing = self._full = False
         self._process: asyncio.subprocess.Process
         self._log_task: asyncio.Task[None]
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -159,6 +161,14 @@ class ExecutorClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one in all but name
+        self._transport.set_write_buffer_limits(high=0)  # what the socket does not take, we keep
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._flush()
 
     def data_received(self, data: bytes) -> None:
         self._silent_for = 0.0
@@ -225,8 +235,22 @@ class ExecutorClient(asyncio.Protocol):
         )
 
     def _send(self, message: ToEngine) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(frame(message))
+        """Send it with the others of this turn, and with those for which the socket had no room.
+
+        Each write takes a buffer of the kernel, and a socket has room for some hundred: written one by one, the
+        thousands of requests that a crowd leaves behind would take as many iterations to end as they are hundreds.
+        """
+        self._unsent.append(frame(message))
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._unsent and not self._full:
+            unsent, self._unsent = self._unsent, []
+            if not self._transport.is_closing():
+                self._transport.write(b"".join(unsent))
 
     def _watch(self) -> None:
         """Measure the process's silence in ticks, so that a pause of the server itself is not silence."""

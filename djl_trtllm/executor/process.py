@@ -113,19 +113,25 @@ def _take(message: ToEngine, channel: Channel, executor: AnyExecutor) -> bool:
     return True
 
 
-def run(channel: Channel, executor: Executor) -> None:
-    """Handle messages, run one iteration, send its output; block only when there is nothing to run."""
+def run(channel: Channel, executor: Executor, interval: float) -> None:
+    """Handle messages, run one iteration, send its output; block only when there is nothing to run.
+
+    Output waits for that of later iterations, up to `interval` seconds, unless a sequence has ended: its place is free.
+    """
     last_sent = time.monotonic()
+    unsent: list[Delta] = []
     while True:
-        for message in channel.receive(block=not executor.busy):
+        for message in channel.receive(block=not executor.busy, rest=True):
             if not _take(message, channel, executor):
                 return
         if executor.busy:
             deltas = executor.step()
-            now = time.monotonic()
-            if deltas or now - last_sent > _SIGN_OF_LIFE_SECONDS:
-                channel.send(Step(deltas, executor.stats()))
-                last_sent = now
+            unsent += deltas
+            silent = time.monotonic() - last_sent
+            due = unsent and (silent >= interval or any(delta.finish for delta in deltas))
+            if due or silent > _SIGN_OF_LIFE_SECONDS:
+                channel.send(Step(unsent, executor.stats()))
+                last_sent, unsent = time.monotonic(), []
 
 
 def run_async(channel: Channel, executor: AsyncExecutor) -> None:
@@ -224,13 +230,16 @@ def main() -> NoReturn:
     try:
         start = next(channel.receive(block=True))
         assert isinstance(start, Start), f"expected Start, got {start!r}"
+        # What the engine's library loads stays; the collector need not scan it again and again.
+        gc.set_threshold(50_000, 20, 50)
         executor = create(start)
-        # What the engine's library has loaded stays; the collector need not scan it again.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
         channel.send(Ready(executor.limits, executor.details, executor.features))
-        (run_async if hasattr(executor, "run") else run)(channel, executor)
+        if hasattr(executor, "run"):
+            run_async(channel, executor)
+        else:
+            run(channel, executor, start.send_interval)
     except Disconnected:
         pass
     except Exception as error:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -48,6 +49,9 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
     executor: str
     options: dict[str, Any]
+    send_interval: float = 0.0
+    """Seconds for which output may wait for more, where nobody reads it while it comes. The end of a sequence does not
+    wait, nor does an engine that iterates itself."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -58,7 +62,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """
 
     request_id: int
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     sampling: Sampling
     stop_token_ids: list[int] = []
     """Ids that end the sequence, end-of-sequence ids included."""
@@ -218,6 +222,11 @@ class Deframer:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    @property
+    def inside_message(self) -> bool:
+        """Whether there is a part of a message."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
         """All bodies that are complete after `data`; the rest is kept. Raises ValueError on a bad length."""

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Protocol
 
 from djl_trtllm.executor.protocol import Delta, Logprob, Stats, Step
+
+
+class Source(Protocol):
+    """Something that has output for the buffer."""
+
+    def collect(self) -> None:
+        """Put in what is new."""
 
 
 class StepBuffer:
@@ -22,25 +30,46 @@ class StepBuffer:
         self._stats = stats
         self._loop = asyncio.get_running_loop()
         self._deltas: dict[int, Delta] = {}
+        self._sources: list[Source] = []
         self._scheduled = False
 
-    def extend(self, request_id: int, token_ids: Sequence[int], logprobs: list[Logprob] | None) -> Delta:
-        """Add tokens of a request; the delta they go into."""
+    def extend(self, request_id: int, token_ids: list[int], logprobs: list[Logprob] | None) -> Delta:
+        """Add tokens of a request, whose list is the buffer's from now on; the delta they go into."""
         delta = self._deltas.get(request_id)
         if delta is None:
-            delta = self._deltas[request_id] = Delta(request_id, list(token_ids), logprobs)
+            delta = self._deltas[request_id] = Delta(request_id, token_ids, logprobs)
             if not self._scheduled:
-                self._scheduled = True
-                self._loop.call_soon(self.flush)
+                self._schedule()
             return delta
         delta.token_ids += token_ids
         if logprobs is not None:
             delta.logprobs = logprobs if delta.logprobs is None else delta.logprobs + logprobs
         return delta
 
+    def collect_from(self, source: Source) -> None:
+        """Ask a source once, before the next message is sent: of a backlog it then makes one delta."""
+        self._sources.append(source)
+        if not self._scheduled:
+            self._schedule()
+
     def flush(self) -> None:
         """Send now, also where there is nothing new: a sign of life."""
-        self._scheduled = False
+        self._collect()
         deltas, self._deltas = list(self._deltas.values()), {}
         self._send(Step(deltas, self._stats()))
         self.sent += 1
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        self._loop.call_soon(self._end_wake_up)
+
+    def _end_wake_up(self) -> None:
+        self._scheduled = False
+        self._collect()
+        if self._deltas:
+            self.flush()
+
+    def _collect(self) -> None:
+        sources, self._sources = self._sources, []
+        for source in sources:
+            source.collect()

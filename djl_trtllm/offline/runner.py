@@ -10,6 +10,8 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from djl_trtllm.api import Call
 from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.errors import NotReadyError, OverloadedError, RequestError
@@ -20,6 +22,8 @@ from djl_trtllm.service import Model, ModelService
 _ROOM_SECONDS = 0.05
 """A slot may become free without output for a request of ours (a cancelled sequence ends late), so look this often."""
 _ALIVE_SECONDS = 1.0
+_SEND_SECONDS = 0.05
+"""Of output that nobody sees before its end, the engine process sends that of several iterations at once."""
 _CLOSED = "the model was closed while it was generating"
 
 
@@ -56,7 +60,8 @@ class Runner:
         # Not a thread per run: Linux ends the process with the thread that started it.
         self._thread = threading.Thread(target=self._run_loop, name="offline batch", daemon=True)
         self._thread.start()
-        loading = asyncio.run_coroutine_threadsafe(self._service.load(model), self._loop)
+        start = msgspec.structs.replace(model.start, send_interval=_SEND_SECONDS)
+        loading = asyncio.run_coroutine_threadsafe(self._service.load(model, start), self._loop)
         try:
             loading.result()
         except BaseException:

@@ -33,15 +33,17 @@ def compile_model(
     Uses a serving.properties beside a local checkpoint, and what its `option.model_id` names. `arguments` are KEY=VALUE
     pairs that override all other sources. Returns the engine's location. Raises DjlTrtllmError.
     """
+    # Before minutes are spent on what has no place to go.
+    remote = is_remote_destination(out)
     if is_remote(model):
         config, tokenizer = load(None, environ, arguments=arguments), None
         checkpoint = fetch_model(model, config, config.options.revision)
     else:
         source = open_source(Path(model), environ, arguments)
         config, checkpoint, tokenizer = source.config, model_files(source), tokenizer_files(source)
-    if not is_remote_destination(out):
+    if not remote:
         return str(compile_checkpoint(config, checkpoint, Path(out), progress, tokenizer_dir=tokenizer).path)
-        # Kept if the upload fails, so that the next run uploads it without compiling.
+    # Kept if the upload fails, so that the next run uploads it without compiling.
     local = config.engine_cache_dir / "outgoing" / remote_name(out)
     compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer)
     with marked(local):

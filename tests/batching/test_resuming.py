@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -64,7 +65,8 @@ def test_the_new_prompt_has_to_be_short_enough_for_the_engine(longest: int, poss
 
 def test_it_goes_on_after_the_tokens_that_it_has() -> None:
     one = message({"ignore_eos": True}, stop=["wolf"], logprobs=True)
-    assert resumed(one, []) is one
+    assert resumed(one, []) == one
+    assert resumed(replace(one, prompt_ids=array("i", [1, 2, 3])), []) == one  # as a list
     new = resumed(one, [4, 5])
     assert new.prompt_ids == [1, 2, 3, 4, 5]
     assert new.sampling == replace(one.sampling, max_new_tokens=18)

@@ -38,7 +38,7 @@ def test_it_runs_in_the_executor_whose_place_it_has() -> None:
 
 def test_it_starts_where_it_is() -> None:
     one = slot()
-    assert one.start() is one.message
+    assert one.start() == one.message
     one.sequence.token_ids += [7, 8]
     assert (one.start().prompt_ids, one.start().sampling.max_new_tokens) == ([1, 2, 7, 8], 1)
 

@@ -106,6 +106,28 @@ def test_without_block_a_part_of_a_message_is_left_for_the_next_time(ends: Ends)
     assert list(ends.channel.receive(block=False)) == [Cancel(3)]
 
 
+def test_with_rest_a_message_that_a_socket_does_not_hold_is_waited_for(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = frame(Cancel(3)) + frame(Cancel(4))
+    ends.server.connection.sendall(sent[:5])
+
+    def note(timeout: float | None) -> None:
+        if timeout:
+            ends.server.connection.sendall(sent[5:])
+
+    monkeypatch.setattr(channel_module, "_REST_SECONDS", 60)
+    monkeypatch.setattr(ends.channel, "_readable", Noted(ends.channel._readable, note))
+    assert list(ends.channel.receive(block=False, rest=True)) == [Cancel(3), Cancel(4)]
+    assert ends.waits == [0, 60_000, 0]
+
+
+def test_the_rest_of_a_message_is_waited_for_a_moment_only(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "_REST_SECONDS", 0.001)
+    ends.server.connection.sendall(frame(Cancel(3))[:5])
+    assert list(ends.channel.receive(block=False, rest=True)) == []
+
+
 @pytest.mark.parametrize("block", [False, True])
 def test_messages_that_were_not_taken_come_the_next_time(ends: Ends, block: bool) -> None:
     ends.server.send(Cancel(1), Cancel(2))

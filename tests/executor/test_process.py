@@ -6,7 +6,6 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +16,10 @@ from djl_trtllm.executor.channel import Channel, Disconnected
 from djl_trtllm.executor.process import create, run, run_async
 from djl_trtllm.executor.protocol import (
     Cancel,
-    Delta,
-    FromEngine,
     Ping,
     Pong,
     Shutdown,
     Start,
-    Stats,
     Step,
     Submit,
     ToEngine,
@@ -87,7 +83,7 @@ class Running:
                 if isinstance(self._executor, PushingExecutor):
                     run_async(channel, self._executor)
                 else:
-                    run(channel, self._executor)
+                    run(channel, self._executor, 0.0)
             except Exception as error:
                 self.error = error
 
@@ -206,91 +202,6 @@ def test_a_slow_server_slows_the_engine(begin: Begin, executor: type[ScriptedExe
     host_.server.send(request(1, tokens=5_000))
     deltas = host_.server.deltas(ends=1)
     assert sum(len(delta.token_ids) for delta in deltas) == 5_000
-
-
-# -- an engine whose iterations the host runs --------------------------------------------------------------------------
-
-
-class Script:
-    """A channel: each call of `receive` brings what stands next, and the server goes away at the end."""
-
-    def __init__(self, *arrivals: list[ToEngine]) -> None:
-        self.sent: list[FromEngine] = []
-        self.blocked: list[bool] = []
-        self._arrivals = list(arrivals)
-
-    def receive(self, *, block: bool) -> list[ToEngine]:
-        self.blocked.append(block)
-        if not self._arrivals:
-            raise Disconnected
-        return self._arrivals.pop(0)
-
-    def send(self, message: FromEngine) -> None:
-        self.sent.append(message)
-
-
-def follow(script: Script, executor: ScriptedExecutor) -> None:
-    """Run an executor to the end of a script."""
-    with pytest.raises(Disconnected):
-        run(script, executor)  # type: ignore[arg-type]
-
-
-def test_an_idle_engine_process_waits_for_messages_and_a_busy_one_does_not() -> None:
-    script = Script([request(1, tokens=2)], [], [], [Ping()])
-    follow(script, ScriptedExecutor())
-    assert script.blocked == [True, False, True, True, True]
-
-
-def test_iterations_are_sent_with_the_state_after_them() -> None:
-    script = Script([request(1, tokens=1), request(2, tokens=2)], [])
-    follow(script, ScriptedExecutor(max_sequences=4))
-    first = [Delta(1, [5], None, FinishReason.LENGTH), Delta(2, [5])]
-    assert script.sent == [
-        Step(first, Stats(running=1, kv_usage=0.25)),
-        Step([Delta(2, [6], None, FinishReason.LENGTH)], Stats(kv_usage=0.0)),
-    ]
-
-
-def test_without_work_nothing_is_run_and_nothing_sent() -> None:
-    script = Script([Ping()], [Cancel(4)])
-    follow(script, ScriptedExecutor())
-    assert script.sent == [Pong()]
-
-
-def test_iterations_without_news_send_a_sign_of_life_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(host, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    class Prefilling(ScriptedExecutor):
-        def step(self) -> list[Delta]:
-            now[0] += 0.25
-            return []
-
-    sent_at: list[float] = []
-
-    class Timed(Script):
-        def send(self, message: FromEngine) -> None:
-            super().send(message)
-            sent_at.append(now[0] - 100)
-
-    script = Timed([request(1)], *([] for _ in range(10)))
-    follow(script, Prefilling())
-    assert script.sent == [Step([], Stats(running=1, kv_usage=1 / 256))] * 2
-    assert sent_at == [1.25, 2.5]  # when more than a second has gone by
-
-
-def test_news_put_the_next_sign_of_life_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(host, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    class Slow(ScriptedExecutor):
-        def step(self) -> list[Delta]:
-            now[0] += 0.75
-            return super().step() if now[0] == 100.75 else []
-
-    script = Script([request(1)], [], [])
-    follow(script, Slow())
-    assert [len(message.deltas) for message in script.sent if isinstance(message, Step)] == [1, 0]
 
 
 # -- an engine that iterates by itself ---------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_elsewhere_than_on_linux_the_end_is_not_tied(system: System, monkeypatch
 
 def test_what_was_loaded_is_not_looked_at_again_by_the_garbage_collector(system: System) -> None:
     system.main(SCRIPTED)
-    assert system.asked[4:-1] == [("collect",), ("freeze",), ("threshold", 50_000, 20, 50)]
+    assert system.asked[4:-1] == [("threshold", 50_000, 20, 50), ("collect",), ("freeze",)]
 
 
 def test_an_engine_that_cannot_be_loaded_is_reported(system: System, capfd: pytest.CaptureFixture[str]) -> None:
@@ -251,3 +251,10 @@ def test_an_event_loop_that_does_not_react_is_left_where_it_hangs(closed: bool) 
     watched, over = Watched(error), Over(False, False)
     watched.loop_is_closed = closed
     assert watch(watched, over) == [error]
+
+
+def test_output_waits_as_long_as_the_start_says(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    intervals: list[float] = []
+    monkeypatch.setattr(host, "run", lambda channel, executor, interval: intervals.append(interval))
+    system.main(Start(executors.SCRIPTED, {}, send_interval=0.5))
+    assert intervals == [0.5]

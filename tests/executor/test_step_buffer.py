@@ -36,20 +36,23 @@ def test_a_backlog_of_one_request_is_one_delta() -> None:
     def body(step_buffer: StepBuffer) -> None:
         step_buffer.extend(7, [1], [-0.1]).cached_tokens = 4
         step_buffer.extend(7, [2, 3], [-0.2, -0.3])
-        step_buffer.extend(7, (), None).finish = FinishReason.LENGTH
+        step_buffer.extend(7, [], None).finish = FinishReason.LENGTH
 
     assert sent_by(body) == [[Delta(7, [1, 2, 3], [-0.1, -0.2, -0.3], FinishReason.LENGTH, None, 4)]]
 
 
-def test_the_callers_list_is_not_kept() -> None:
-    tokens = [1]
-
+def test_a_source_is_asked_once_when_the_message_is_made() -> None:
     def body(step_buffer: StepBuffer) -> None:
-        step_buffer.extend(7, tokens, None)
-        step_buffer.extend(7, [2], None)
+        class Source:
+            def collect(self) -> None:
+                step_buffer.extend(7, list(waiting), None)
 
-    sent_by(body)
-    assert tokens == [1]
+        waiting: list[int] = []
+        step_buffer.collect_from(Source())
+        waiting += [1, 2]
+        step_buffer.extend(8, [3], None)
+
+    assert sent_by(body) == [[Delta(8, [3]), Delta(7, [1, 2])]]
 
 
 def test_a_flush_with_nothing_new_is_a_sign_of_life() -> None:

@@ -236,6 +236,18 @@ def test_an_engines_own_configuration_wins(observe: Observer, engine: Path) -> N
     assert "tp_size 2 is not consistent with the engine's tp_size 1" in parallel
 
 
+@pytest.mark.parametrize(("limit", "built"), [("max_batch_size", 2048), ("max_num_tokens", 8192)])
+def test_a_limit_above_the_engines_is_an_error_before_1_2(
+    observe: Observer, tiny_stories: Path, limit: str, built: int
+) -> None:
+    """llmapi/llm_args.py, and a log of 1.1.0."""
+    build = {"class": "BuildConfig", limit: built}
+    made = call("construct", which="engine", model=tiny_stories, build_config=build, **{limit: built + 1})
+    message = f"{limit} [{built + 1}] is greater than build_config.{limit} [{built}] in build_config"
+    assert message in observe(made, version="1.1.0")
+    assert observe(made) == "constructed"
+
+
 @pytest.mark.parametrize(("version", "settled"), [("1.2.1", None), ("1.3.0", 2048)])
 def test_none_stands_for_a_default_from_1_3_on(
     observe: Observer, tiny_stories: Path, version: str, settled: int | None

@@ -98,12 +98,13 @@ def test_scripted_faults_hit_the_worker(observe: Observer, tiny_stories: Path) -
         assert seen[1] == "hangs"
 
 
-def test_an_error_of_the_engine_is_raised_at_the_next_request(observe: Observer, tiny_stories: Path) -> None:
-    """§7.3: those that wait are not told, and afterwards the LLM is shut down."""
+def test_an_error_of_the_engine_ends_the_worker_with_the_next_request(observe: Observer, tiny_stories: Path) -> None:
+    """§7.3; worker.py: the thread that waits for responses keeps its error until then. Those that wait are not told,
+    the request behind the next one gets the error, and afterwards the LLM is shut down."""
     # So slow that the responses before the error are read before it.
     script = {"steps_per_second": 10, "faults": [{"action": "raise", "at_token": 2, "max_new_tokens": 9}]}
-    seen = observe(call("background_error", model=tiny_stories), script=script)
-    assert seen["waiting"] == "hangs"
+    seen = observe(call("background_error", model=tiny_stories, ends_worker=False), script=script)
+    assert seen["waiting"] == ["hangs", "hangs"]
     assert seen["next"].startswith("CppExecutorError: scripted engine failure")
     assert seen["then"] == "RuntimeError: LLM is shutting down"
 

@@ -201,6 +201,20 @@ def test_several_sequences(observe: Observer, tiny_stories: Path) -> None:
     assert refused == ["RequestError: Request beam width 1 is not equal to max_beam_width 2. This is not supported!"]
 
 
+def test_beams_end_one_by_one(observe: Observer, tiny_stories: Path, engine: Path) -> None:
+    """executor/result.py (about 1.2): each beam has a reason of its own in the response that ends the request."""
+    asked = {"max_tokens": 3, "n": 3, "use_beam_search": True}
+    build = {"class": "BuildConfig", "max_beam_width": 3}
+    by_torch, by_engine = observe(
+        call("outputs", which="torch", model=tiny_stories, request=asked, max_beam_width=3),
+        call("outputs", which="engine", model=tiny_stories, request=asked, build_config=build),
+        script={"end_after": 1},
+    )
+    assert [sequence["reason"] for sequence in by_torch] == ["stop", "stop", "length"]
+    assert [sequence["tokens"] for sequence in by_torch] == [[5, 2], [6, 7, 2], [7, 8, 9]]
+    assert [sequence["tokens"] for sequence in by_engine] == [[5], [6, 7], [7, 8, 9]]
+
+
 def test_adapters(observe: Observer, tiny_stories: Path, tmp_path: Path) -> None:
     """§2.7. Without enable_lora an adapter is left out without a word (executor/base_worker.py)."""
     write_adapter(tmp_path, lora_tensors(rank=128))
@@ -244,7 +258,13 @@ def test_an_adapter_that_cannot_be_loaded_is_the_end_of_its_worker(
     (tmp_path / "broken" / "adapter_model.safetensors").write_bytes(b"0")
     seen = observe(
         *(
-            call("background_error", model=tiny_stories, enable_lora=True, lora_request=lora_request(tmp_path / name))
+            call(
+                "background_error",
+                model=tiny_stories,
+                ends_worker=True,
+                enable_lora=True,
+                lora_request=lora_request(tmp_path / name),
+            )
             for name in ("empty", "foreign", "half", "broken")
         )
     )
@@ -255,7 +275,7 @@ def test_an_adapter_that_cannot_be_loaded_is_the_end_of_its_worker(
         "JSONDecodeError",
     ]
     for each, expected in zip(seen, told, strict=True):
-        assert each["waiting"] == "hangs"
+        assert each["waiting"] == ["hangs"]
         assert each["next"].startswith(expected)
         assert each["then"] == "RuntimeError: LLM is shutting down"
 

@@ -50,6 +50,12 @@ def test_more_prompts_than_the_queue_holds_wait_for_room(make: Make) -> None:
     assert [(len(output.outputs), output.error) for output in outputs] == [(2, None)] * 60
 
 
+def test_the_engine_process_may_send_its_output_together(make: Make) -> None:
+    engine = make()._runner._service._engine
+    assert engine is not None
+    assert engine._start.send_interval > 0
+
+
 def test_a_request_for_more_sequences_than_ever_fit_fails_alone(make: Make) -> None:
     llm = make(file={"option.max_rolling_batch_size": 2, "job_queue_size": 1})
     one, four = SamplingParams(max_tokens=5), SamplingParams(max_tokens=5, n=4, temperature=1.0)
@@ -96,11 +102,12 @@ def test_it_works_where_an_event_loop_runs(make: Make) -> None:
 
 
 def test_an_engine_process_that_dies_costs_nothing(make: Make, tokenizer: Tokenizer) -> None:
+    # Later than the engine process keeps its output back: a request that gets nowhere each time is ended.
     llm = make(
-        {"steps_per_second": 500, "faults": [{"action": "die", "at_token": 2, "max_new_tokens": 9}]},
+        {"steps_per_second": 500, "faults": [{"action": "die", "at_token": 40, "max_new_tokens": 60}]},
         file={"option.max_rolling_batch_size": 2, "job_queue_size": 100},
     )
-    lengths = [9 if number == 10 else 20 for number in range(30)]
+    lengths = [60 if number == 10 else 20 for number in range(30)]
     params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
     outputs = llm.generate(stories(30), params)
     for output, story, length in zip(outputs, stories(30), lengths, strict=True):

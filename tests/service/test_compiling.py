@@ -190,3 +190,10 @@ def test_neos_own_place_for_errors_is_the_default(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BuildError):
         compile_with_neo({}, print)
     assert written == ["/opt/ml/compilation/errors/errors.json"]
+
+
+@pytest.mark.parametrize("out", ["s3://", "s3:///engines", "hf://", "hf://one/two/three"])
+def test_a_place_that_cannot_be_one_is_refused_before_anything_is_fetched_or_compiled(work: Work, out: str) -> None:
+    with pytest.raises(DownloadError, match=r"expected (s3://BUCKET/PREFIX|owner/name)"):
+        compile_model("acme/story", out, {}, lambda line: None)
+    assert (work.fetches, work.compiled) == ([], [])

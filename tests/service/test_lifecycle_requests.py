@@ -77,7 +77,7 @@ class NotingEncoder:
 async def prompted(hosts: Hosts, service: ModelService, encoder: NotingEncoder, **request: Any) -> list[int]:
     """Send a request; what the engine is given as its prompt."""
     await service.generate(Call((GenerationRequest(**request),), encoder), Asked())
-    return hosts.last.submitted[-1].prompt_ids
+    return list(hosts.last.submitted[-1].prompt_ids)
 
 
 @in_virtual_time

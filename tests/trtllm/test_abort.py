@@ -65,7 +65,9 @@ def test_in_the_queue(server: Server) -> None:
     for connection in running:
         read_until(connection, b'{"token"')
     before = cancelled(server)
-    leave(send(server))
+    queued = send(server)
+    wait_until(lambda: server.metric("waiting") == 1, what="it waits")
+    leave(queued)
     wait_until(lambda: cancelled(server) == before + 1, what="the request is cancelled")
     for connection in running:
         read_until(connection, b"generated_text")

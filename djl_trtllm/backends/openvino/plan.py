@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,12 @@ class OpenVinoPlan(EnginePlan):
     def executor_options(self) -> dict[str, Any]:
         if self.engine_dir is None or self.kv_cache is None:
             raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
+        if find_spec("openvino_genai") is None:
+            raise EngineError(
+                f"backend {self.backend} ({self.reason}): OpenVINO GenAI is not installed, which runs its engines; "
+                "install it (pip install 'djl-trtllm[cpu]'), use the image for CPUs, or serve the Hugging Face "
+                "checkpoint with TensorRT-LLM on a GPU"
+            )
         return {
             "engine_dir": str(self.engine_dir),
             "max_num_batched_tokens": self.max_num_batched_tokens,

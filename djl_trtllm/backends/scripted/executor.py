@@ -104,7 +104,7 @@ class ScriptedExecutor:
     def submit(self, request: Submit) -> None:
         if not self._sequences:
             self._next_step = time.monotonic()
-        self._sequences[request.request_id] = _Sequence(request, _period(request.prompt_ids))
+        self._sequences[request.request_id] = _Sequence(request, _period(list(request.prompt_ids)))
 
     def cancel(self, request_id: int) -> None:
         if request_id in self._sequences:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from importlib import import_module
@@ -15,10 +16,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from djl_trtllm.backends.tensorrt_llm.guided_requests import GuidedRequests
+from djl_trtllm.backends.tensorrt_llm.health import probe_of, trouble_of
 from djl_trtllm.backends.tensorrt_llm.iteration_statistics import IterationStatistics
 from djl_trtllm.backends.tensorrt_llm.names import module_of
 from djl_trtllm.backends.tensorrt_llm.objects import build_arguments
 from djl_trtllm.backends.tensorrt_llm.ranks import dead, ranks_below
+from djl_trtllm.backends.tensorrt_llm.response_rate import ResponseRate
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampler import find_sampler
 from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, sampling_arguments
@@ -31,6 +34,9 @@ _LONGEST_TICK_SECONDS = 0.5
 _STATISTICS_SECONDS = 1.0
 _NO_RESPONSE_SECONDS = 1.0
 _SHUTDOWN_SECONDS = 4.0
+_WORDS_SECONDS = 0.5
+_PROBE_SECONDS = 5.0
+"""Of silence. Longer than an iteration takes, as a rule."""
 _GUIDE_PROGRAM = "djl_trtllm.backends.tensorrt_llm.guide_process"
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 _BROKEN = re.compile(r"cuda (runtime )?error|cudaerror|illegal memory access|device-side assert|nccl error", re.I)
@@ -96,6 +102,9 @@ class TensorRtLlmExecutor:
         self._hang_timeout = hang_timeout
         self._reads_statistics = iteration_stats
         self._statistics = IterationStatistics(counts_queued=backend == "tensorrt")
+        # The engine backend has no `stream_interval`.
+        interval = int(arguments.get("stream_interval", 1))
+        self._response_rate = None if backend == "tensorrt" else ResponseRate(interval)
         self._ranks = ranks_below()
         self._requests: dict[int, RunningRequest] = {}
         self._unanswered: list[RunningRequest] = []
@@ -106,6 +115,7 @@ class TensorRtLlmExecutor:
         self._heartbeat = Heartbeat()
         self._step_buffer: StepBuffer
         self._lost: asyncio.Future[None]
+        self._loss: Exception | None = None
         sampler = find_sampler(version, backend, arguments, max_beam_width)
         self._beam_logprobs = sampler.beam_logprobs
         self.limits = Limits(
@@ -159,7 +169,10 @@ class TensorRtLlmExecutor:
                         f"TensorRT-LLM has been silent for {self._hang_timeout:g} seconds with {waiting} requests in "
                         "it (option.executor_hang_timeout)"
                     )
+                if silent_for >= _PROBE_SECONDS > silent_for - tick:
+                    self._probe()
                 self._check_aborts(tick)
+                self._advise()
                 if unsent_for >= 2 * tick:
                     step_buffer.flush()  # with nothing in it, for the server's own watch
         finally:
@@ -167,11 +180,20 @@ class TensorRtLlmExecutor:
                 reading.cancel()
 
     def check(self) -> None:
-        """Raise EngineLostError where a worker process has ended or TensorRT-LLM knows that it cannot go on."""
-        if lost := dead(self._ranks):
-            raise EngineLostError(f"a worker process of TensorRT-LLM is gone (pid {', '.join(map(str, lost))})")
-        if (trouble := _trouble(self._llm)) is not None:
-            raise EngineLostError(f"TensorRT-LLM cannot go on: {trouble}")
+        """Raise where a worker process has ended or TensorRT-LLM knows that it cannot go on."""
+        trouble = self._trouble()
+        if trouble is None:
+            return
+        # What says more may be on its way: an error that the worker ends with, or that a request is just given.
+        time.sleep(_WORDS_SECONDS)
+        raise self._loss or EngineLostError(self._trouble() or trouble)
+
+    def _trouble(self) -> str | None:
+        trouble = trouble_of(self._llm)
+        if trouble is not None:
+            return f"TensorRT-LLM cannot go on: {trouble}"
+        lost = dead(self._ranks)
+        return f"a worker process of TensorRT-LLM is gone (pid {', '.join(map(str, lost))})" if lost else None
 
     async def close(self) -> None:
         """Shut the engine down, within a few seconds; what does not end by then ends with the process."""
@@ -299,6 +321,7 @@ class TensorRtLlmExecutor:
             request.end(FinishReason.ERROR, message)
 
     def _lose(self, error: Exception) -> None:
+        self._loss = self._loss or error
         if not self._lost.done():
             self._lost.set_exception(error)
 
@@ -322,6 +345,24 @@ class TensorRtLlmExecutor:
                     f"TensorRT-LLM did not end a request within {self._hang_timeout:g} seconds after it was aborted "
                     "(option.executor_hang_timeout)"
                 )
+
+    def _probe(self) -> None:
+        """A worker keeps an error of its other threads until its next request, with which it ends (worker.py, about
+        1.2). Clients that wait for the engine send none. Nobody reads the answer."""
+        if not self._requests:
+            return
+        message = probe_of(next(iter(self._requests.values())).message)
+        sampling = self._sampling_params(**sampling_arguments(message, self._beam_logprobs))
+        try:
+            self._llm.generate_async(message.prompt_ids, sampling_params=sampling, streaming=False)
+        except Exception as error:
+            if self._is_loss(error):
+                self._lose(error)
+
+    def _advise(self) -> None:
+        rate = self._response_rate
+        if rate is not None and (advice := rate.look(self._heartbeat.responses, len(self._requests))) is not None:
+            print(advice, flush=True)
 
     def _forget_unanswered(self) -> None:
         for request in self._unanswered:
@@ -351,20 +392,3 @@ class TensorRtLlmExecutor:
 
 def _class_of(owner: str, version: str, name: str | None = None) -> Any:
     return getattr(import_module(module_of(owner, version)), name or owner)
-
-
-def _trouble(llm: Any) -> str | None:
-    """Why an LLM cannot go on; None while it can.
-
-    Before 1.3 TensorRT-LLM raises an error of its background threads only at the next request or response, and a worker
-    that has failed sends nothing; so look where they leave it (`executor/executor.py`, about 1.2).
-    """
-    executor = getattr(llm, "_executor", None)
-    errors = getattr(executor, "_error_queue", None)
-    if errors is not None and (waiting := list(errors.queue)):
-        return f"{type(waiting[0]).__name__}: {waiting[0]}"
-    if hasattr(llm, "_check_health"):
-        return None if llm._check_health() else "it reports that it is not healthy"
-    if executor is None or (hasattr(executor, "is_shutdown") and executor.is_shutdown()):
-        return "it has shut down"
-    return None

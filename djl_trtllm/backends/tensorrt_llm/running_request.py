@@ -10,7 +10,7 @@ of the tokens, and for stop words, with the word as `stop_reason`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from djl_trtllm.executor.protocol import Logprob, Ranked, Refusal, Submit
@@ -55,13 +55,16 @@ class RunningRequest:
         self._step_buffer = step_buffer
         self._heartbeat = heartbeat
         self._end_id = end_id
+        self._output: Any = None
+        """TensorRT-LLM's output of its one sequence, without beams."""
+        self._seen = 0
+        """Tokens that were put in."""
+        self._noted = False
+        """Whether the buffer is going to ask for what is new."""
 
-    async def follow(self) -> None:
+    def follow(self) -> Awaitable[None]:
         """Put the output into the step_buffer, with the terminal deltas. Raises what the result raises."""
-        if self.message.sampling.beam_width == 1:
-            await self._follow_tokens()
-        else:
-            await self._follow_beams()
+        return self._follow_tokens() if self.message.sampling.beam_width == 1 else self._follow_beams()
 
     def end(self, finish: FinishReason, error: str | Refusal | None = None) -> None:
         """The terminal deltas of all its sequences."""
@@ -69,21 +72,31 @@ class RunningRequest:
             self._end(request_id, finish, error)
 
     async def _follow_tokens(self) -> None:
-        request_id, wants_logprobs, most = self.message.request_id, self.message.logprobs, self.message.top_logprobs
-        result, heartbeat, extend = self.result, self._heartbeat, self._step_buffer.extend
-        seen = 0
-        async for _ in result:
+        heartbeat, step_buffer, wants_logprobs = self._heartbeat, self._step_buffer, self.message.logprobs
+        self._output = self.result.outputs[0]
+        async for _ in self.result:
             heartbeat.responses += 1
-            self.responded = True
-            output = result.outputs[0]
-            token_ids = output.token_ids
-            if not self.muted and len(token_ids) > seen:
-                new = token_ids[seen:]
-                delta = extend(request_id, new, _chosen(output.logprobs, new, most) if wants_logprobs else None)
-                if not seen:
-                    delta.cached_tokens = getattr(result, "cached_tokens", 0)
-                seen = len(token_ids)
-        self._finish(request_id, result.outputs[0])
+            if wants_logprobs:
+                self.collect()  # before the next response takes them away
+            elif not self._noted:
+                self._noted = True
+                step_buffer.collect_from(self)
+        self.collect()
+        self._finish(self.message.request_id, self._output)
+
+    def collect(self) -> None:
+        """Put in the tokens that are new since the last time, once for all responses of a wake-up."""
+        self._noted = False
+        self.responded = True
+        token_ids, seen = self._output.token_ids, self._seen
+        if self.muted or len(token_ids) <= seen:
+            return
+        message, new = self.message, token_ids[seen:]
+        logprobs = _chosen(self._output.logprobs, new, message.top_logprobs) if message.logprobs else None
+        delta = self._step_buffer.extend(message.request_id, new, logprobs)
+        if not seen:
+            delta.cached_tokens = getattr(self.result, "cached_tokens", 0)
+        self._seen = len(token_ids)
 
     async def _follow_beams(self) -> None:
         async for _ in self.result:
@@ -94,7 +107,7 @@ class RunningRequest:
                 # Not every version gives a beam's log-probabilities.
                 wants_logprobs = self.message.logprobs and output.logprobs
                 logprobs = _chosen(output.logprobs, output.token_ids) if wants_logprobs else None
-                self._step_buffer.extend(request_id, output.token_ids, logprobs)
+                self._step_buffer.extend(request_id, list(output.token_ids), logprobs)
             self._finish(request_id, output)
 
     def _finish(self, request_id: int, output: Any) -> None:
@@ -114,7 +127,7 @@ class RunningRequest:
             self._step_buffer.extend(request_id, [ended_by], [None] if self.message.logprobs else None)
 
     def _end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
-        delta = self._step_buffer.extend(request_id, (), None)
+        delta = self._step_buffer.extend(request_id, [], None)
         delta.finish, delta.error = finish, error
 
 

@@ -28,7 +28,7 @@ CONFIG_FILE = "config.yaml"
 
 _ACCELERATOR = re.compile(r"[A-Za-z0-9_-]+(:(?P<count>[1-9][0-9]?))?")
 _MARK = re.compile(rf"^({'|'.join(MARKS)})\s*:", re.MULTILINE)
-_TOKEN = "secrets.hf_access_token"  # noqa: S105
+_TOKEN = "secrets.hf_access_token"  # noqa: S105  # a name
 _OTHER_SECRET = f"nothing reads this secret: only {_TOKEN} is used, for downloads from the Hugging Face hub; remove it"
 _PARALLEL = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree")
 _FETCHED = ("HF", "S3")

@@ -35,7 +35,7 @@ from djl_trtllm.config.options.triton import TritonOptions
 
 
 class Options(
-    LegacyOptions,  # type: ignore[valid-type, misc]
+    LegacyOptions,  # type: ignore[valid-type, misc]  # made at run time
     DjlServerOptions,
     TritonOptions,
     TelemetryOptions,

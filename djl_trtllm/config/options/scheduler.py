@@ -79,7 +79,8 @@ class SchedulerOptions(OptionGroup):
     )
     stream_interval: int = option(
         1,
-        "Iterations between two messages of a stream. Larger saves work and makes streams coarser.",
+        "Iterations between two messages of a stream. Larger saves work and makes streams coarser. The log advises a "
+        "larger one where reading TensorRT-LLM's responses takes most of a core.",
         unit="iterations",
         at_least=1,
         source=TRTLLM,

@@ -6,35 +6,9 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.openvino.guided_requests import GuidedRequests
-from djl_trtllm.executor.guide_checker import Key, key_of
-from djl_trtllm.executor.guide_process import Verdict
 from djl_trtllm.executor.protocol import Delta, Refusal, Submit
-from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
-
-
-class Checker:
-    """Verdicts come when the test says so."""
-
-    idle = True
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.verdicts: dict[Key, Verdict] = {}
-        self.closed = False
-
-    def check(self, key: Key, guide: Guide) -> None:
-        self.asked.append(guide.value)
-
-    def verdict(self, key: Key) -> Verdict | None:
-        return self.verdicts.get(key)
-
-    def poll(self, seconds: float) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
-
-    def find(self, text: str, problem: str | None = None) -> None:
-        self.verdicts[key_of(regex(text))] = Verdict(problem, 99)
+from djl_trtllm.request import FinishReason, Guide, Sampling
+from tests.executor.played_checker import PlayedChecker, regex
 
 
 class Compiler:
@@ -57,7 +31,7 @@ class Compiler:
 
 class Bench:
     def __init__(self) -> None:
-        self.checker = Checker()
+        self.checker = PlayedChecker()
         self.compiler = Compiler(0)
         self.made: list[int] = []
         self.guided = GuidedRequests(self.checker, self._make)  # type: ignore[arg-type]
@@ -92,17 +66,13 @@ def bench() -> Any:
     assert bench.checker.closed
 
 
-def regex(text: str) -> Guide:
-    return Guide(GuideKind.REGEX, text)
-
-
 def test_a_request_waits_for_its_verdict_and_for_its_guide_to_be_compiled(bench: Bench) -> None:
     assert bench.hold(1, "a") is None
     assert bench.guided.waiting
     bench.advance()
     assert (bench.ready, bench.compiler.compiled) == ([], [])
     bench.compiler.may.clear()
-    bench.checker.find("a")
+    bench.checker.decide("a")
     bench.advance()
     bench.advance()
     assert bench.ready == []
@@ -113,7 +83,7 @@ def test_a_request_waits_for_its_verdict_and_for_its_guide_to_be_compiled(bench:
 
 def test_a_guide_is_compiled_once(bench: Bench) -> None:
     for text in ("a", "b"):
-        bench.checker.find(text)
+        bench.checker.decide(text)
     for number, text in enumerate("aabba"):
         bench.hold(number, text)
     bench.finish()
@@ -125,11 +95,11 @@ def test_a_guide_is_compiled_once(bench: Bench) -> None:
 
 
 def test_a_compiled_guide_does_not_wait_for_another_that_compiles(bench: Bench) -> None:
-    bench.checker.find("a")
+    bench.checker.decide("a")
     bench.hold(1, "a")
     bench.finish()
     bench.compiler.may.clear()
-    bench.checker.find("slow")
+    bench.checker.decide("slow")
     bench.hold(2, "slow")
     bench.advance()
     bench.hold(3, "a")
@@ -141,9 +111,9 @@ def test_a_compiled_guide_does_not_wait_for_another_that_compiles(bench: Bench) 
 
 
 def test_an_unusable_guide_is_the_error_of_its_requests_only(bench: Bench) -> None:
-    bench.checker.find("a")
-    bench.checker.find("bad", "it is bad")
-    bench.checker.find("broken")
+    bench.checker.decide("a")
+    bench.checker.decide("bad", "it is bad")
+    bench.checker.decide("broken")
     for number, text in enumerate(("bad", "broken", "a", "bad")):
         bench.hold(number, text)
     bench.finish()
@@ -175,12 +145,12 @@ def test_a_request_that_waits_is_cancelled_at_once(bench: Bench) -> None:
 def test_a_forgotten_verdict_is_asked_for_again(bench: Bench) -> None:
     bench.hold(1, "a")
     bench.advance()
-    assert bench.checker.asked == ["a", "a"]
+    assert bench.checker.checked == ["a", "a"]
 
 
 def test_compiled_guides_are_forgotten_before_they_take_much_memory(bench: Bench) -> None:
     for number in range(257):
-        bench.checker.find(str(number))
+        bench.checker.decide(str(number))
         bench.hold(number, str(number))
         bench.finish()
         assert bench.compiler.forgotten == (1 if number == 256 else 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from djl_trtllm.backends.openvino import plan
 from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.errors import ConfigError, EngineError
@@ -41,6 +42,19 @@ def test_the_executors_options_are_complete(checkpoint: Path, tmp_path: Path) ->
     }
     with pytest.raises(ValueError, match="no engine yet"):
         plan.executor_options()
+
+
+def test_what_is_not_installed_is_named_with_how_to_install_it(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the image for GPUs; planning for another machine goes on."""
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    made = planned(checkpoint, backend="openvino").at(tmp_path)
+    with pytest.raises(
+        EngineError, match=r"OpenVINO GenAI is not installed.*pip install 'djl-trtllm\[cpu\]'"
+    ) as caught:
+        made.executor_options()
+    assert str(caught.value).startswith("backend openvino (option.backend=openvino")
 
 
 @pytest.mark.parametrize(("name", "expected"), [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32")])

@@ -174,6 +174,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
         )
         monkeypatch.setattr(tensorrt_llm, "import_module", lambda name: module)
         monkeypatch.setattr(tensorrt_llm, "build_arguments", dict)
+        monkeypatch.setattr(tensorrt_llm, "_WORDS_SECONDS", 0.0)
         return Engine(version, **options)
 
     return make

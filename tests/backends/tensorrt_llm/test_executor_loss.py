@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 
@@ -60,27 +61,55 @@ def test_a_silent_worker_is_reported_after_the_timeout(machine: Machine, backend
     run(body)
 
 
+@pytest.mark.parametrize(("version", "backend"), [("1.2.1", "tensorrt"), ("1.2.1", "pytorch"), ("1.3.0", "pytorch")])
+def test_an_error_of_the_engine_is_reported_in_its_own_words_with_the_next_request(
+    machine: Machine, version: str, backend: str
+) -> None:
+    """TensorRT-LLM's worker keeps the error of its other threads until then."""
+
+    async def body() -> Probe:
+        fault = {"action": "raise", "at_token": 2, "max_new_tokens": 77}
+        probe = await machine.start(backend, {"steps_per_second": 50, "faults": [fault]}, version=version)
+        for number in itertools.count():
+            if probe.deaths:
+                break
+            probe.submit(number, 77 if number == 3 else LONG, PROMPT)
+            await asyncio.sleep(0.05)
+        assert "CppExecutorError: scripted engine failure" in await probe.death()
+        # Their answer is the loss, not an error of their own.
+        assert [delta for delta in probe.deltas if delta.finish] == []
+        return probe
+
+    run(body)
+
+
+def test_an_error_of_the_engine_is_found_where_no_request_follows(machine: Machine) -> None:
+    async def body() -> Probe:
+        fault = {"action": "raise", "at_token": 2, "max_new_tokens": 77}
+        probe = await machine.start(script={"steps_per_second": 50, "faults": [fault]}, hang_timeout=300.0)
+        probe.submit(1, 77, PROMPT)
+        assert "CppExecutorError: scripted engine failure" in await probe.death()
+        return probe
+
+    run(body)
+
+
 @pytest.mark.parametrize(
-    ("version", "backend", "action", "message"),
+    ("backend", "action", "message"),
     [
-        ("1.2.1", "tensorrt", "raise", "CppExecutorError: scripted engine failure"),
-        ("1.2.1", "pytorch", "raise", "CppExecutorError: scripted engine failure"),
-        ("1.3.0", "pytorch", "raise", "CppExecutorError: scripted engine failure"),
-        ("1.2.1", "tensorrt", "cuda", "an illegal memory access was encountered"),
-        ("1.2.1", "pytorch", "segfault", "a worker process of TensorRT-LLM is gone"),
+        ("tensorrt", "cuda", "an illegal memory access was encountered"),
+        ("pytorch", "segfault", "a worker process of TensorRT-LLM is gone"),
     ],
 )
-def test_an_engine_that_fails_is_reported_with_its_own_words(
-    machine: Machine, version: str, backend: str, action: str, message: str
-) -> None:
+def test_an_engine_that_fails_is_reported_at_once(machine: Machine, backend: str, action: str, message: str) -> None:
     async def body() -> Probe:
         fault = {"action": action, "at_token": 2, "max_new_tokens": 77}
-        probe = await machine.start(backend, {"steps_per_second": 50, "faults": [fault]}, version=version)
+        probe = await machine.start(backend, {"steps_per_second": 50, "faults": [fault]})
         for number in range(8):
             probe.submit(number, 77 if number == 3 else LONG, PROMPT)
         assert message in await probe.death()
         # Their answer is the loss, not an error of their own.
-        assert not any(delta.finish for delta in probe.deltas)
+        assert [delta for delta in probe.deltas if delta.finish] == []
         return probe
 
     run(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from types import SimpleNamespace
 
 import psutil
@@ -238,6 +239,33 @@ def test_a_worker_that_has_ended_is_reported_by_its_id(make: MakeEngine, monkeyp
         engine.executor.check()
 
 
+def test_what_ended_a_worker_says_more_than_its_end_also_where_it_comes_later(
+    make: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        engine.llm._executor._error_queue.put(RuntimeError("in the worker"))
+
+    monkeypatch.setattr(executor, "dead", lambda ranks: [7])
+    monkeypatch.setattr(time, "sleep", sleep)
+    engine = make()
+    with pytest.raises(EngineLostError, match="TensorRT-LLM cannot go on: RuntimeError: in the worker"):
+        engine.executor.check()
+
+
+def test_an_error_that_a_request_was_given_says_more_than_the_shutdown_that_follows(make: MakeEngine) -> None:
+    async def body() -> None:
+        engine = make()
+        await engine.begin()
+        engine.llm.refusal = RuntimeError("in the worker")
+        engine.submit(1)
+        engine.llm._executor = SimpleNamespace(is_shutdown=lambda: True)
+        with pytest.raises(RuntimeError, match="in the worker"):
+            engine.executor.check()
+        await engine.ended()
+
+    asyncio.run(body())
+
+
 def test_an_error_of_a_background_thread_is_reported(make: MakeEngine) -> None:
     engine = make()
     engine.llm._executor._error_queue.put(RuntimeError("in a thread"))
@@ -313,3 +341,39 @@ def test_a_shutdown_that_hangs_is_waited_for_a_few_seconds(make: MakeEngine, mon
         body()
     finally:
         release.set()
+
+
+# -- the rate of responses ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("backend", "interval"), [("pytorch", 1), ("pytorch", 4), ("tensorrt", None)])
+def test_the_rate_of_responses_is_watched_where_an_option_can_lower_it(
+    make: MakeEngine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], backend: str, interval: int
+) -> None:
+    class Rate:
+        def __init__(self, interval: int) -> None:
+            intervals.append(interval)
+
+        def look(self, responses: int, streams: int) -> str | None:
+            looks.append((responses, streams))
+            return "set it to 9"
+
+    intervals: list[int] = []
+    looks: list[tuple[int, int]] = []
+    monkeypatch.setattr(executor, "ResponseRate", Rate)
+
+    @in_virtual_time
+    async def body() -> None:
+        arguments = {} if interval in (1, None) else {"stream_interval": interval}
+        engine = make(backend=backend, arguments=arguments)
+        await engine.begin()
+        result = engine.submit(1)
+        result.say(7)
+        result.say(8)
+        await asyncio.sleep(0.6)
+        await engine.ended()
+
+    body()
+    assert intervals == ([] if interval is None else [interval])
+    assert looks == ([] if interval is None else [(2, 1)])
+    assert capfd.readouterr().out == ("" if interval is None else "set it to 9\n")

@@ -6,33 +6,10 @@ import asyncio
 from contextvars import ContextVar
 
 from djl_trtllm.backends.tensorrt_llm.guided_requests import GuidedRequests
-from djl_trtllm.executor.guide_checker import Key, key_of
-from djl_trtllm.executor.guide_process import Verdict
 from djl_trtllm.executor.protocol import Submit
-from djl_trtllm.request import Guide, GuideKind, Sampling
+from djl_trtllm.request import Sampling
+from tests.executor.played_checker import PlayedChecker, regex
 from tests.support.virtual_time import in_virtual_time
-
-
-class PlayedChecker:
-    def __init__(self) -> None:
-        self.checked: list[str] = []
-        self.verdicts: dict[Key, Verdict] = {}
-        self.closed = False
-
-    def check(self, key: Key, guide: Guide) -> None:
-        self.checked.append(guide.value)
-
-    def verdict(self, key: Key) -> Verdict | None:
-        return self.verdicts.get(key)
-
-    def poll(self, seconds: float) -> None:
-        assert seconds == 0.0
-
-    def close(self) -> None:
-        self.closed = True
-
-    def decide(self, text: str, problem: str | None = None) -> None:
-        self.verdicts[key_of(regex(text))] = Verdict(problem)
 
 
 class Held:
@@ -48,10 +25,6 @@ class Held:
 
     def hold(self, request_id: int, text: str) -> None:
         self.requests.hold(Submit(request_id, [5], Sampling(9), guide=regex(text)))
-
-
-def regex(text: str) -> Guide:
-    return Guide(GuideKind.REGEX, text)
 
 
 @in_virtual_time
@@ -117,6 +90,7 @@ async def test_a_verdict_that_was_forgotten_is_asked_for_again() -> None:
     held.hold(1, "a")
     await asyncio.sleep(1)
     assert held.checker.checked.count("a") > 2
+    assert held.checker.waited == {0.0}
     held.requests.close()
 
 

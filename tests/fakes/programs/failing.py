@@ -105,12 +105,14 @@ def dead_worker(model: str, how: str, **arguments: Any) -> Any:
     return seen
 
 
-def background_error(model: str, lora_request: Any = None, **arguments: Any) -> Any:
-    """The engine raises: what waits, what comes after."""
+def background_error(model: str, ends_worker: bool, lora_request: Any = None, **arguments: Any) -> Any:
+    """The engine raises: what waits, what comes after. `ends_worker`: at once, else with the next request."""
     llm = torch_llm(model, **arguments)
 
     async def go() -> Any:
-        waiting = await read(llm, max_tokens=9, lora_request=lora_request)
+        waiting = [await read(llm, max_tokens=9, lora_request=lora_request)]
+        if not ends_worker:
+            waiting.append(await read(llm, max_tokens=2))
         # It comes with the end of the worker, later on a busy machine.
         while llm._executor._error_queue.empty():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ import pydantic
 from . import configs, engine_files, names
 from .build import positions
 from .logger import logger
-from .settings import SINCE_1_3, compute_capability
+from .settings import SINCE_1_2, SINCE_1_3, compute_capability
 
 _LIMITS = ("max_batch_size", "max_num_tokens")
 _SHAPE = ("max_seq_len", "max_beam_width", "max_input_len")
@@ -124,9 +124,11 @@ class _TrtArgs(BaseLlmArgs):
             self.__dict__["build_config"] = names.NAMESPACE["BuildConfig"](**made)
         build = self.build_config
         # validate_build_config_with_runtime_params, llmapi/llm_args.py of 121,745 characters (1.2rc): it logs the value
-        # that it has already lowered.
+        # that it has already lowered. 1.1 refuses it (seen in a log of 1.1.0).
         for name in _LIMITS:
             value, limit = getattr(self, name), getattr(build, name)
+            if value is not None and value > limit and not SINCE_1_2:
+                raise ValueError(f"{name} [{value}] is greater than build_config.{name} [{limit}] in build_config")
             if value is not None and value > limit:
                 self.__dict__[name] = limit
                 logger.warning(f"{name} [{limit}] is overridden by build_config.{name} [{limit}] in build_config")

@@ -324,6 +324,10 @@ class Engine:
     def _end_loop(self, message: str) -> None:
         """py_executor.py, `_event_loop_wrapper`: it is logged, and requests are taken as before."""
         logger.error(f"Error in event loop: {message}")
+        self.end()
+
+    def end(self) -> None:
+        """Compute nothing any more."""
         self._ended = True
 
     # -- responses -----------------------------------------------------------------------------------------------------
@@ -343,14 +347,15 @@ class Engine:
             self._forget(sequence.request.id)
         new = sequence.tokens[sequence.sent :]
         sequence.sent = len(sequence.tokens)
-        beams = params.n if params.use_beam_search else 1
-        tokens = [sequence.beam(number) for number in range(beams)] if params.use_beam_search else [new]
+        beams = [sequence, *sequence.further][: params.n] if params.use_beam_search else [sequence]
+        tokens = [list(beam.tokens) for beam in beams] if params.use_beam_search else [new]
         # Of beams, from 1.3 on, also where it is 0.
         wants = params.logprobs or (params.logprobs == 0 and SINCE_1_3 and params.use_beam_search)
         pytorch_logprobs = wants and self.settings.pytorch
         result: Any = Result(
             tokens,
-            [sequence.finish] * beams,
+            # A beam that has ended keeps its reason, also where the others are cancelled.
+            [beam.reason or sequence.finish for beam in beams],
             is_final=is_final,
             sequence_index=sequence.index,
             decoding_iter=sequence.iterations,
@@ -360,7 +365,7 @@ class Engine:
             kept = tokens if params.use_beam_search else [sequence.tokens]
             of = logprobs if params.use_beam_search or not self.settings.torch_sampler else likeliest
             result.log_probs = [[of(token_id, params) for token_id in beam] for beam in kept]
-            result.cum_log_probs = [-0.5 * sequence.emitted - beam for beam in range(beams)]
+            result.cum_log_probs = [-0.5 * beam.emitted - number for number, beam in enumerate(beams)]
         if self.settings.pytorch:
             began = bool(sequence.emitted or not pytorch_logprobs)
             result = LlmResult(result, cached_tokens=sequence.cached, began=began)

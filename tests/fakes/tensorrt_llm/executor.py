@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from queue import Queue
 from typing import Any
 
-from .errors import RequestError
+from .errors import CppExecutorError, RequestError
 from .ipc import IpcQueue
 from .iteration_results import IterationResult, no_iterations
 from .logger import logger, print_colored
@@ -317,9 +317,11 @@ class GenerationExecutorWorker(GenerationExecutor):
                 continue
             try:
                 responses = self._engine.iterate()
-            except Exception as error:
+            except Exception as error:  # the thread goes on
                 self._error_queue.put(error)
-                return
+                if isinstance(error, CppExecutorError):
+                    self._engine.end()
+                continue
             self._dispatch(responses)
             lines = [json.dumps(self._engine.stats.popleft()) for _ in range(len(self._engine.stats))]
             self._dispatch_stats(lines)

@@ -2,6 +2,7 @@
 
 So a sequence whose prompt and first tokens are the prompt of another one goes on there (see the scripted executor).
 Sequence number i of a request begins i places later, and so does one with an adapter of id i, so that a test sees both.
+The model ends sequence number i of a beam search i tokens later, too: beams end one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .worker_settings import WorkerSettings
 
 
 class Sequence:
-    """A sequence of a request; with beam search it stands for all beams."""
+    """A sequence of a request; with beam search the best one, which stands for all others in the scheduler."""
 
     __slots__ = (
         "_bad",
@@ -35,12 +36,14 @@ class Sequence:
         "cached",
         "emitted",
         "finish",
+        "further",
         "in_context",
         "index",
         "iterations",
         "max_new_tokens",
         "params",
         "prompt",
+        "reason",
         "request",
         "reserved",
         "sent",
@@ -62,6 +65,8 @@ class Sequence:
         self.tokens: list[int] = []
         self.in_context = True
         self.finish = int(FinishReason.NOT_FINISHED)
+        self.reason = self.finish
+        """Why it ended, where other beams may still run: `finish` is set when all have ended."""
         self._min_tokens = params.min_tokens or 0
         self._end_id = -1 if params.ignore_eos else params.end_id
         self._eos: int | None = params.end_id if params.end_id is not None and params.end_id >= 0 else settings.eos
@@ -76,6 +81,9 @@ class Sequence:
         asked = (None, params.max_tokens)
         faults: list[dict[str, Any]] = settings.script["faults"]
         self._faults = [f for f in faults if f.get("max_new_tokens") in asked and not index]
+        self.further: list[Sequence] = []
+        if params.use_beam_search and not index:
+            self.further = [Sequence(request, number, [], settings) for number in range(1, params.best_of)]
 
     def _scripted_end(self, settings: WorkerSettings) -> dict[int, int]:
         """Place -> token, where it is not the prompt's: what a guide leads to, or the end token."""
@@ -85,12 +93,21 @@ class Sequence:
             return dict(enumerate([*settings.guided_ids, *end]))
         if end_after is None or self._eos is None:
             return {}
-        return {max(end_after, self._min_tokens): self._eos}
+        return {max(end_after + (self.index if self.params.use_beam_search else 0), self._min_tokens): self._eos}
 
     def advance(self) -> None:
-        """One more token; `finish` is set where it is the last."""
+        """One more token of it and of its further beams; `finish` is set where none goes on."""
         self.in_context = False
         self.iterations += 1
+        if not self.reason:
+            self._emit()
+        for beam in self.further:
+            if not beam.reason:
+                beam._emit()
+        if self.reason and all(beam.reason for beam in self.further):
+            self.finish = self.reason
+
+    def _emit(self) -> None:
         token_id = self._next_token()
         self.emitted += 1
         ended = token_id == self._end_id and self.emitted > self._min_tokens
@@ -98,12 +115,12 @@ class Sequence:
             self.tokens.append(token_id)
         stopped = bool(self._stops) and any(self.tokens[-len(word) :] == word for word in self._stops)
         if ended:
-            self.finish = int(FinishReason.END_ID)
+            self.reason = int(FinishReason.END_ID)
         elif self.emitted >= self.max_new_tokens and (self._includes_end or not stopped):
             # The PyTorch sampler looks at the length before it looks at stop words.
-            self.finish = int(FinishReason.LENGTH)
+            self.reason = int(FinishReason.LENGTH)
         elif stopped:
-            self.finish = int(FinishReason.STOP_WORDS)
+            self.reason = int(FinishReason.STOP_WORDS)
 
     def _next_token(self) -> int:
         if self.emitted in self._guided:
@@ -115,12 +132,6 @@ class Sequence:
                 break
             token_id = cycle[(place + offset) % len(cycle)]
         return token_id
-
-    def beam(self, number: int) -> list[int]:
-        """All tokens of a beam: the best is the sequence itself, each further one begins a place later."""
-        if not number:
-            return list(self.tokens)
-        return [self._cycle[(place + number) % len(self._cycle)] for place in range(len(self.tokens))]
 
     def fault(self) -> dict[str, Any] | None:
         """What the script has for the token that comes next."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from .engine import Engine
 from .engine_files import deserialize_error, load_rank
-from .errors import RequestError
+from .errors import CppExecutorError, RequestError
 from .ipc import IpcQueue
 from .logger import cpp_log, logger
 from .memory import ENGINE_OUT_OF_MEMORY, NO_KV_CACHE, memory_model
@@ -124,6 +124,7 @@ def _step_together(peers: list[Connection], word: bytes) -> None:
 def _lead(engine: Engine, peers: list[Connection], requests: IpcQueue, results: IpcQueue, stats: IpcQueue) -> None:
     open_for_requests = True
     statistics_due = time.monotonic() + 0.2
+    errors: list[Exception] = []
     while open_for_requests or engine.busy:
         while open_for_requests and requests.poll(0 if engine.busy else 0.2 if engine.stats else None):
             request = requests.get()
@@ -132,10 +133,10 @@ def _lead(engine: Engine, peers: list[Connection], requests: IpcQueue, results: 
             elif isinstance(request, CancellingRequest):
                 engine.cancel(request.id)
             else:
-                _submit(engine, request)
+                _submit(engine, request, errors)
         if engine.busy:
             _step_together(peers, b"step")
-            responses = engine.iterate()
+            responses = _responses_of(engine, errors)
             if responses:
                 results.put_blocking(responses)
         if engine.stats and time.monotonic() >= statistics_due:
@@ -144,10 +145,26 @@ def _lead(engine: Engine, peers: list[Connection], requests: IpcQueue, results: 
     _step_together(peers, b"stop")
 
 
-def _submit(engine: Engine, request: Any) -> None:
+def _responses_of(engine: Engine, errors: list[Exception]) -> list[Any]:
+    """As the thread that waits for responses (base_worker.py): those of the iteration are lost with an error, which the
+    next request finds. The engine's own error is its end."""
+    try:
+        return engine.iterate()
+    except Exception as error:
+        logger.error(f"Error in thread await_response_thread: {error}\n{traceback.format_exc()}")
+        errors.append(error)
+        if isinstance(error, CppExecutorError):
+            engine.end()
+        return []
+
+
+def _submit(engine: Engine, request: Any, errors: list[Exception]) -> None:
+    """Raises, as `BaseWorker.submit`, the first error of another thread, which ends the worker."""
     try:
         engine.enqueue(request)
     except RequestError as error:
         logger.error(f"submit request failed: {error}")
         logger.error(traceback.format_exc())
         engine.fail(request.id, error)
+    if errors:
+        raise errors[0]
