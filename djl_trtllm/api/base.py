@@ -235,7 +235,7 @@ class Dialect(ABC):
     """What the description says of a path beside the tables: a summary, an example, the responses. A page's key begins
     with "GET "."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """What logs and metrics call it."""
         return type(self).__name__.lower()

@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.batching.statistics import Histogram
@@ -73,7 +72,7 @@ class Application:
         metrics = MetricsPage(self.registry, self.context.counts, self._stall)
         routes = Routes(self.context, self._models, metrics, SessionRequests(open_sessions(options)))
         self.monitor = routes.monitor
-        self._asgi = BidirectionalStreams(routes.router(self._lifespan), self.context)
+        self._asgi = BidirectionalStreams(routes.router(self.lifespan), self.context)
         self._loading: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
 
@@ -101,7 +100,8 @@ class Application:
         self.monitor.close()
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _: Router) -> AsyncIterator[None]:
+    async def lifespan(self, _: object = None) -> AsyncIterator[None]:
+        """What an ASGI server's lifespan does: load the models, and drain at the end. For once."""
         self.loop = asyncio.get_running_loop()
         # Worker threads that read requests hold the GIL, and the event loop waits for it as long as this.
         sys.setswitchinterval(_SWITCH_SECONDS)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -30,7 +30,7 @@ from djl_trtllm.errors import AuthenticationError, ForbiddenError
 from djl_trtllm.server.access import Role, WrongPort
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.context import ServerContext
-from djl_trtllm.server.exchange import ABORT
+from djl_trtllm.server.exchange import CONNECTION
 from djl_trtllm.telemetry import ServedRequest
 
 logger = logging.getLogger(__name__)
@@ -132,6 +132,19 @@ class _Socket:
     _gone: asyncio.Event = field(default_factory=asyncio.Event)
     _held: int = 0
 
+    # -- as a `ServerConnection` -----------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        self._gone.set()
+
+    def write_part(self, part: bytes) -> bool:
+        return False
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """The task that answers is cancelled then."""
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
     async def run(self) -> None:
         reader = asyncio.create_task(self._read())
         answering = asyncio.create_task(self._answer_all())
@@ -210,7 +223,8 @@ class _Socket:
             "path": _REQUEST_PATH,
             "raw_path": _REQUEST_PATH.encode(),
             "headers": [(name, value) for name, value in self.scope["headers"] if name != b"content-length"],
-            "extensions": {ABORT: {"call": self._gone.set}},
+            "extensions": {},
+            CONNECTION: self,
         }
         await self.application(scope, receive, send)
 

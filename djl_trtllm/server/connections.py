@@ -12,6 +12,7 @@ from math import inf
 from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.utils import get_remote_addr
 
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.descriptors import raise_limit
@@ -37,6 +38,14 @@ class Refusal(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+    @classmethod
+    def of(cls, error: Exception) -> Refusal:
+        """What a parser's error is about, without the stack that it was raised in."""
+        cause = error.__context__ or error
+        if isinstance(cause, Refusal):
+            return cls(cause.status, str(cause))
+        return cls(400, f"this is not HTTP: {cause}")
 
     def reply(self, default_headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The response, after which the connection is closed."""
@@ -65,6 +74,14 @@ class Connection(Protocol):
 
     def drop(self) -> None:
         """Close it, to make room."""
+
+
+def has_left(transport: asyncio.Transport) -> bool:
+    """Whether the client of a new connection has left already. Its requests would be those of a client without address,
+    for which a place would be kept free."""
+    connection = transport.get_extra_info("socket")
+    is_tcp = connection is not None and connection.family != socket.AF_UNIX
+    return is_tcp and get_remote_addr(transport) is None
 
 
 def reset(transport: asyncio.Transport) -> None:

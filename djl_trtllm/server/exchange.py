@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers as RequestHeaders
@@ -21,22 +22,44 @@ from djl_trtllm.errors import AuthenticationError, RequestTooLargeError
 from djl_trtllm.server.access import ApiKey
 from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.service import ModelService
+from djl_trtllm.service.clients import Caller
+from djl_trtllm.telemetry import Telemetry
 from djl_trtllm.telemetry.served_request import CLIENT_LEFT, ServedRequest
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
 
+# What the scope of a request has in our server, beside what ASGI knows. Keys of their own: dicts of extensions, as ASGI
+# has them, would be hundreds of bytes for each request.
+
+CONNECTION = "djl_trtllm.connection"
+"""The `ServerConnection`."""
+
+REST = "djl_trtllm.rest"
+"""Takes a future that is done when the response has ended, from an application that returns before. What it had on the
+stack, a coroutine in each layer, is not there while the response goes on."""
+
 REFUSED = "djl_trtllm.refused"
-"""ASGI extension of our server: the `status` with which it has refused a request whose body it does not read on."""
-
-ABORT = "djl_trtllm.abort"
-"""ASGI extension of our server: its `call` drops the connection. A normal close would wait for the client to read."""
-
-WRITE = "djl_trtllm.write"
-"""ASGI extension of our server: its `call` sends a part of a body of unknown length, without a message or a coroutine
-for it, where the head is sent. It returns False if it has not: the client does not read, or is gone."""
+"""The status with which the server has refused a request whose body it does not read on."""
 
 _MOST_DIGITS = 20
 _ALWAYS = ((b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff"))
+
+
+class ServerConnection(Protocol):
+    """What the connection of a request can do in our server."""
+
+    def reset(self) -> None:
+        """Drop the connection. A normal close would wait for the client to read."""
+
+    def write_part(self, part: bytes) -> bool:
+        """Send a part of a body of unknown length, without a message or a coroutine for it, where the head is sent.
+
+        False if it was not sent: the client does not read, or is gone.
+        """
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Call this if the client leaves before the response has ended; at once, if it has left."""
 
 
 class BodyTooLarge(Exception):
@@ -47,7 +70,7 @@ class ClientGone(Exception):
     """The client disconnected while its request was read."""
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One HTTP request and its response. `dialect` is the format of errors, `options` are the server's."""
 
@@ -60,6 +83,7 @@ class Exchange:
     dialect: Dialect = DEFAULT
     bodies: BodyMemory = field(default_factory=BodyMemory)
     """The memory of all requests' bodies."""
+    telemetry: Telemetry = field(default_factory=Telemetry)
     route: str = ""
     """The path of the route, with its placeholders; empty if none matches."""
     model: str = ""
@@ -67,7 +91,17 @@ class Exchange:
     key: ApiKey | None = None
     """The client's API key, if it needs one."""
     sent_head: bool = False
+    caller: Caller | None = None
+    """Whose request it is, where it counts among those of its client."""
+    service: ModelService | None = None
+    """What generates `served.generations`."""
+    rest: Future[None] | None = None
+    """Done when the response has ended, where it goes on after its handler."""
     _held: int = 0
+    properties: dict[str, str] = field(init=False)
+    """Headers by lower-case name, and custom attributes."""
+    request_id: str = field(init=False)
+    served: ServedRequest = field(init=False)
 
     def __post_init__(self) -> None:
         self.properties = properties(RequestHeaders(scope=self.scope).items())
@@ -121,7 +155,7 @@ class Exchange:
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
-                self.served.status = self.scope.get("extensions", {}).get(REFUSED, {}).get("status", CLIENT_LEFT)
+                self.served.status = self.scope.get(REFUSED, CLIENT_LEFT)
                 raise ClientGone
             part = message.get("body", b"")
             if self._held + len(part) > limit:
@@ -142,6 +176,23 @@ class Exchange:
         if len(body) > SMALL:
             raise RequestTooLargeError(f"the request body has {len(body)} bytes: {self.route} takes at most {SMALL}")
         return body
+
+    def go_on(self, rest: Future[None]) -> None:
+        """The response goes on after its handler, until `rest` is done. What only the handler needs is not kept."""
+        self.rest = rest
+        self.properties = {}
+        if not self.telemetry.reads_headers:
+            self.served.headers = self.properties
+
+    def end(self) -> None:
+        """Nothing more is sent: end what is done for it, and report it."""
+        if self.service is not None:
+            # The client may be gone, or its response have ended before its tokens did.
+            self.service.cancel(self.served.generations)
+        if self.caller is not None:
+            self.caller.leave()
+        self.release()
+        self.telemetry.ended(self.served)
 
     def release(self) -> None:
         """The body is not kept any more."""
@@ -174,18 +225,12 @@ class Exchange:
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 
     @property
-    def write_part(self) -> Callable[[bytes], bool]:
-        """The call of the extension `WRITE`; it never sends where the server has none."""
-        extension = self.scope.get("extensions", {}).get(WRITE)
-        call: Callable[[bytes], bool] = _sends_nothing if extension is None else extension["call"]
-        return call
+    def connection(self) -> ServerConnection | None:
+        """None in another server than ours."""
+        connection: ServerConnection | None = self.scope.get(CONNECTION)
+        return connection
 
     def abort(self) -> None:
-        """Drop the connection and what its client has not read yet."""
-        extension = self.scope.get("extensions", {}).get(ABORT)
-        if extension is not None:
-            extension["call"]()
-
-
-def _sends_nothing(part: bytes) -> bool:
-    return False
+        """Drop the connection and what its client has not read yet, where the server can do so."""
+        if self.connection is not None:
+            self.connection.reset()

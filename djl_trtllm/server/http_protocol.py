@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from djl_trtllm.api.headers import request_id
-from djl_trtllm.server.connections import SLOWEST_BODY, Connections, Refusal, reset
-from djl_trtllm.server.exchange import ABORT, REFUSED, WRITE
+from djl_trtllm.server.connections import SLOWEST_BODY, Connections, Refusal, has_left, reset
+from djl_trtllm.server.exchange import CONNECTION, REFUSED, REST
 from djl_trtllm.server.light_event import LightEvent
+from djl_trtllm.server.request_head import announces_body, without_offer
 from djl_trtllm.server.websocket_protocol import WebSocketProtocol
 from djl_trtllm.telemetry import ServedRequest
 
@@ -33,7 +37,7 @@ _LINGER_BYTES = 1 << 20
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection: the `ServerConnection` of its requests."""
 
     # With these in its dictionary, that would be too large to share its keys with those of other connections.
     __slots__ = (
@@ -47,6 +51,7 @@ class HttpProtocol(HttpToolsProtocol):
         "_left",
         "_limits",
         "_lingered",
+        "_lost",
         "_paused",
         "_piece_size",
         "_read",
@@ -60,11 +65,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._connections = connections
         self._limits = connections.options
         self._head_read = self._read = True
-        self._beside = self._piece_size = self._body = self._left = self._fields = 0
-        self._last = b""
-        self._ahead = bytearray()
+        self._beside = self._piece_size = self._body = self._left = self._fields = self._lingered = 0
+        self._last, self._ahead = b"", bytearray()
         self._paused = self._refused = False
-        self._lingered = 0
+        self._lost: Callable[[], None] | None = None
+        self.parser = None  # type: ignore[assignment]  # it takes a kilobyte: there is one while a request is read
         self.pipeline = ()  # type: ignore[assignment]  # an empty deque has 760 bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -72,14 +77,16 @@ class HttpProtocol(HttpToolsProtocol):
         self.flow._is_writable_event = LightEvent(is_set=True)  # type: ignore[assignment]
         self._connections.enter(self)
         self._idle_until(self._limits.keep_alive_timeout)
+        if has_left(self.transport):
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.leave(self)
         self._forget(len(self._ahead))
         super().connection_lost(exc)
+        self._call_lost()
         self._unset_keepalive_if_required()
-        # They refer to this connection. Without it they are freed at once, and not by the garbage collector, which
-        # stops the event loop.
+        # They refer to this connection: the garbage collector, which stops the event loop, would have to free them.
         self.scope = self.cycle = None  # type: ignore[assignment]
 
     def handle_websocket_upgrade(self) -> None:
@@ -114,9 +121,11 @@ class HttpProtocol(HttpToolsProtocol):
                 self.handle_websocket_upgrade()
                 return len(data)
             except (httptools.HttpParserError, Refusal) as error:
-                self._refuse(_refusal_for(error))
+                self._refuse(Refusal.of(error))
                 return len(data)
             start = end
+        if self._read:
+            self.parser = None  # type: ignore[assignment]
         return min(start, len(data))
 
     def _answering(self) -> bool:
@@ -144,38 +153,26 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _fed(self, piece: bytes) -> bytes:
         """Feed the parser. Returns what to feed it next: the head again, if it offers what is not taken."""
+        if cast(Any, self.parser) is None:  # it takes a kilobyte: there is one while a request is read
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
             if self._should_upgrade():
                 raise
             self._piece_size = self._beside
-            return self._head_without_offer() + piece[upgrade.args[0] :]
+            return without_offer(self.parser, self.url, self.headers) + piece[upgrade.args[0] :]
         return b""
 
     def _should_upgrade(self) -> bool:
         """Whether the request opens a WebSocket. Other offers are ignored, such as that of HTTP/2 by Java's client."""
         return (
             self.parser.get_method() == b"GET"
-            and not self._body_follows()
+            and not announces_body(self.headers)
             and (self.cycle is None or self.cycle.response_complete)
             and super()._should_upgrade()
         )
-
-    def _body_follows(self) -> bool:
-        lengths = [value for name, value in self.headers if name == b"content-length"]
-        return any(length != b"0" for length in lengths) or any(
-            name == b"transfer-encoding" for name, _ in self.headers
-        )
-
-    def _head_without_offer(self) -> bytes:
-        """The parser reads no body of a request that offers another protocol."""
-        version = self.parser.get_http_version().encode()
-        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
-        for name, value in self.headers:
-            if name != b"upgrade":
-                head += (name, b": ", value, b"\r\n")
-        return b"".join([*head, b"\r\n"])
 
     def _check_size(self) -> None:
         # What a chunked body has besides its content may be as large as that.
@@ -209,7 +206,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"call": self.reset}, WRITE: {"call": self.write_part}}
+        cast(Scope, self.scope).update({CONNECTION: self, REST: None})
         self._connections.start(self)
         self.deadline = self.loop.time() + self._limits.header_read_timeout
         self._head_read = self._read = False
@@ -269,6 +266,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._idle_until(self._limits.keep_alive_timeout)
 
     def on_response_complete(self) -> None:
+        self._lost = None
         super().on_response_complete()
         if self.expect_100_continue and not self._read and not self._body:
             # The body may come or not, so it is not known where the next request begins.
@@ -280,8 +278,40 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._read and self.cycle.response_complete:
             self._idle_until(self._limits.keep_alive_timeout)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        task = self.loop.create_task(self._run(cycle, app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Run the application. A response that goes on without it has no task: uvicorn looks at it at its end."""
+        scope = cast(Scope, cycle.scope)
+        try:
+            await app(scope, cycle.receive, cycle.send)
+        except BaseException as error:
+            await cycle.run_asgi(partial(_outcome, error))
+            return
+        if (rest := scope[REST]) is None:
+            await cycle.run_asgi(partial(_outcome, None))
+        else:
+            scope["headers"].clear()
+            rest.add_done_callback(partial(self._finish, cycle))
+
+    def _finish(self, cycle: RequestResponseCycle, _: object) -> None:
+        super()._start_asgi_task(cycle, partial(_outcome, None))
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        if self.cycle is None or self.cycle.disconnected:
+            call()
+        else:
+            self._lost = call
+
+    def _call_lost(self) -> None:
+        call, self._lost = self._lost, None
+        if call is not None:
+            call()
+
     def write_part(self, part: bytes) -> bool:
-        """Send a part of a chunked body, as the response's `send` does; see `WRITE`."""
         cycle = self.cycle
         if cycle is None or cycle.disconnected or self.flow.write_paused or not cycle.chunked_encoding:
             return False
@@ -338,10 +368,11 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._head_read:
             self._report(refusal)
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.scope["extensions"][REFUSED] = {"status": refusal.status}
+            cast(Scope, self.cycle.scope)[REFUSED] = refusal.status
             self.cycle.disconnected = True
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
+            self._call_lost()
             if self.cycle.response_started or not of_this:
                 self.reset()
                 return
@@ -359,14 +390,11 @@ class HttpProtocol(HttpToolsProtocol):
         identifier = request_id(given, self._limits.request_id_header_key)
         path = self.url.partition(b"?")[0].decode("latin-1")
         method = self.parser.get_method().decode("latin-1") if path else "-"
-        self._connections.context.telemetry.ended(
-            ServedRequest(identifier, method, path or "-", status=refusal.status, error=Refusal.__name__)
-        )
+        served = ServedRequest(identifier, method, path or "-", status=refusal.status, error=Refusal.__name__)
+        self._connections.context.telemetry.ended(served)
 
 
-def _refusal_for(error: Exception) -> Refusal:
-    """What the parser's error is about, without the stack that it was raised in."""
-    cause = error.__context__ or error
-    if isinstance(cause, Refusal):
-        return Refusal(cause.status, str(cause))
-    return Refusal(400, f"this is not HTTP: {cause}")
+async def _outcome(error: BaseException | None, *_: object) -> None:
+    """An application that has run before."""
+    if error is not None:
+        raise error

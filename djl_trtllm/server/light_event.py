@@ -12,7 +12,7 @@ class LightEvent:
 
     def __init__(self, *, is_set: bool = False) -> None:
         self._is_set = is_set
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: tuple[asyncio.Future[None], ...] = ()
 
     def is_set(self) -> bool:
         return self._is_set
@@ -30,8 +30,8 @@ class LightEvent:
         if self._is_set:
             return
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
+        self._waiting += (waiting,)
         try:
             await waiting
         finally:
-            self._waiting.remove(waiting)
+            self._waiting = tuple(each for each in self._waiting if each is not waiting)

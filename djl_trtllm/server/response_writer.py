@@ -2,7 +2,7 @@
 
 A task per stream that wakes up for every token would be the largest cost of a streaming server. Instead the rolling
 batch calls `ResponseWriter.deliver`, which gives the bytes to the transport at once, in the same turn of the event
-loop for all streams. The request's own task sleeps until its response is complete or its client is gone.
+loop for all streams. Nothing of the request is on a stack meanwhile, if the server calls when the client is gone.
 """
 
 from __future__ import annotations
@@ -62,15 +62,31 @@ class ResponseWriter:
     `stream_write_timeout` seconds the client is dropped.
     """
 
+    __slots__ = (
+        "_blocked",
+        "_closed",
+        "_complete",
+        "_connection",
+        "_encoder",
+        "_exchange",
+        "_headers",
+        "_kept",
+        "_late_headers",
+        "_listening",
+        "_unfinished",
+        "_write_timeout",
+    )
+
     def __init__(self, call: Call, exchange: Exchange) -> None:
         self._encoder = call.encoder
         self._headers = call.headers
         self._late_headers = call.late_headers
         self._exchange = exchange
         self._unfinished = call.sequences
-        self._write_part = exchange.write_part
+        self._connection = exchange.connection
         self._write_timeout = exchange.options.stream_write_timeout
         self._blocked: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._kept: list[OutputChunk] = []
         self._complete = False
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,18 +100,22 @@ class ResponseWriter:
         elif not self._closed.done():
             self._send_encoded([chunk])
 
-    # -- for the request's task ------------------------------------------------------------------------------------
+    # -- for the request's handler ---------------------------------------------------------------------------------
 
-    async def wait(self) -> None:
-        """Sleep until the response is sent, or the client is gone or does not read."""
-        disconnect = asyncio.ensure_future(self._disconnected())
-        try:
-            await self._closed
-        finally:
-            disconnect.cancel()
-            self._close()
-            if self._blocked is not None:
-                self._blocked.cancel()
+    def until_closed(self) -> asyncio.Future[None]:
+        """Done when the response is sent, or the client is gone or does not read; then the exchange ends."""
+        self._closed.add_done_callback(self._end)
+        if self._connection is None:
+            self._listening = asyncio.ensure_future(self._disconnected())
+        else:
+            self._connection.when_lost(self._close)
+        return self._closed
+
+    def _end(self, _: asyncio.Future[None]) -> None:
+        for task in (self._listening, self._blocked):
+            if task is not None:
+                task.cancel()
+        self._exchange.end()
 
     async def _disconnected(self) -> None:
         try:
@@ -110,8 +130,11 @@ class ResponseWriter:
         except Exception as error:
             self._break_off(error)
             return
-        if self._complete or (data and not (self._exchange.sent_head and self._write_part(data))):
-            self._run(self._body(data))
+        if not self._complete:
+            connection = self._connection
+            if not data or (connection is not None and self._exchange.sent_head and connection.write_part(data)):
+                return
+        self._run(self._body(data))
 
     def _encode(self, chunk: OutputChunk) -> bytes:
         finished = chunk.finished

@@ -34,7 +34,7 @@ from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.description import Description
-from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
+from djl_trtllm.server.exchange import REST, BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.find_model import find_model, status_of
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
@@ -87,15 +87,30 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self.routes.context
-        exchange = Exchange(scope, receive, send, context.options, context.counts, self.dialect, context.bodies)
+        exchange = Exchange(
+            scope,
+            receive,
+            send,
+            context.options,
+            context.counts,
+            self.dialect,
+            context.bodies,
+            context.telemetry,
+        )
         exchange.route = self.path
         exchange.served.quiet = self.health
         try:
             with RequestContext(exchange.request_id):
                 await self._answer(exchange)
         finally:
-            exchange.release()
-            context.telemetry.ended(exchange.served)
+            if exchange.rest is None:
+                exchange.end()
+        if exchange.rest is None:
+            return
+        if REST in scope:
+            scope[REST] = exchange.rest
+        else:
+            await exchange.rest
 
     async def _answer(self, exchange: Exchange) -> None:
         context, scope = self.routes.context, exchange.scope
@@ -250,8 +265,9 @@ class Routes:
         exchange.served.dialect = dialect.name
         key = None if exchange.key is None else exchange.key.name
         caller = self.context.clients.caller(key, exchange.properties, exchange.address)
-        with caller:
-            await self._generate(dialect, path, exchange, caller)
+        caller.enter()
+        exchange.caller = caller
+        await self._generate(dialect, path, exchange, caller)
 
     async def _generate(self, dialect: Dialect, path: str, exchange: Exchange, caller: Caller) -> None:
         served = exchange.served
@@ -291,12 +307,9 @@ class Routes:
         exchange.release()
         writer = ResponseWriter(call, exchange)
         served.asked = Asked.of(call.requests[0])
-        served.generations = generations = await service.generate(call, writer.deliver)
-        try:
-            await writer.wait()
-        finally:
-            # The client may be gone, or its response have ended before its tokens did.
-            service.cancel(generations)
+        served.generations = await service.generate(call, writer.deliver)
+        exchange.service = service
+        exchange.go_on(writer.until_closed())
 
     async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         """A dialect's page, of all models or of the one that the path names."""

@@ -38,6 +38,11 @@ class Telemetry:
         """As the options and OpenTelemetry's variables say. Raises ConfigError."""
         return cls(RequestLog() if options.request_log else None, open_traces(options, environ), open_metrics(environ))
 
+    @property
+    def reads_headers(self) -> bool:
+        """Whether the end of a request needs its headers."""
+        return self._traces is not None
+
     def ended(self, request: ServedRequest) -> None:
         """A request has ended; nothing that goes wrong here reaches it."""
         try:

@@ -7,7 +7,7 @@ import asyncio
 from djl_trtllm.api import Call
 from djl_trtllm.config import Options
 from djl_trtllm.request import GenerationRequest, OutputChunk, Sampling
-from djl_trtllm.server.exchange import Exchange
+from djl_trtllm.server.exchange import CONNECTION, Exchange
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.response_writer import ResponseWriter
 from tests.support.asgi import Connection
@@ -23,11 +23,11 @@ class Answered:
         """Without `extensions` the ASGI server is another one than ours."""
         self.client = Connection("POST", "/invocations")
         if not extensions:
-            self.client.scope["extensions"].clear()
+            del self.client.scope[CONNECTION]
         exchange = Exchange(self.client.scope, self.client.receive, self.client.send, OPTIONS, ServerCounts())
         self.encoder = encoder or WordEncoder()
         self.answer = ResponseWriter(Call((GenerationRequest(sampling=Sampling(n=sequences)),), self.encoder), exchange)
-        self.task = asyncio.ensure_future(self.answer.wait())
+        self.task = self.answer.until_closed()
 
     def deliver(self, *chunks: OutputChunk) -> None:
         for each in chunks:

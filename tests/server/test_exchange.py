@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import Any, cast
 
 import pytest
 
@@ -11,8 +13,9 @@ from djl_trtllm.api import Reply
 from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, OverloadedError
 from djl_trtllm.server.body_memory import BodyMemory
-from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
+from djl_trtllm.server.exchange import CONNECTION, BodyTooLarge, ClientGone, Exchange
 from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.telemetry import Telemetry
 from tests.support.asgi import Connection
 from tests.support.virtual_time import in_virtual_time
 
@@ -218,13 +221,10 @@ async def test_a_connection_is_dropped_where_the_server_can_do_so() -> None:
     pair = Pair()
     pair.exchange.abort()
     assert pair.client.aborted
-    without: tuple[dict[str, object], ...] = ({"extensions": {}}, {})
-    for extensions in without:
-        bare = Pair()
-        del bare.client.scope["extensions"]
-        bare.client.scope.update(extensions)
-        bare.exchange.abort()
-        assert not bare.client.aborted
+    bare = Pair()
+    del bare.client.scope[CONNECTION]
+    bare.exchange.abort()
+    assert not bare.client.aborted
 
 
 @in_virtual_time
@@ -233,3 +233,21 @@ async def test_a_response_is_counted_with_its_route_and_its_model() -> None:
     pair.exchange.route, pair.exchange.model = "/v1/completions", "story"
     await pair.exchange.reply(Reply(201, "text/plain", b""))
     assert pair.counts.responses == {(201, "/v1/completions", "story"): 1}
+
+
+@in_virtual_time
+async def test_a_response_that_goes_on_without_its_handler_keeps_no_headers() -> None:
+    pair = Pair(headers={"x-trace": "r-1"})
+    rest = asyncio.get_running_loop().create_future()
+    assert pair.exchange.properties
+    pair.exchange.go_on(rest)
+    assert (pair.exchange.rest, pair.exchange.properties, pair.exchange.served.headers) == (rest, {}, {})
+
+
+@in_virtual_time
+async def test_a_trace_has_the_headers_of_a_request_that_goes_on_without_its_handler() -> None:
+    pair = Pair(headers={"traceparent": "00"})
+    pair.exchange.telemetry = Telemetry(traces=cast(Any, object()))
+    headers = pair.exchange.properties
+    pair.exchange.go_on(asyncio.get_running_loop().create_future())
+    assert (pair.exchange.properties, pair.exchange.served.headers) == ({}, headers)

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from djl_trtllm.config import Options
 from djl_trtllm.server.app import Server
-from djl_trtllm.server.exchange import ABORT, WRITE
+from djl_trtllm.server.connections import Refusal
+from djl_trtllm.server.exchange import CONNECTION, REST
 from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.server.light_event import LightEvent
 from tests.support.client import raw_post
@@ -23,7 +24,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self, connection: socket.socket | None) -> None:
         super().__init__({"socket": connection})
-        self.aborted = False
+        self.aborted = self.closed = False
         self.written = b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -39,7 +40,8 @@ class Wire(asyncio.Transport):
 
     def resume_reading(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 def connected(wire: Wire, application: ASGIApp) -> HttpProtocol:
@@ -64,10 +66,31 @@ async def abort_of(wire: Wire) -> Callable[[], None]:
     protocol = connected(wire, application)
     await asyncio.sleep(0)
     assert scopes[0]["path"] == "/ping"
-    call: Callable[[], None] = scopes[0]["extensions"][ABORT]["call"]
+    call: Callable[[], None] = scopes[0][CONNECTION].reset
     protocol.connection_lost(None)
     await asyncio.sleep(0)
     return call
+
+
+def test_a_connection_whose_client_has_left_already_is_dropped() -> None:
+    async def aborted(connection: socket.socket) -> bool:
+        wire = Wire(connection)
+        connected(wire, idle).connection_lost(None)
+        return wire.aborted
+
+    async def idle(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        connection, _ = listener.accept()
+        assert not asyncio.run(aborted(connection))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        with connection:
+            assert asyncio.run(aborted(connection))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not asyncio.run(aborted(ours))  # a Unix socket has no addresses
 
 
 def test_a_connection_is_small() -> None:
@@ -127,7 +150,7 @@ def test_a_part_of_a_body_is_sent_while_the_client_reads_and_is_there() -> None:
         writes: list[Callable[[bytes], bool]] = []
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            writes.append(scope["extensions"][WRITE]["call"])
+            writes.append(scope[CONNECTION].write_part)
             await begun.wait()
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await asyncio.Event().wait()
@@ -152,6 +175,115 @@ def test_a_part_of_a_body_is_sent_while_the_client_reads_and_is_there() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_response_may_end_after_its_application_has_returned(complete: bool) -> None:
+    async def body() -> None:
+        wire = Wire(None)
+        rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        sends: list[Send] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            sends.append(send)
+            scope[REST] = rest
+
+        protocol = connected(wire, application)
+        await asyncio.sleep(0.001)
+        assert not protocol.tasks and not wire.written.endswith(b"0\r\n\r\n")
+        assert protocol.scope["headers"] == []  # nor is anything else kept that only the application needs
+        if complete:
+            await sends[0]({"type": "http.response.body", "body": b""})
+        rest.set_result(None)
+        await asyncio.sleep(0.001)
+        assert not protocol.tasks
+        assert (wire.written.endswith(b"0\r\n\r\n"), wire.closed) == (complete, not complete)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_loss_of_its_client_is_told_to_a_request_once(refused: bool) -> None:
+    async def body() -> None:
+        wire = Wire(None)
+        told: list[str] = []
+        scopes: list[Scope] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            scopes.append(scope)
+            scope[CONNECTION].when_lost(lambda: told.append("lost"))
+            await receive()
+            await receive()
+
+        protocol = connected(wire, application)
+        await asyncio.sleep(0.001)
+        assert told == []
+        if refused:
+            protocol._refuse(Refusal(400, "this is not HTTP"))
+            assert told == ["lost"]
+        protocol.connection_lost(None)
+        assert told == ["lost"]
+        scopes[0][CONNECTION].when_lost(lambda: told.append("late"))
+        assert told == ["lost", "late"]
+        await asyncio.sleep(0.001)
+
+    asyncio.run(body())
+
+
+def test_a_request_whose_response_has_ended_is_not_told_that_its_client_leaves() -> None:
+    async def body() -> None:
+        wire = Wire(None)
+        told: list[str] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[CONNECTION].when_lost(lambda: told.append("lost"))
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        protocol = connected(wire, application)
+        await asyncio.sleep(0.001)
+        protocol.connection_lost(None)
+        assert told == []
+
+    asyncio.run(body())
+
+
+def test_an_application_that_fails_is_answered_and_has_no_task_afterwards(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        wire = Wire(None)
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            raise ZeroDivisionError
+
+        protocol = connected(wire, application)
+        await asyncio.sleep(0.001)
+        assert wire.written.startswith(b"HTTP/1.1 500") and not protocol.tasks
+        assert "ZeroDivisionError" in caplog.text
+
+    asyncio.run(body())
+
+
+def test_there_is_a_parser_while_a_request_is_read_only() -> None:
+    async def body() -> None:
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        wire = Wire(None)
+        protocol = connected(wire, application)
+        parsers: list[object] = []
+        for _ in range(2):
+            parsers.append(protocol.parser)
+            await asyncio.sleep(0.001)
+            protocol.data_received(b"GET /ping HTTP/1.1\r\nHo")
+            assert protocol.parser is not None
+            protocol.data_received(b"st: test\r\n\r\n")
+        await asyncio.sleep(0.001)
+        assert wire.written.count(b"200 OK") == 3
+        assert parsers == [None, None]
+
+    asyncio.run(body())
+
+
 def test_a_body_with_a_length_has_no_parts() -> None:
     async def body() -> None:
         wire = Wire(None)
@@ -159,7 +291,7 @@ def test_a_body_with_a_length_has_no_parts() -> None:
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
-            sent.append(scope["extensions"][WRITE]["call"](b"part"))
+            sent.append(scope[CONNECTION].write_part(b"part"))
 
         protocol = connected(wire, application)
         await asyncio.sleep(0.001)

@@ -44,7 +44,7 @@ def test_all_wait_until_it_is_set(steps: tuple[str, ...], found: list[str]) -> N
     event = LightEvent()
     assert run(event, *steps) == found
     assert event.is_set() is (steps[-1:] == ("set",))
-    assert event._waiting == []
+    assert event._waiting == ()
 
 
 def test_nobody_waits_for_one_that_is_set() -> None:

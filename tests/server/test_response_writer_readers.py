@@ -148,6 +148,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing() -> None:
     answered.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answered.task
+    await answered.settle()
     answered.client.read_on()
     await answered.settle()
     assert answered.client.sent == []

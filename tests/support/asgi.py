@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-from djl_trtllm.server.exchange import ABORT, WRITE
+from djl_trtllm.server.exchange import CONNECTION
 
 JSON = {"content-type": "application/json"}
 
@@ -38,12 +38,13 @@ class Connection:
             "path": path,
             "query_string": query.encode(),
             "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
-            "extensions": {ABORT: {"call": self._abort}, WRITE: {"call": self._write}},
+            CONNECTION: self,
         }
         self._received: asyncio.Queue[Message] = asyncio.Queue()
         self._reads = asyncio.Event()
         self._reads.set()
-        self._vanished = False
+        self._vanished = self._left = False
+        self._lost: Callable[[], None] = lambda: None
         self._task: asyncio.Future[None]
         if body is not None:
             self.upload(body)
@@ -74,7 +75,9 @@ class Connection:
 
     def leave(self) -> None:
         """Close the connection."""
+        self._left = True
         self._received.put_nowait({"type": "http.disconnect"})
+        self._lost()
 
     def stop_reading(self) -> None:
         """From now on `send` waits, as with a transport whose buffer is full."""
@@ -143,7 +146,14 @@ class Connection:
         assert kinds == ["http.response.start", *["http.response.body"] * (len(kinds) - 1)]
         self.sent.append(message)
 
-    def _write(self, part: bytes) -> bool:
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """As our server has it."""
+        if self._left:
+            call()
+        self._lost = call
+
+    def write_part(self, part: bytes) -> bool:
+        """As our server has it."""
         if self._vanished or not self._reads.is_set():
             return False
         assert part
@@ -153,7 +163,8 @@ class Connection:
         self.written.append(part)
         return True
 
-    def _abort(self) -> None:
+    def reset(self) -> None:
+        """As our server has it."""
         self.aborted = True
 
 

@@ -201,10 +201,16 @@ class PlayedHost:
         self._on_death(ExecutorDiedError(f"the engine process (pid {self.pid}) is gone: {message}"))
 
     def _step_alone(self) -> None:
+        # Of what was submitted until now: what comes during an iteration joins the next one, as in an engine.
+        step = Step(self._executor.step(), self._executor.stats())
+        self._next_step = asyncio.get_running_loop().call_later(self._hosts.step_seconds, self._end_step, step)
+
+    def _end_step(self, step: Step) -> None:
         self._next_step = None
-        self.step()
         if self._executor.busy and not self.closed:
-            self._next_step = asyncio.get_running_loop().call_soon(self._step_alone)
+            # It does not wait until somebody has read what this one gave.
+            self._step_alone()
+        self._on_steps([step])
 
 
 class RendererHere:
@@ -224,8 +230,8 @@ class Hosts:
     """Makes the hosts of services, and remembers them.
 
     `failures` are raised by the next starts, one by each, None for a start that succeeds. `alone`: hosts generate by
-    themselves. `load_seconds` is what a start takes, `resident` the memory of a new host in bytes. `script` stands in
-    for options that are not the scripted executor's.
+    themselves, with iterations of `step_seconds`. `load_seconds` is what a start takes, `resident` the memory of a new
+    host in bytes. `script` stands in for options that are not the scripted executor's.
     """
 
     def __init__(self) -> None:
@@ -233,6 +239,7 @@ class Hosts:
         self.failures: list[DjlTrtllmError | None] = []
         self.features = FEATURES
         self.alone = False
+        self.step_seconds = 0.0
         self.load_seconds = 0.0
         self.resident = 10**9
         self.script: dict[str, Any] | None = None

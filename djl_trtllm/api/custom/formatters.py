@@ -234,7 +234,7 @@ def _payload(request_input: Any) -> dict[str, Any]:
 
 
 def _text_input(payload: dict[str, Any]) -> Any:
-    from djl_python.request_io import TextInput  # type: ignore[import-not-found]
+    from djl_python.request_io import TextInput  # type: ignore[import-not-found]  # as above
 
     text = payload.get("inputs", payload.get("prompt"))
     return TextInput(input_text=text, parameters=dict(payload.get("parameters") or {}))

@@ -98,7 +98,7 @@ def decode(body: bytes, content_type: str | None) -> Any:
 
 def parse_payload(
     payload: Any,
-    options: Options = Options(),  # noqa: B008
+    options: Options = Options(),  # noqa: B008  immutable
     properties: Mapping[str, str] = _NO_PROPERTIES,
 ) -> Call:
     """`parse` from the decoded payload on."""
