@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from djl_trtllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from djl_trtllm.offline import *  # noqa: F403
+    from djl_trtllm.offline import *  # noqa: F403  # its __all__ is the public API
     from djl_trtllm.server.factory import create_app as create_app
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +40,7 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name, help=summary) for name, summary in SUMMARIES.items()}
+        self.suggest_commands = False  # click does it too, and the message would have it twice
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -46,6 +48,8 @@ class Commands(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
             command = typer.main.get_command(import_module(f"djl_trtllm.commands.{name}").app)
+            if isinstance(command, TyperGroup):
+                command.suggest_commands = self.suggest_commands
         return name, command, rest
 
 
@@ -67,7 +71,12 @@ def options(
     """Serve large language models as DJL Serving and SageMaker do, on TensorRT-LLM or OpenVINO."""
 
 
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+
+
 def main() -> None:
+    # What is imported at the start stays: to look for garbage in it again and again takes a tenth of the start.
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     # As Ctrl-C does it, so that what is half done is removed. `serve` drains instead, once it serves.
     signal.signal(signal.SIGTERM, _end)
     with errors_of_stdout():

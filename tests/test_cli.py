@@ -32,6 +32,14 @@ def options_of(*arguments: str, **environ: str) -> dict[str, dict[str, object]]:
     return options
 
 
+@pytest.mark.parametrize("line", [["serv"], ["cache", "lss"]])
+def test_an_unknown_command_is_answered_with_one_suggestion_at_most(line: list[str]) -> None:
+    refused = runner.invoke(cli.app, line, env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert f"No such command '{line[-1]}'" in refused.stderr
+    assert refused.stderr.count("Did you mean") <= 1
+
+
 def test_config_without_a_model_shows_the_environment() -> None:
     options = options_of(OPTION_MAX_NUM_TOKENS="4096")
     names = ("max_num_tokens", "max_input_len", "max_output_len", "max_rolling_batch_size")

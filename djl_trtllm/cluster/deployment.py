@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from djl_trtllm.cluster.arguments import ClusterArguments
+from djl_trtllm.cluster.arguments import GATEWAY, ClusterArguments, ModelArguments, Routing
 from djl_trtllm.cluster.autoscaling import QueueAndCachePolicy
-from djl_trtllm.cluster.ingress import SEPARATE_THREAD
-from djl_trtllm.cluster.replica import AutoscaledReplica, Replica, open_application
-from djl_trtllm.config import Backend, Options
+from djl_trtllm.cluster.gpus import KEEPS_VISIBLE_GPUS, reserved_gpus
+from djl_trtllm.cluster.ingress import BEHIND_GATEWAYS, GATEWAYS, SEPARATE_THREAD
+from djl_trtllm.cluster.replica import (
+    AutoscaledReplica,
+    AutoscaledReplicaBehindGateway,
+    GatewayReplica,
+    Replica,
+    ReplicaBehindGateway,
+    open_application,
+    require_direct,
+)
+from djl_trtllm.config import Options
 from djl_trtllm.config.options.choices import Orchestrator
 from djl_trtllm.config.sources.keywords import as_arguments
-from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.logs import configure
 from djl_trtllm.model.remote.aws_scaling import Autoscaling
 from djl_trtllm.server.application import Application
 from djl_trtllm.server.startup import plan_startup
@@ -22,7 +31,6 @@ from djl_trtllm.server.startup import plan_startup
 if TYPE_CHECKING:
     from ray import serve
 
-_WITHOUT_GPU = (Backend.OPENVINO, Backend.SCRIPTED)
 _BESIDES = 100
 """Requests of a replica that are no generation, or are being refused."""
 _DRAIN_OF_HAPROXY = 40.0
@@ -35,17 +43,90 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     `args` are `ClusterArguments`. Raises ConfigError for what is wrong with them or with the options.
     """
     require_ray()
+    arguments = ClusterArguments.parse(args)
+    options = {name: _options(model) for name, model in arguments.deployments.items()}
+    deployments = {
+        name: _of_model(name, model, options[name], arguments) for name, model in arguments.deployments.items()
+    }
+    if arguments.path is Routing.DIRECT:
+        return deployments[arguments.name]
+    return _gateway(arguments, options, deployments)
+
+
+def _drain_seconds(options: Options) -> float:
+    return options.shutdown_timeout + _DRAIN_OF_HAPROXY
+
+
+def _options(model: ModelArguments) -> Options:
+    return plan_startup(model.model, os.environ, as_arguments(model.options))[0]
+
+
+def _of_model(name: str, model: ModelArguments, options: Options, arguments: ClusterArguments) -> serve.Application:
+    """The deployment of a model."""
     from ray import serve
 
-    arguments = ClusterArguments.parse(args)
-    options = plan_startup(arguments.model, os.environ, as_arguments(arguments.options))[0]
+    is_direct = arguments.path is Routing.DIRECT
+    variables = dict({SEPARATE_THREAD: "0"} if is_direct else BEHIND_GATEWAYS)
+    if options.orchestrator_type is Orchestrator.RAY:
+        variables |= KEEPS_VISIBLE_GPUS
+    given = {"name": name, **_deployment_options(model, options, variables)}
+    if is_direct:
+        asked = arguments.direct
 
-    def application() -> Application:
-        return open_application(arguments)
+        def application() -> Application:
+            app = open_application(model)
+            require_direct(asked=asked)
+            return app
 
-    kind = Replica if arguments.autoscale is None else AutoscaledReplica
-    deployment = serve.deployment(serve.ingress(application)(kind), **_deployment_options(arguments, options))
-    return deployment.bind()
+        kind = Replica if model.autoscale is None else AutoscaledReplica
+        return serve.deployment(serve.ingress(application)(kind), **given).bind()
+    if arguments.path is Routing.PREFIX:
+        given["request_router_config"] = _prefix_router(options)
+    behind = ReplicaBehindGateway if model.autoscale is None else AutoscaledReplicaBehindGateway
+    return serve.deployment(behind, **given).bind(model)
+
+
+def _prefix_router(options: Options) -> Any:
+    from ray.serve.config import RequestRouterConfig
+
+    # A replica may have a quarter of a batch more than another: below that, what it saves is more than others lose.
+    slack = max(1, options.max_rolling_batch_size // 4)
+    return RequestRouterConfig(
+        request_router_class="djl_trtllm.cluster.request_router.PrefixRouter", request_router_kwargs={"slack": slack}
+    )
+
+
+def _gateway(
+    arguments: ClusterArguments, options: Mapping[str, Options], deployments: Mapping[str, serve.Application]
+) -> serve.Application:
+    """The ingress deployment before those of the models."""
+    from ray import serve
+
+    widest = max(options.values(), key=lambda each: each.max_request_size)
+    prefixes, asked = arguments.path is Routing.PREFIX, arguments.direct
+    names = {name: name for name in deployments}
+
+    def application() -> Any:
+        from djl_trtllm.cluster.gateway import Gateway
+
+        configure(str(widest.log_level), json=widest.log_format == "json")
+        require_direct(asked=asked)
+        return Gateway(widest, names, prefixes=prefixes)
+
+    at_once = sum(_at_once(options[name]) * model.most_replicas for name, model in arguments.deployments.items())
+    return serve.deployment(
+        serve.ingress(application)(GatewayReplica),
+        name=GATEWAY,
+        num_replicas=arguments.gateways,
+        max_ongoing_requests=at_once,
+        graceful_shutdown_timeout_s=max(map(_drain_seconds, options.values())),
+        ray_actor_options={"num_cpus": arguments.cpus_of_gateway, "runtime_env": {"env_vars": GATEWAYS}},
+    ).bind(*deployments.values())
+
+
+def drain_seconds(arguments: ClusterArguments) -> float:
+    """How long a replica that is removed may take to end. Raises as `build` does for what is wrong with the options."""
+    return max(_drain_seconds(_options(model)) for model in arguments.deployments.values())
 
 
 def require_ray() -> Any:
@@ -58,23 +139,26 @@ def require_ray() -> Any:
     return ray
 
 
-def _deployment_options(arguments: ClusterArguments, options: Options) -> dict[str, Any]:
-    """The arguments of `serve.deployment`. Serve's own limits are beyond ours, so that ours are those that refuse."""
-    at_once = options.max_rolling_batch_size + options.job_queue_size
+def _at_once(options: Options) -> int:
+    """Requests of a replica. Serve's own limits are beyond ours, so that ours are those that refuse."""
+    return options.max_rolling_batch_size + options.job_queue_size + _BESIDES
+
+
+def _deployment_options(arguments: ModelArguments, options: Options, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Those of the arguments of `serve.deployment` that say how many replicas there are, and with what."""
     return {
-        "name": arguments.name,
-        "max_ongoing_requests": at_once + _BESIDES,
-        "graceful_shutdown_timeout_s": options.shutdown_timeout + _DRAIN_OF_HAPROXY,
+        "max_ongoing_requests": _at_once(options),
+        "graceful_shutdown_timeout_s": _drain_seconds(options),
         "ray_actor_options": {
             "num_cpus": arguments.cpus,
-            "num_gpus": _gpus(options) if arguments.gpus is None else arguments.gpus,
-            "runtime_env": {"env_vars": {SEPARATE_THREAD: "0"}},
+            "num_gpus": reserved_gpus(options) if arguments.gpus is None else arguments.gpus,
+            "runtime_env": {"env_vars": variables},
         },
         **_replicas(arguments, options),
     }
 
 
-def _replicas(arguments: ClusterArguments, options: Options) -> dict[str, Any]:
+def _replicas(arguments: ModelArguments, options: Options) -> dict[str, Any]:
     if arguments.autoscale is None:
         return {"num_replicas": arguments.replicas}
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
@@ -86,22 +170,3 @@ def _replicas(arguments: ClusterArguments, options: Options) -> dict[str, Any]:
             min_replicas=scaling.least, max_replicas=scaling.most, policy=policy, downscale_delay_s=300
         )
     }
-
-
-def _gpus(options: Options) -> int:
-    """GPUs that a replica reserves. With orchestrator_type=ray, TensorRT-LLM reserves those of its ranks itself."""
-    import ray
-
-    if options.backend in _WITHOUT_GPU or options.orchestrator_type is Orchestrator.RAY:
-        return 0
-    if options.backend is Backend.AUTO and not (ray.is_initialized() and ray.cluster_resources().get("GPU")):
-        return 0
-    degrees = (options.tensor_parallel_degree, options.pipeline_parallel_degree, options.context_parallel_size)
-    if "max" in degrees:
-        raise ConfigError(
-            [
-                "option.tensor_parallel_degree=max does not say how many GPUs a replica reserves: give a number, or "
-                "the argument gpus"
-            ]
-        )
-    return math.prod(int(degree) for degree in degrees)

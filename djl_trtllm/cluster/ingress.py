@@ -16,8 +16,25 @@ NODES = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     # It starts anew at each change of the replicas; the one before keeps its streams for this number of seconds.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    # The default of Ray 2.60. For that of 2.55, 20000, most machines allow too few open files, and it does not start.
+    "RAY_SERVE_HAPROXY_MAXCONN": "4096",
 }
 """The environment that all nodes should have."""
+
+BEHIND_GATEWAYS = {
+    SEPARATE_THREAD: "0",
+    # Of gRPC, in bytes, as much as there can be: the gateway has bounded the body.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
+}
+"""The environment of replicas behind gateways, which their deployment sets."""
+
+GATEWAYS = {
+    **BEHIND_GATEWAYS,
+    # Calls of replicas by gRPC in the gateway's event loop: responses have flow control, and are no objects of Ray.
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+}
+"""The environment of a gateway, which its deployment sets."""
 
 
 def problem_of_ingress(environ: Mapping[str, str]) -> str | None:

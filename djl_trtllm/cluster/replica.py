@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import AsyncGenerator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.headers import REQUEST_ID
-from djl_trtllm.cluster.arguments import ClusterArguments
+from djl_trtllm.cluster.arguments import ModelArguments
+from djl_trtllm.cluster.forwarding import ForwardedRequest, Head, answer
 from djl_trtllm.cluster.ingress import problem_of_ingress
 from djl_trtllm.config.sources.keywords import as_arguments
 from djl_trtllm.errors import ConfigError, ModelError
 from djl_trtllm.logs import configure
 from djl_trtllm.server.application import Application
+from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.model_figures import ModelFigures
 from djl_trtllm.server.startup import plan_startup
 from djl_trtllm.service import State
@@ -25,6 +30,16 @@ from djl_trtllm.service import State
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = REQUEST_ID.encode()
+REPLICA = "x-replica"
+"""The response header that names the replica, as Ray's log does."""
+
+
+_MANAGED = re.compile(r"/models(/[^/]+)?|(/models/[^/]+)?/adapters(/[^/]+)?")
+_ONE_OF_MANY = front_end_error(
+    400,
+    "a request reaches one of several replicas, and would change that one only: give adapters in the user_config of "
+    "the deployment, {adapters: {NAME: FOLDER}}, and models in the arguments of the application (docs/ray.md)",
+)
 
 
 class ReplicaApplication(Application):
@@ -33,6 +48,9 @@ class ReplicaApplication(Application):
     Both are the same: the middleware gives requests without an id one, and they arrive here with it.
     """
 
+    shared: bool = False
+    """Whether there are other replicas."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -40,25 +58,36 @@ class ReplicaApplication(Application):
                 message = {**message, "headers": headers}
             await send(message)
 
-        await super().__call__(scope, receive, without_id)
+        if self.shared and scope["type"] == "http" and _changes_one_replica(scope):
+            await Exchange(scope, receive, without_id, self.options, self.context.counts).reply(_ONE_OF_MANY)
+        else:
+            await super().__call__(scope, receive, without_id)
 
     def add_exception_handler(self, error: type[Exception], handler: object) -> None:
         """Ray 2.55 calls it on every application, for errors of its handles. This one has no handles."""
 
 
-def open_application(arguments: ClusterArguments) -> Application:
-    """The application of a replica. It is ready to serve when its lifespan has started.
-
-    Raises ConfigError if clients do not reach the replica directly and `arguments.direct` asks for that.
-    """
+def open_application(arguments: ModelArguments) -> ReplicaApplication:
+    """The application of a replica. It is ready to serve when its lifespan has started."""
     plan = plan_startup(arguments.model, os.environ, as_arguments(arguments.options))
     app = ReplicaApplication(*plan, wait_until_ready=True)
+    app.shared = arguments.most_replicas > 1
     configure(str(app.options.log_level), json=app.options.log_format == "json")
+    return app
+
+
+def require_direct(*, asked: bool) -> None:
+    """Warn if clients do not reach this process directly; raise ConfigError if that was `asked` for."""
     if (problem := problem_of_ingress(os.environ)) is not None:
-        if arguments.direct:
+        if asked:
             raise ConfigError([problem])
         logger.warning("%s", problem)
-    return app
+
+
+def _changes_one_replica(scope: Scope) -> bool:
+    """Whether a request of the management API would change what this replica serves, and no other one."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return scope["method"] in ("POST", "PUT", "DELETE") and _MANAGED.fullmatch(path) is not None
 
 
 class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,3 +156,46 @@ class AutoscaledReplica(Replica):
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What `QueueAndCachePolicy` decides by."""
         return self.record_routing_stats()
+
+
+class _BehindGateway:
+    """A replica that is not the ingress deployment, of which Ray allows one: it has no address, and is called."""
+
+    app: Application
+
+    async def __init__(self, arguments: ModelArguments) -> None:  # type: ignore[misc]  # Ray awaits it
+        """Returns when the application is ready to serve. Raises DjlTrtllmError."""
+        self.app = open_application(arguments)
+        from ray import serve
+
+        self._named = (REPLICA.encode(), serve.get_replica_context().replica_id.unique_id.encode())
+        self._lifespan = self.app.lifespan()
+        await self._lifespan.__aenter__()
+
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[Head | bytes, None]:
+        """The response to a request of a gateway (`forwarding.answer`)."""
+        async with contextlib.aclosing(answer(self.app, request)) as parts:
+            async for part in parts:
+                if isinstance(part, Head):
+                    part.headers.append(self._named)
+                yield part
+
+    async def __del__(self) -> None:
+        """Ray calls it when the replica ends and its requests have."""
+        if hasattr(self, "_lifespan"):
+            await self._lifespan.__aexit__(None, None, None)
+
+
+class ReplicaBehindGateway(_BehindGateway, Replica):
+    """A replica that gateways call."""
+
+
+class AutoscaledReplicaBehindGateway(_BehindGateway, AutoscaledReplica):
+    """The same, of a deployment with autoscaling."""
+
+
+class GatewayReplica:
+    """What Ray Serve knows of a gateway. The deployments that it is bound to belong to its application."""
+
+    def __init__(self, *deployments: object) -> None:
+        """The gateway asks for them by name: such handles have the settings of its own process."""

@@ -24,6 +24,8 @@ AddressOption = Annotated[
 ]
 AppOption = Annotated[str, typer.Option("--app", help="Name of the application.")]
 
+_ANY_ADDRESS = "0.0.0.0"  # noqa: S104  # clients on other machines reach it, as they do `serve`
+
 
 @app.command()
 def up(
@@ -37,7 +39,7 @@ def up(
         str | None,
         typer.Option(help="A cluster that runs: deploy there and return. Default: one of this machine alone."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on, of a cluster of this machine.")] = "0.0.0.0",  # noqa: S104
+    host: Annotated[str, typer.Option(help="Address to listen on, of a cluster of this machine.")] = _ANY_ADDRESS,
     port: Annotated[int, typer.Option(help="Port, of a cluster of this machine.")] = 8000,
     name: AppOption = "default",
     route: Annotated[str, typer.Option(help="Path below which it answers.")] = "/",
@@ -46,10 +48,15 @@ def up(
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of a replica. Default: what the options say.")] = None,
     cpus: Annotated[float | None, typer.Option(min=0, help="CPUs of a replica. Default: 1.")] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(metavar="direct|prefix|load", help="What chooses the replica of a request. Default: direct."),
+    ] = None,
 ) -> None:
     """Serve a model with several replicas, on a cluster that runs, or on this machine until Ctrl-C or `down`."""
     with errors_for_the_reader():
-        from djl_trtllm.cluster.control import Place, deploy, serve_here
+        from djl_trtllm.cluster.control import Place, deploy
+        from djl_trtllm.cluster.machine import serve_here
 
         given: dict[str, Any] = {
             # Processes of Ray have a working directory of their own.
@@ -58,6 +65,7 @@ def up(
             "autoscale": autoscale,
             "gpus": gpus,
             "cpus": cpus,
+            "routing": routing,
             "options": dict(_option(text) for text in option or ()),
         }
         arguments = {key: value for key, value in given.items() if value is not None}
@@ -67,7 +75,7 @@ def up(
             deploy(arguments, place, address)
             progress(f"{name} runs on the cluster at {address}, at the route {route}")
         else:
-            shown = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
+            shown = "127.0.0.1" if host == _ANY_ADDRESS else host
             serve_here(arguments, place, host, port, lambda: progress(f"{name} runs at http://{shown}:{port}{route}"))
 
 

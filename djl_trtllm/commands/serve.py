@@ -23,10 +23,18 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def serve(
     model: ModelArgument = None,
-    port: Annotated[int | None, typer.Option(help="Port. Default: that of inference_address, 8080.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port. Default: that of inference_address, 8080.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     model_store: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of models that clients may register (docs/http-api.md).")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Folder of models that clients may register (docs/http-api.md).",
+        ),
     ] = None,
     strict_memory: Annotated[
         bool, typer.Option("--strict-memory", help="Refuse models that do not fit the GPUs' memory (docs/sizing.md).")

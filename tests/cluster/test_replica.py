@@ -10,14 +10,15 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from djl_trtllm.cluster.arguments import ClusterArguments
+from djl_trtllm.cluster.arguments import ModelArguments
 from djl_trtllm.cluster.ingress import DIRECT
-from djl_trtllm.cluster.replica import AutoscaledReplica, Replica, ReplicaApplication, open_application
+from djl_trtllm.cluster.replica import AutoscaledReplica, Replica, ReplicaApplication, open_application, require_direct
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, ModelError
 from djl_trtllm.server.model_figures import ModelFigures
 from djl_trtllm.service import State
 from djl_trtllm.service.adapters import Adapters
+from tests.support.asgi import Connection
 
 
 def of_models(*models: Any) -> Replica:
@@ -112,17 +113,64 @@ def test_ray_may_add_handlers_of_its_errors() -> None:
     ReplicaApplication(Options(), []).add_exception_handler(RuntimeError, print)
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_replica_behind_rays_proxy_warns_or_is_refused(
-    direct: bool, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_stands_behind_rays_proxy_warns_or_is_refused(
+    asked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    for name, value in DIRECT.items():
+        monkeypatch.setenv(name, value)
+    require_direct(asked=asked)
+    assert not caplog.records
     for name in DIRECT:
-        monkeypatch.delenv(name, raising=False)
-    arguments = ClusterArguments(model=str(tiny_stories), direct=direct)
-    if direct:
+        monkeypatch.delenv(name)
+    if asked:
         with pytest.raises(ConfigError, match=r"Set RAY_SERVE_ENABLE_HA_PROXY=1 and .* on all nodes"):
-            open_application(arguments)
+            require_direct(asked=asked)
         return
     with caplog.at_level(logging.WARNING):
-        assert open_application(arguments).registry.models.keys() == {"tiny-stories"}
+        require_direct(asked=asked)
     assert "Ray Serve's own proxy is between this replica and its clients" in caplog.text
+
+
+def test_the_application_of_a_replica_has_its_model_and_knows_whether_there_are_others(tiny_stories: Path) -> None:
+    alone = open_application(ModelArguments(model=str(tiny_stories)))
+    assert alone.registry.models.keys() == {"tiny-stories"}
+    assert not alone.shared
+    assert open_application(ModelArguments(model=str(tiny_stories), autoscale="1:2")).shared
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/models"),
+        ("PUT", "/models/m"),
+        ("DELETE", "/models/m"),
+        ("POST", "/models/m/adapters"),
+        ("DELETE", "/models/m/adapters/a"),
+        ("POST", "/adapters"),
+        ("DELETE", "/adapters/a"),
+    ],
+)
+def test_what_would_change_one_of_several_replicas_is_refused(method: str, path: str) -> None:
+    async def asked(*, shared: bool, root: str = "") -> Connection:
+        app = ReplicaApplication(Options(), [])
+        app.shared = shared
+        made = Connection(method, root + path)
+        made.scope["root_path"] = root
+        return await made.begin(app).end()
+
+    for root in ("", "/route"):
+        refused = asyncio.run(asked(shared=True, root=root))
+        assert refused.status == 400
+        assert "user_config of the deployment" in refused.json["message"]
+    assert b"one of several replicas" not in asyncio.run(asked(shared=False)).body
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/models"), ("GET", "/adapters"), ("POST", "/models/m/invoke")])
+def test_what_changes_nothing_is_answered_by_one_of_several_replicas(method: str, path: str) -> None:
+    async def asked() -> Connection:
+        app = ReplicaApplication(Options(), [])
+        app.shared = True
+        return await Connection(method, path).begin(app).end()
+
+    assert b"one of several replicas" not in asyncio.run(asked()).body

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from djl_trtllm.cluster import control
+from djl_trtllm.cluster import control, machine
 from djl_trtllm.cluster.control import AppStatus, Place
 from djl_trtllm.commands.cluster import app
 from djl_trtllm.errors import DjlTrtllmError
@@ -18,13 +18,26 @@ def run(*arguments: str) -> Any:
 
 def test_up_passes_what_is_given_and_leaves_the_rest_to_the_arguments_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
-    monkeypatch.setattr(control, "serve_here", lambda *given: called.append(given[:-1]))
+    monkeypatch.setattr(machine, "serve_here", lambda *given: called.append(given[:-1]))
     assert run("up", "DIR").exit_code == 0
     assert called.pop() == ({"model": "DIR", "options": {}}, Place("default", "/"), "0.0.0.0", 8000)
-    given = ["--autoscale", "1:4", "--gpus", "2", "--cpus", "0.5", "-o", "dtype=fp16", "-o", "load_format=a=b"]
+    given = [
+        "--autoscale",
+        "1:4",
+        "--gpus",
+        "2",
+        "--cpus",
+        "0.5",
+        "-o",
+        "dtype=fp16",
+        "-o",
+        "load_format=a=b",
+        "--routing",
+        "prefix",
+    ]
     assert run("up", "DIR", *given, "--app", "m", "--route", "/m", "--host", "::1", "--port", "9").exit_code == 0
     options = {"dtype": "fp16", "load_format": "a=b"}
-    arguments = {"model": "DIR", "autoscale": "1:4", "gpus": 2, "cpus": 0.5, "options": options}
+    arguments = {"model": "DIR", "autoscale": "1:4", "gpus": 2, "cpus": 0.5, "options": options, "routing": "prefix"}
     assert called.pop() == (arguments, Place("m", "/m"), "::1", 9)
 
 
@@ -32,14 +45,14 @@ def test_a_directory_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "DIR").mkdir()
     monkeypatch.chdir(tmp_path)
     called: list[Any] = []
-    monkeypatch.setattr(control, "serve_here", lambda *given: called.append(given[0]["model"]))
+    monkeypatch.setattr(machine, "serve_here", lambda *given: called.append(given[0]["model"]))
     run("up", "DIR")
     run("up", "owner/name")
     assert called == [str(tmp_path / "DIR"), "owner/name"]
 
 
 def test_up_says_where_the_model_is_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "serve_here", lambda *given: given[-1]())
+    monkeypatch.setattr(machine, "serve_here", lambda *given: given[-1]())
     assert "default runs at http://127.0.0.1:8000/" in run("up", "DIR").stderr
 
 

@@ -53,3 +53,21 @@ def test_demo_and_a_model_are_a_contradiction() -> None:
     refused = runner.invoke(app, ["serve", "--demo", "some/model"])
     assert refused.exit_code != 0
     assert "--demo serves a model of its own: leave out some/model" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--port", "70000", "0<=x<=65535"),
+        ("--port", "-1", "0<=x<=65535"),
+        ("--model-store", "/no/such/folder", "does not exist"),
+        ("--model-store", __file__, "is a file"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_reported_by_the_name_of_the_option(
+    option: str, value: str, problem: str
+) -> None:
+    refused = runner.invoke(app, ["serve", option, value], env={"COLUMNS": "400"})
+    assert refused.exit_code == 2
+    assert f"'{option}'" in refused.stderr
+    assert problem in refused.stderr

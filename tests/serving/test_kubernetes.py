@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -265,16 +265,22 @@ def test_a_replica_is_to_be_as_full_as_on_sagemaker() -> None:
 
 def _series(waiting: int, running: int, usage: float, *, pods: str = "ab", queued: int | None = None) -> dict[str, str]:
     """The metrics of pods that are all alike, at batches of 100."""
-    values: dict[str, float] = {"ready": 1, "waiting": waiting, "running": running, "max_running": 100}
+    series: dict[str, str] = {}
+    for each in pods:
+        series |= series_of(each, waiting, running, 100, usage, queued)
+    return series
+
+
+def series_of(
+    pod: str, waiting: int, running: int, batch: int, usage: float, queued: int | None = None
+) -> dict[str, str]:
+    """The metrics of a pod, as promtool wants them."""
+    values: dict[str, float] = {"ready": 1, "waiting": waiting, "running": running, "max_running": batch}
     values["kv_cache_usage_ratio"] = usage
     if queued is not None:
         values["engine_queued"] = queued
-    series = {}
-    for name, value in values.items():
-        for each in pods:
-            labels = f'job="djl-trtllm",pod="{each}",model="story"'
-            series[f"djl_trtllm_{name}{{{labels}}}"] = f"{value}x10"
-    return series
+    labels = f'job="djl-trtllm",pod="{pod}",model="story"'
+    return {f"djl_trtllm_{name}{{{labels}}}": f"{value}x10" for name, value in values.items()}
 
 
 CASES: dict[str, tuple[dict[str, str], float | None, float | None]] = {
@@ -293,18 +299,25 @@ CASES: dict[str, tuple[dict[str, str], float | None, float | None]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_queries_have_the_values_that_the_rule_means(tmp_path: Path, case: str) -> None:
     series, *wanted = CASES[case]
-    promql = [
-        {
-            "expr": trigger["query"],
-            "eval_time": "5m",
-            "exp_samples": [] if value is None else [{"labels": "{}", "value": value}],
-        }
-        for trigger, value in zip((triggers()["load"], triggers()["kv-cache"]), wanted, strict=True)
-    ]
-    inputs = [{"series": name, "values": values} for name, values in series.items()]
-    file = tmp_path / "test.yml"
-    test: dict[str, Any] = {"interval": "1m", "input_series": inputs, "promql_expr_test": promql}
-    file.write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}))
+    ask_queries(tmp_path, [(series, wanted)])
+
+
+def ask_queries(folder: Path, cases: Sequence[tuple[Mapping[str, str], Sequence[float | None]]]) -> None:
+    """Let promtool compare what the queries `load` and `kv-cache` have of some series with what is expected."""
+    tests = []
+    for series, wanted in cases:
+        promql = [
+            {
+                "expr": triggers()[name]["query"],
+                "eval_time": "5m",
+                "exp_samples": [] if value is None else [{"labels": "{}", "value": value}],
+            }
+            for name, value in zip(("load", "kv-cache"), wanted, strict=True)
+        ]
+        inputs = [{"series": name, "values": values} for name, values in series.items()]
+        tests.append({"interval": "1m", "input_series": inputs, "promql_expr_test": promql})
+    file = folder / "test.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [], "tests": tests}))
     done = subprocess.run([str(PROMTOOL), "test", "rules", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from djl_trtllm.cluster.environment import files_of_haproxy
 from djl_trtllm.cluster.ingress import NODES
 from tests.support.reachable import Reachable
 from tests.support.server import environment, free_port
@@ -24,6 +26,8 @@ from tests.support.waiting import survivors, wait_until
 _ROOT = Path(__file__).parents[2]
 _DRAIN_SECONDS = 8
 """How long a replica that ends is still reachable; Ray's default is 30."""
+_FIRST_PORT, _PORTS = 30000, 20
+"""Ray's first port of replicas, and how many a cluster gets of the thousand that Ray uses."""
 _ATTEMPTS = 5
 _CALL_SECONDS = 300.0
 _REPLICA = "ServeReplica:"
@@ -167,7 +171,11 @@ def command(process: psutil.Process) -> str:
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """What lets several clusters live beside each other: HAProxy's files and ports are the same for all by default."""
+    """What lets several clusters live beside each other: Serve's files and ports are the same for all by default.
+
+    Clusters with the same port of a fallback proxy share it, and get each other's requests.
+    """
+    replicas = _FIRST_PORT + _PORTS * random.randrange(1000 // _PORTS)
     return {
         "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -178,12 +186,12 @@ def variables(folder: Path) -> dict[str, str]:
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "60",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        **files_of_haproxy(folder),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas + _PORTS),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAIN_SECONDS),
     }

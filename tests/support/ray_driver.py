@@ -74,9 +74,14 @@ class Driver:
         }
 
     def kill_gcs(self) -> None:
-        """Kill the head's GCS, the only place of the cluster's state."""
+        """Kill the head's GCS, the only place of the cluster's state unless it has another storage."""
         self._cluster.head_node.kill_gcs_server()
         self._has_gcs = False
+
+    def start_gcs(self) -> None:
+        """Start it again, at the same port."""
+        self._cluster.head_node.start_gcs_server()
+        self._has_gcs = True
 
     def close(self) -> None:
         """End everything."""

@@ -103,6 +103,8 @@ def test_up_serves_until_down_and_status_tells_what_runs(folder: Path) -> None:
     needs_ray()
     with up(folder) as commands:
         assert commands.reached.generate(4).status_code == 200
+        # Other clusters of this machine have a folder of their own.
+        assert (folder / "ray" / "ray_current_cluster").exists()
         status = commands.run("status")
         assert (status.returncode, status.stdout.strip()) == (0, "default: RUNNING, replicas: 2 RUNNING")
         wrong = commands.run("down", "--app", "other")
@@ -110,6 +112,21 @@ def test_up_serves_until_down_and_status_tells_what_runs(folder: Path) -> None:
         assert "the cluster has no application other: it has default" in wrong.stderr
         assert commands.run("down").returncode == 0
         assert commands.process.wait(START_SECONDS) == 0, commands.log.read_text()
+
+
+def test_a_second_signal_ends_up_although_ray_hangs(folder: Path) -> None:
+    needs_ray()
+    with up(folder) as commands:
+        for process in commands.seen:
+            process.suspend()
+        commands.process.terminate()
+        with pytest.raises(psutil.TimeoutExpired):
+            commands.process.wait(1)  # it gives the replicas the time of their shutdown_timeout
+        commands.process.terminate()
+        assert commands.process.wait(START_SECONDS) == 0, commands.log.read_text()
+        said = commands.log.read_text()
+        assert "had not ended and were killed" in said
+        assert "raylet (" in said
 
 
 def test_without_a_cluster_the_message_says_how_to_start_one(folder: Path) -> None:

@@ -1,0 +1,238 @@
+"""The application before the replicas: it reads requests and hands them to the deployment of their model.
+
+It is the ingress deployment where requests are routed by what is in them (docs/ray.md). Everything else about a request
+is left to the replica: errors of its content, keys, limits, the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+import orjson
+from ray import serve
+from ray.exceptions import RayActorError
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from djl_trtllm.api import Dialect, RawRequest, Reply
+from djl_trtllm.api.registry import DEFAULT, DIALECTS
+from djl_trtllm.cluster.forwarding import ForwardedRequest, Head
+from djl_trtllm.cluster.prompt_prefix import prefix_keys
+from djl_trtllm.config import Options
+from djl_trtllm.errors import NotReadyError, RequestError, RequestTooLargeError, UnknownModelError
+from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
+from djl_trtllm.server.body_memory import BodyMemory
+from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
+from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.server.model_routes import MODELS
+from djl_trtllm.server.response_writer import start_now
+from djl_trtllm.service.worker_threads import run_by_size
+
+logger = logging.getLogger(__name__)
+
+_SESSIONS = ("x-session-id", "x-amzn-sagemaker-session-id")
+_ATTEMPTS = 3
+_JOINED = frozenset({"/", "/ping", MODELS, "/v1/models"})
+"""Pages about all models: those of several deployments become one."""
+
+
+class Gateway:
+    """An ASGI application over `deployments`, by the name of their model; they are of this application of Ray Serve.
+
+    `prefixes`: whether requests go to a replica that had the beginning of their prompt.
+    """
+
+    def __init__(self, options: Options, deployments: Mapping[str, str], *, prefixes: bool) -> None:
+        self._options = options
+        self._deployments = deployments
+        self._prefixes = prefixes
+        self._models: dict[str, Any] = {}
+        self._bodies = BodyMemory(options.max_body_memory)
+        self._counts = ServerCounts()
+        self._health = {path for dialect in DIALECTS for path in dialect.health} | {"/ping"}
+        paths = {path: dialect for dialect in DIALECTS for path in (*dialect.paths, *dialect.pages, *dialect.actions)}
+        managing = (MODELS, MODELS + "/{model}", *(path + end for path in ADAPTER_PATHS for end in ("", "/{adapter}")))
+        paths |= dict.fromkeys((*managing, "/", "/ping"), DEFAULT)
+        # As in the server: {model}:predict before {model}.
+        by_fixed = sorted(paths, key=lambda path: -len(re.sub(r"{.*?}", "", path)))
+        self._router = Router(
+            [Route(path, _Endpoint(partial(self._serve, paths[path], path))) for path in by_fixed],
+            default=_Endpoint(partial(self._serve, DEFAULT, "")),
+            lifespan=self._lifespan,
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": "behind a gateway there are no WebSockets"})
+        else:
+            await self._router(scope, receive, send)
+
+    def add_exception_handler(self, error: type[Exception], handler: object) -> None:
+        """Ray 2.55 calls it on every application, for errors of its handles. They are errors of this one."""
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Router) -> AsyncIterator[None]:
+        for model, deployment in self._deployments.items():
+            handle = serve.get_deployment_handle(deployment)
+            self._models[model] = handle.options(stream=True).answer
+        yield
+
+    async def _serve(self, dialect: Dialect, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._options, self._counts, dialect, self._bodies)
+        exchange.route = path
+        try:
+            body = await exchange.body()
+            if len(self._models) > 1 and scope["method"] in ("GET", "HEAD") and path in self._health | _JOINED:
+                await exchange.reply(await self._page_of_all(scope, body))
+            else:
+                handle = self._models[await self._model_of(exchange, body)]
+                await self._forward(handle, await self._request(exchange, body), exchange)
+        except ClientGone:
+            pass
+        except BodyTooLarge:
+            message = f"the request body is larger than max_request_size={self._options.max_request_size} bytes"
+            await exchange.fail(RequestTooLargeError(message))
+        except RequestError as error:
+            await exchange.fail(error)
+        finally:
+            exchange.release()
+
+    async def _model_of(self, exchange: Exchange, body: bytes) -> str:
+        """The model that the request is for. Raises RequestError."""
+        if len(self._models) == 1:
+            return next(iter(self._models))
+        dialect, parameters = exchange.dialect, exchange.scope.get("path_params", {})
+        name = parameters.get("model") or exchange.model_name
+        if name is None and dialect.names_model and body:
+            request = RawRequest(body, exchange.properties, exchange.route, parameters, exchange.query)
+            name = await run_by_size(len(body), lambda: dialect.model_name(request))
+        name = name or exchange.endpoint
+        if name in self._models:
+            return name
+        if exchange.scope["method"] in ("GET", "HEAD") and name is None:
+            return next(iter(self._models))
+        known = ", ".join(self._models)
+        if name is None:
+            raise UnknownModelError(f"the request names no model: this cluster has {known}", name=None)
+        raise UnknownModelError(f"there is no model named {name!r} here; there are {known}", name=name)
+
+    async def _request(self, exchange: Exchange, body: bytes) -> ForwardedRequest:
+        properties = exchange.properties
+        session = next((properties[name] for name in _SESSIONS if properties.get(name)), "")
+        keys: tuple[bytes, ...] = ()
+        if self._prefixes and body and not session:
+            keys = await run_by_size(len(body), lambda: prefix_keys(body))
+        return ForwardedRequest.of(exchange.scope, body, session, keys)
+
+    async def _forward(self, handle: Any, request: ForwardedRequest, exchange: Exchange) -> None:
+        """Send the replica's response. What has no byte of it yet when its replica dies is sent to another one.
+
+        A response that breaks off ends without its last chunk, so that no client takes it for a whole one.
+        """
+        for _ in range(_ATTEMPTS):
+            response = handle.remote(request)
+            gone = asyncio.ensure_future(_cancelled_when_gone(exchange, response))
+            try:
+                await self._send_all(response, exchange)
+                return
+            except asyncio.TimeoutError:
+                logger.warning("%s: the client does not read (option.stream_write_timeout)", exchange.request_id)
+                exchange.abort()
+                return
+            except Exception as error:
+                if gone.done():  # the call was cancelled because the client has left
+                    return
+                logger.warning("%s: its response broke off: %r", exchange.request_id, error)
+                if exchange.sent_head:
+                    return
+                if not _is_lost(error):
+                    await exchange.fail(error)
+                    return
+            finally:
+                gone.cancel()
+                response.cancel()
+        raise NotReadyError(f"{_ATTEMPTS} replicas died before they answered", retry_after=1)
+
+    async def _send_all(self, response: AsyncIterator[Head | bytes], exchange: Exchange) -> None:
+        """Raises asyncio.TimeoutError if the client does not read, and what the call raises."""
+        async for part in response:
+            exchange.release()
+            if isinstance(part, Head):
+                exchange.sent_head = True
+                start = {"type": "http.response.start", "status": part.status, "headers": part.headers}
+                await self._send(exchange, start, _body(part.body, more=not part.whole))
+                if part.whole:
+                    return
+            else:
+                await self._send(exchange, _body(part, more=True))
+        await self._send(exchange, _body(b"", more=False))
+
+    async def _send(self, exchange: Exchange, *messages: Message) -> None:
+        rest = start_now(_sent(exchange, messages))
+        if rest is not None:
+            await asyncio.wait_for(rest, self._options.stream_write_timeout)
+
+    async def _page_of_all(self, scope: Scope, body: bytes) -> Reply:
+        """One page of those of all models: the worst, or if all are well, what is in any of them."""
+        request = ForwardedRequest.of(scope, body)
+        replies = await asyncio.gather(*(_reply(handle.remote(request)) for handle in self._models.values()))
+        worst = max(replies, key=lambda reply: reply.status)
+        if worst.status != 200 or scope["path"] in self._health - _JOINED:
+            return worst
+        joined: dict[str, Any] = {}
+        for reply in replies:
+            for name, value in orjson.loads(reply.body or b"{}").items():
+                joined[name] = [*joined.get(name, ()), *value] if type(value) is list else value
+        return Reply.json(joined)
+
+
+class _Endpoint:
+    """An ASGI application (Starlette takes functions for something else)."""
+
+    def __init__(self, serve: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(scope, receive, send)
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether the replica has died, or closed its port at its end."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code() is grpc.StatusCode.CANCELLED
+    return isinstance(error, RayActorError)
+
+
+def _body(data: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def _sent(exchange: Exchange, messages: Sequence[Message]) -> None:
+    for message in messages:
+        await exchange.send(message)
+
+
+async def _cancelled_when_gone(exchange: Exchange, response: Any) -> None:
+    """Cancel the call of the replica when the client is gone."""
+    while (await exchange.receive())["type"] != "http.disconnect":
+        pass
+    response.cancel()
+
+
+async def _reply(response: AsyncIterator[Head | bytes]) -> Reply:
+    """A response that is no stream."""
+    parts = [part async for part in response]
+    head = parts[0]
+    assert isinstance(head, Head)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+    body = head.body + b"".join(part for part in parts[1:] if isinstance(part, bytes))
+    return Reply(head.status, headers.get("content-type", "application/json"), body)

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from djl_trtllm.cluster.forwarding import ForwardedRequest, answer
+from djl_trtllm.config import Options
+from tests.support.asgi import Client, Connection, lifespan
+
+pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
+
+import grpc
+from ray.exceptions import ActorDiedError
+
+from djl_trtllm.cluster.gateway import Gateway
+
+PROMPT = json.dumps({"inputs": "a" * 300}).encode()
+
+
+class Deployment:
+    """The replicas of a model: calls get the responses of `app`, or the errors of `failures` before or in them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.failures: list[tuple[int, Exception]] = []
+        """After how many parts of a response which error comes."""
+        self.requests: list[ForwardedRequest] = []
+        self.cancelled = 0
+
+    def options(self, *, stream: bool) -> Any:
+        assert stream
+        return SimpleNamespace(answer=SimpleNamespace(remote=self.remote))
+
+    def remote(self, request: ForwardedRequest) -> Call:
+        self.requests.append(request)
+        return Call(self, request)
+
+
+class Call:
+    """What Ray returns for a call with `stream`."""
+
+    def __init__(self, deployment: Deployment, request: ForwardedRequest) -> None:
+        self._parts = answer(deployment.app, request)
+        self._fails = deployment.failures.pop(0) if deployment.failures else None
+        self._deployment = deployment
+        self._next: asyncio.Future[Any] | None = None
+
+    def __aiter__(self) -> Call:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._fails is not None:
+            parts, error = self._fails
+            if not parts:
+                raise error
+            self._fails = (parts - 1, error)
+        self._next = asyncio.ensure_future(anext(self._parts))
+        try:
+            return await self._next
+        except asyncio.CancelledError:
+            raise RuntimeError("this call was cancelled") from None
+
+    def cancel(self) -> None:
+        self._deployment.cancelled += 1
+        if self._next is not None:
+            self._next.cancel()
+
+
+def replica(name: str) -> ASGIApp:
+    """Says what it was asked, in two parts for a path that ends with `stream`."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = (await receive())["body"]
+        said = {"name": name, "path": scope["path"], "size": len(body), name: 1, "data": [name]}
+        status = 503 if scope["path"] == "/health" and name == "b" else 200
+        await send({"type": "http.response.start", "status": status, "headers": [(b"x-of", name.encode())]})
+        if scope["path"].endswith("stream"):
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            if name == "endless":
+                await receive()
+                return
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": json.dumps(said).encode()})
+
+    return app
+
+
+Serve = Callable[..., Any]
+
+
+async def begun(stream: Connection) -> None:
+    """Until the first part of the response has come."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert stream.parts
+
+
+@pytest.fixture
+def deployed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Awaitable[None]]], dict[str, Deployment]]:
+    """Runs a scenario with a client of a gateway; returns the deployments of the models."""
+
+    def run(
+        scenario: Callable[..., Awaitable[None]], *names: str, prefixes: bool = True, **options: Any
+    ) -> dict[str, Deployment]:
+        found = {name: Deployment(replica(name)) for name in names or ("a",)}
+        monkeypatch.setattr("ray.serve.get_deployment_handle", lambda name: found[name])
+
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Client]:
+            gateway = Gateway(Options(**options), {name: name for name in found}, prefixes=prefixes)
+            async with lifespan(gateway):
+                yield Client(gateway)
+
+        async def played() -> None:
+            async with opened() as client:
+                await scenario(client, *found.values())
+
+        asyncio.run(played())
+        return found
+
+    return run
+
+
+def test_request_and_response_pass_as_they_are(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment) -> None:
+        whole = await client.post("/invocations", PROMPT, {"x-any": "1"}, "q=1")
+        assert (whole.status, whole.headers["x-of"], whole.json["size"]) == (200, "a", len(PROMPT))
+        stream = await client.post("/invocations/stream", PROMPT)
+        assert stream.complete
+        assert stream.parts[0] == b"first"
+        assert (await client.get("/nowhere", method="HEAD")).json["path"] == "/nowhere"
+        scope = a.requests[0].scope
+        assert (scope["query_string"], scope["headers"]) == (b"q=1", [(b"x-any", b"1")])
+        assert a.requests[0].body == PROMPT
+
+    deployed(scenario)
+
+
+def test_requests_have_the_keys_of_their_prompts_or_their_session(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment) -> None:
+        await client.post("/invocations", PROMPT)
+        await client.post("/invocations", PROMPT, {"x-session-id": "mine"})
+        await client.post("/invocations", PROMPT, {"X-Amzn-SageMaker-Session-Id": "mine"})
+        large = json.dumps({"inputs": "a" * 300_000}).encode()
+        await client.post("/invocations", large)
+        assert [(len(request.keys), request.session) for request in a.requests[:3]] == [
+            (2, ""),
+            (0, "mine"),
+            (0, "mine"),
+        ]
+        assert a.requests[3].keys[:2] == a.requests[0].keys
+
+    deployed(scenario)
+
+    async def without(client: Client, a: Deployment) -> None:
+        await client.post("/invocations", PROMPT)
+        assert a.requests[0].keys == ()
+
+    deployed(without, prefixes=False)
+
+
+def test_a_request_whose_replica_dies_before_it_answers_is_sent_to_another_one(deployed: Serve) -> None:
+    closed = grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, None, None)
+
+    async def scenario(client: Client, a: Deployment) -> None:
+        a.failures = [(0, ActorDiedError()), (0, closed)]
+        assert (await client.post("/invocations", PROMPT)).status == 200
+        assert len(a.requests) == 3
+        a.failures = [(0, ActorDiedError())] * 3
+        refused = await client.post("/v1/completions", PROMPT)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert "3 replicas died before they answered" in refused.json["error"]["message"]
+
+    deployed(scenario)
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), RuntimeError("of the replica")])
+def test_a_response_that_breaks_off_has_no_end(deployed: Serve, error: Exception) -> None:
+    async def scenario(client: Client, a: Deployment) -> None:
+        a.failures = [(1, error)]
+        broken = await client.post("/invocations/stream", PROMPT)
+        assert broken.parts == [b"first"]
+        assert not broken.complete
+        assert len(a.requests) == 1
+
+    deployed(scenario)
+
+
+def test_an_error_of_the_call_is_no_other_replicas_and_tells_nothing(deployed: Serve) -> None:
+    exhausted = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, None, None, "secret")
+
+    async def scenario(client: Client, a: Deployment) -> None:
+        for error in (KeyError("secret"), exhausted):
+            a.failures = [(0, error)]
+            failed = await client.post("/invocations", PROMPT)
+            assert failed.status >= 400
+            assert b"secret" not in failed.body
+        assert len(a.requests) == 2
+
+    deployed(scenario)
+
+
+def test_a_client_that_leaves_cancels_the_call(deployed: Serve) -> None:
+    async def scenario(client: Client, endless: Deployment) -> None:
+        stream = client.begin("POST", "/invocations/stream", PROMPT)
+        await begun(stream)
+        stream.leave()
+        await stream.end()
+        assert endless.cancelled > 0
+        assert not stream.complete
+
+    deployed(scenario, "endless")
+
+
+def test_a_client_that_does_not_read_is_dropped(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment) -> None:
+        stream = client.begin("POST", "/invocations/stream", None)
+        stream.stop_reading()
+        stream.upload(PROMPT)
+        await stream.end()
+        assert stream.aborted
+        assert not stream.complete
+        assert a.cancelled
+
+    deployed(scenario, stream_write_timeout=0.01)
+
+
+def test_a_body_that_is_too_large_is_refused_in_the_format_of_its_path(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment) -> None:
+        lmi = await client.post("/invocations", b"x" * 1001)
+        assert (lmi.status, lmi.json["type"]) == (413, "RequestEntityTooLargeException")
+        assert "larger than max_request_size=1000 bytes" in lmi.json["message"]
+        assert (await client.post("/v1/completions", b"x" * 1001)).json["error"]["code"] is not None
+        assert not a.requests
+        assert (await client.post("/invocations", b"x" * 1000)).status == 200
+
+    deployed(scenario, max_request_size=1000)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "query"),
+    [
+        ("/v1/chat/completions", b'{"model": "b"}', {}, ""),
+        ("/invocations", b"{}", {"X-Amzn-SageMaker-Target-Model": "b.tar.gz"}, ""),
+        ("/invocations", b"{}", {}, "model_name=b"),
+        ("/predictions/b", b"{}", {}, ""),
+        ("/models/b/invoke", b"{}", {}, ""),
+        ("/v2/models/b/generate", b"{}", {}, ""),
+        ("/models/b/adapters", b"", {}, ""),
+        ("/models/b", b"", {}, ""),
+        ("/v1/models/b", b"", {}, ""),
+    ],
+)
+def test_a_request_is_for_the_model_that_path_header_query_or_body_names(
+    deployed: Serve, path: str, body: bytes, headers: dict[str, str], query: str
+) -> None:
+    async def scenario(client: Client, a: Deployment, b: Deployment) -> None:
+        method = "POST" if body else "GET"
+        assert (await client.begin(method, path, body, headers, query).end()).json["name"] == "b"
+
+    deployed(scenario, "a", "b")
+
+
+def test_a_request_for_no_model_or_an_unknown_one_is_refused_with_those_there_are(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment, b: Deployment) -> None:
+        unknown = await client.post("/v1/completions", b'{"model": "c", "prompt": "x"}')
+        assert unknown.status == 404
+        assert unknown.json["error"]["message"].endswith("there is no model named 'c' here; there are a, b")
+        missing = await client.post("/invocations", b'{"inputs": "x"}')
+        assert missing.status == 400
+        assert "the request names no model: this cluster has a, b" in missing.body.decode()
+        assert (await client.post("/v1/completions", b'{"model": 7}')).status == 400
+        assert not a.requests + b.requests
+
+    deployed(scenario, "a", "b")
+
+
+def test_pages_about_all_models_are_joined(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment, b: Deployment) -> None:
+        joined = await client.get("/v1/models")
+        assert (joined.json["data"], joined.json["a"], joined.json["b"]) == (["a", "b"], 1, 1)
+        assert {"a", "b"} <= (await client.get("/ping")).json.keys()
+        assert (await client.get("/health")).status == 503
+        assert (await client.get("/version")).json["name"] == "a"
+
+    deployed(scenario, "a", "b")
+
+
+def test_ray_may_add_handlers_of_its_errors() -> None:
+    Gateway(Options(), {}, prefixes=True).add_exception_handler(RuntimeError, print)
+
+
+def test_a_websocket_is_refused(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment) -> None:
+        gateway, sent = client._app, []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await gateway({"type": "websocket", "path": "/"}, receive, send)
+        assert [message["type"] for message in sent] == ["websocket.close"]
+
+    deployed(scenario)
