@@ -171,7 +171,7 @@ class _Extraction:
         self._check_disk(self.packed_bytes)
         try:
             with self.archive.open("rb") as file, _decompressed(file) as self._stream:
-                # Read as a stream: every member once, in order; no header can point elsewhere.
+                # Read as a stream: every member once, in order; no header can point elsewhere. Of a file it only reads.
                 header = type("_OwnHeader", (_Header,), {})
                 with tarfile.open(fileobj=self, mode="r|", tarinfo=header) as tar:  # type: ignore[call-overload]
                     for member in tar:
@@ -281,6 +281,7 @@ class _Header(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
         try:
             header = super().frombuf(buf, encoding, errors)
+        # Typeshed has neither.
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
             raise tarfile.ReadError(f"the header after it cannot be read: {error}") from error
         if header.type in _RECORDS and header.size > _MAX_RECORD:

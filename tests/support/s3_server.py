@@ -104,6 +104,7 @@ class Store:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True
     protocol_version = "HTTP/1.1"
     store: Store
 

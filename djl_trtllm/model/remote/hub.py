@@ -19,7 +19,7 @@ from djl_trtllm.model.remote.selection import needed
 _ID = re.compile(r"(?:\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b")
 _SPARE_BYTES = 256 << 20
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_TOKEN_OPTION = "option.hf_access_token"  # noqa: S105
+_TOKEN_OPTION = "option.hf_access_token"  # noqa: S105  # its name, not a token
 _TOKEN = re.compile(r"[!-~]+")
 HUB_SCHEME = "hf://"
 """Marks a name as one of the hub where it could also be a local path."""

@@ -12,8 +12,17 @@ from djl_trtllm.model.remote.s3 import S3Address, is_s3
 
 
 def is_remote_destination(text: str) -> bool:
-    """Whether the text is an `s3://` address or `hf://owner/name`; anything else is a local path."""
-    return is_s3(text) or text.startswith(HUB_SCHEME)
+    """Whether the text is an `s3://` address or `hf://owner/name`; anything else is a local path.
+
+    Raises DownloadError for what is neither, but begins like one.
+    """
+    if is_s3(text):
+        S3Address.parse(text)
+    elif text.startswith(HUB_SCHEME):
+        hub_id(text)
+    else:
+        return False
+    return True
 
 
 def upload(
