@@ -1,10 +1,13 @@
 """What is left of the engine's speed over HTTP: a model served, beside the raw executor in its own process.
 
-    python -m benchmarks.end_to_end [MODEL] [--streams 1 16 32 64] [--runs 5] [--tokens 128]
+    python -m benchmarks.end_to_end [MODEL] [--streams 1 16 32 64] [--runs 5] [--tokens 128] [--engine-threads N]
 
 Both run the same compiled engine with the same options on the same prompts, in turns; the ratio is the median over the
 runs, because single runs of the raw executor spread by 20 %. Streams are jsonlines with log-probabilities, as the LMI
 schema has them; the raw executor computes none. The last row prefills prompts of 2,000 tokens.
+
+The engine's threads use every core, so what server and client use is taken from the engine: their CPU time for a token
+is in the table. `--engine-threads` leaves cores to them, as an engine on a GPU does.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
-from benchmarks.servers import Server, of_the_shell, serving
+from benchmarks.servers import Server, cpu_seconds, of_the_shell, serving
 from djl_trtllm.bench.streams import Stream
 from djl_trtllm.service import Model, open_source, prepare
 
@@ -99,12 +103,17 @@ def measure_row(
     pairs: list[tuple[float, float]] = []
     results: list[Stream] = []
     before = stall_buckets(server)
+    measured = (server.process, psutil.Process())
+    cpu = [0.0 for _ in measured]
     for _ in range(runs):
+        cpu = [seconds - cpu_seconds(process) for seconds, process in zip(cpu, measured, strict=True)]
         ours_speed, streams = served(server, prompts, tokens)
+        cpu = [seconds + cpu_seconds(process) for seconds, process in zip(cpu, measured, strict=True)]
         pairs.append((ours_speed, raw.run(ids, tokens)))
         results += streams
     ratios = [ours_speed / raw_speed for ours_speed, raw_speed in pairs]
     first = [time_to_first_token(result) * 1000 for result in results]
+    generated = sum(result.tokens for result in results)
     gaps = [gap * 1000 for result in results for gap in result.intervals()]
     table.add_row(
         name,
@@ -114,6 +123,7 @@ def measure_row(
         f"{min(ratios):.2f}-{max(ratios):.2f}",
         f"{percentile(first, 0.5):.0f} / {percentile(first, 0.99):.0f}",
         f"{percentile(gaps, 0.5):.1f} / {percentile(gaps, 0.99):.1f}",
+        " / ".join(f"{seconds / generated * 1e6:.0f}" for seconds in cpu),
         stall_p99(before, stall_buckets(server)),
     )
 
@@ -124,13 +134,17 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 32, 64])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--engine-threads", type=int, metavar="N")
     arguments = parser.parse_args()
     logging.basicConfig(level="WARNING")
     environ = of_the_shell(**OPTIONS, OPTION_MAX_ROLLING_BATCH_SIZE=str(max(16, *arguments.streams)))
+    if arguments.engine_threads is not None:
+        environ["OPTION_INFERENCE_NUM_THREADS"] = str(arguments.engine_threads)
     model = prepare(open_source(arguments.model, environ))
     table = Table(title=f"{arguments.model.name}, {arguments.tokens} tokens per stream, {arguments.runs} runs each")
     for column in ("streams", "served tok/s", "raw tok/s", "ratio", "spread", "TTFT p50/p99 ms", "ITL p50/p99 ms"):
         table.add_column(column, justify="right")
+    table.add_column("CPU µs/token, server / client", justify="right")
     table.add_column("loop stall p99 ms", justify="right")
     raw = RawExecutor(model)
     try:
@@ -146,7 +160,7 @@ def main() -> None:
             measure_row(table, "16 long", server, raw, model, [long] * 16, 16, arguments.runs)
     finally:
         raw.close()
-    Console(width=130).print(table)
+    Console(width=150).print(table)
 
 
 if __name__ == "__main__":

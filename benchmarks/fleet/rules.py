@@ -17,7 +17,7 @@ from djl_trtllm.cluster.autoscaling import QueueAndCachePolicy
 KUBERNETES = Path(__file__).parents[2] / "serving" / "kubernetes"
 _TOLERANCE = 0.1
 """Of the HPA: a smaller difference changes nothing (kube-controller-manager's default)."""
-_RAY_UP_SECONDS, _RAY_DOWN_SECONDS = 30, 300
+RAY_UP_SECONDS, RAY_DOWN_SECONDS = 30, 300
 """Ray's default delay, and that of `djl_trtllm.cluster.deployment`."""
 
 
@@ -65,16 +65,16 @@ class Keda:
         thresholds = {each["name"]: float(each["metadata"]["threshold"]) for each in spec["triggers"]}
         self._load, self._cache = thresholds["load"], thresholds["kv-cache"]
         behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-        self._up, self._down = _Direction(behavior["scaleUp"]), _Direction(behavior["scaleDown"])
+        self._up, self._down = _Direction(behavior["scaleUp"], 1), _Direction(behavior["scaleDown"], -1)
 
     def wanted(self, now: float, replicas: int, figures: Sequence[Figures]) -> int:
         asked = self.recommended(replicas, figures)
         up = self._up.stable(now, asked, min)
         down = self._down.stable(now, asked, max)
         if up > replicas:
-            wanted = min(up, replicas + self._up.allowed(now, replicas))
+            wanted = min(up, self._up.limit(now, replicas, self._down))
         elif down < replicas:
-            wanted = max(down, replicas - self._down.allowed(now, replicas))
+            wanted = max(down, self._down.limit(now, replicas, self._up))
         else:
             return replicas
         wanted = max(self.least, min(self.most, wanted))
@@ -83,14 +83,19 @@ class Keda:
 
     def recommended(self, replicas: int, figures: Sequence[Figures]) -> int:
         """What both queries ask for, before windows and policies."""
-        if not figures:
-            return replicas
-        load = sum(each.waiting + each.running for each in figures)
-        batches = load * len(figures) / sum(each.places for each in figures)
-        asked = [_average_value(batches, self._load, replicas)]
-        if full := sum(each.full_cache and each.waiting > 0 for each in figures):
-            asked.append(_average_value(replicas + full, self._cache, replicas))
-        return max(self.least, min(self.most, max(asked)))
+        thresholds = zip(queries(figures), (self._load, self._cache), strict=True)
+        asked = [_average_value(value, threshold, replicas) for value, threshold in thresholds if value is not None]
+        return max(self.least, min(self.most, max(asked))) if asked else replicas
+
+
+def queries(figures: Sequence[Figures]) -> tuple[float | None, float | None]:
+    """What the ScaledObject's queries `load` and `kv-cache` return; None is no result."""
+    if not figures:
+        return None, None
+    load = sum(each.waiting + each.running for each in figures)
+    places = sum(each.places for each in figures) / len(figures)
+    full = sum(each.full_cache and each.waiting > 0 for each in figures)
+    return load / places, len(figures) + full if full else None
 
 
 def _average_value(value: float, threshold: float, replicas: int) -> int:
@@ -101,9 +106,10 @@ def _average_value(value: float, threshold: float, replicas: int) -> int:
 
 
 class _Direction:
-    """Windows and policies of one direction."""
+    """Windows and policies of one direction: `sign` is 1 for up and -1 for down."""
 
-    def __init__(self, rules: Mapping[str, Any]) -> None:
+    def __init__(self, rules: Mapping[str, Any], sign: int) -> None:
+        self._sign = sign
         self._window = rules["stabilizationWindowSeconds"]
         self._policies = rules["policies"]
         self._asked: deque[tuple[float, int]] = deque()
@@ -112,18 +118,23 @@ class _Direction:
     def stable(self, now: float, asked: int, choose: Any) -> int:
         """The most careful recommendation of the window."""
         self._asked.append((now, asked))
-        while self._asked[0][0] < now - self._window:
+        while self._asked[0][0] <= now - self._window < now:
             self._asked.popleft()
         return int(choose(count for _, count in self._asked))
 
-    def allowed(self, now: float, replicas: int) -> int:
-        """How many replicas may be added, or taken away: the larger of what the policies allow."""
-        allowed: list[int] = []
+    def limit(self, now: float, replicas: int, other: _Direction) -> int:
+        """How many replicas there may be: the policies count from what there was when their period began."""
+        limits = [self._sign * replicas]
         for policy in self._policies:
-            recent = sum(count for at, count in self._changes if at > now - policy["periodSeconds"])
-            before = policy["value"] if policy["type"] == "Pods" else math.ceil(replicas * policy["value"] / 100)
-            allowed.append(max(0, before - recent))
-        return max(allowed)
+            period = policy["periodSeconds"]
+            begun = replicas - self._sign * (self.changed(now, period) - other.changed(now, period))
+            change = policy["value"] if policy["type"] == "Pods" else begun * policy["value"] / 100
+            limits.append(math.ceil(self._sign * begun + change))
+        return self._sign * max(limits)
+
+    def changed(self, now: float, period: float) -> int:
+        """Replicas that it has added, or taken away, in the last `period` seconds."""
+        return sum(count for at, count in self._changes if at > now - period)
 
     def note(self, now: float, count: int) -> None:
         self._changes = [(at, each) for at, each in self._changes if at > now - 3600] + [(now, count)]
@@ -142,7 +153,7 @@ class Ray:
         direction = (asked > replicas) - (asked < replicas)
         if direction != self._since[0]:
             self._since = (direction, now)
-        delay = _RAY_UP_SECONDS if direction > 0 else _RAY_DOWN_SECONDS
+        delay = RAY_UP_SECONDS if direction > 0 else RAY_DOWN_SECONDS
         if direction == 0 or now - self._since[1] < delay:
             return replicas
         self._since = (0, now)

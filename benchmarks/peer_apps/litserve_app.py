@@ -14,7 +14,7 @@ import litserve
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
 
-class Generation(litserve.LitAPI):  # type: ignore[misc]
+class Generation(litserve.LitAPI):  # type: ignore[misc]  # litserve is in another environment
     def setup(self, device: str) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(os.environ["MODEL"])
         self.model = AutoModelForCausalLM.from_pretrained(os.environ["MODEL"], dtype="float32")
@@ -38,4 +38,4 @@ class Generation(litserve.LitAPI):  # type: ignore[misc]
 
 if __name__ == "__main__":
     server = litserve.LitServer(Generation(spec=litserve.OpenAISpec()), accelerator="cpu", timeout=600)
-    server.run(port=int(os.environ["PORT"]), generate_client_file=False)
+    server.run(host="127.0.0.1", port=int(os.environ["PORT"]), generate_client_file=False)
