@@ -57,11 +57,11 @@ def ask(server: Server, draw: random.Random) -> None:
 
 def load(server: Server, over: threading.Event) -> None:
     """Requests at a rate that rises and falls."""
-    draw = random.Random(11)  # noqa: S311
+    draw = random.Random(11)  # noqa: S311  # the same requests in every run
     while not over.is_set():
         rate = _MEAN_RATE * (1 + 0.9 * math.sin(2 * math.pi * time.monotonic() / _PERIOD_SECONDS))
         time.sleep(draw.expovariate(max(0.5, rate)))
-        threading.Thread(target=ask, args=(server, random.Random(draw.random())), daemon=True).start()  # noqa: S311
+        threading.Thread(target=ask, args=(server, random.Random(draw.random())), daemon=True).start()  # noqa: S311  # as above
 
 
 def main() -> None:

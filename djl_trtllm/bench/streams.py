@@ -7,6 +7,7 @@ tokens it has sent (in every event, or at the end), that is the count.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from array import array
 from enum import Enum
 from typing import Any
@@ -99,7 +100,7 @@ class Reader:
         """The body is complete."""
 
 
-class _Lines(Reader):
+class _Lines(Reader, ABC):
     """A body of lines, which are read when they are complete."""
 
     def __init__(self, stream: Stream) -> None:
@@ -114,15 +115,16 @@ class _Lines(Reader):
         if cut:
             self.read(data[:cut], now)
 
+    @abstractmethod
     def read(self, lines: bytes, now: float) -> None:
-        raise NotImplementedError
+        """Count the tokens of complete lines, and of the last one at the end."""
 
     def settle(self) -> None:
         """All lines are read."""
 
+    @abstractmethod
     def whole(self) -> bool:
         """Whether the response says that nothing is missing."""
-        raise NotImplementedError
 
     def end(self) -> None:
         stream = self.stream
