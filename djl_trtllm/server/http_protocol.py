@@ -232,14 +232,14 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and not self._should_upgrade():
             return  # it is read again
         self._connections.admit(self, self.url.partition(b"?")[0])
-        self._head_read = True
-        self._left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        self.deadline = self.loop.time() + self._limits.body_read_timeout
         before = self.cycle
         if before is not None and not before.response_complete:
             # What follows the end of a chunked body may have been parsed with it.
             self.pipeline = deque(self.pipeline)
         super().on_headers_complete()
+        self._head_read = True
+        self._left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self.deadline = self.loop.time() + self._limits.body_read_timeout
         if self.cycle is not before:
             self.cycle.message_event = LightEvent()  # type: ignore[assignment]
 
@@ -373,7 +373,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
             self._call_lost()
-            if self.cycle.response_started or not of_this:
+            if self.cycle.response_started or not of_this or self.pipeline:  # or another one is being answered
                 self.reset()
                 return
             of_this = False

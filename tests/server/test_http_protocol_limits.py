@@ -287,16 +287,29 @@ async def test_a_body_that_is_not_wanted_is_read_a_while_beyond_the_largest() ->
     await peer.leave()
 
 
+@pytest.mark.parametrize("follows", [b"nonsense\r\n\r\n", CHUNKED + b"nonsense", b"GET http:// HTTP/1.1\r\n\r\n"])
 @in_virtual_time
-async def test_what_is_refused_while_another_is_answered_ends_both() -> None:
+async def test_what_is_refused_while_another_is_answered_ends_both(follows: bytes) -> None:
     peer = Peer()
     peer.hold = asyncio.Event()
     # It is parsed at once, because the end of a chunked body is not known before.
-    peer.sends(CHUNKED + b"0\r\n\r\nnonsense\r\n\r\n")
+    peer.sends(CHUNKED + b"0\r\n\r\n" + follows)
     await asyncio.sleep(0)
     assert "abort" in peer.wire.done
     assert peer.statuses == []
     peer.hold.set()
+    await peer.leave()
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+@in_virtual_time
+async def test_an_address_that_is_none_is_refused_whatever_was_answered_before(answered: int) -> None:
+    peer = Peer()
+    peer.sends(*[GET + b"\r\n"] * answered)
+    await asyncio.sleep(0.001)
+    peer.sends(b"GET http:// HTTP/1.1\r\n\r\n")
+    assert peer.statuses == [200] * answered + [400]
+    assert "eof" in peer.wire.done
     await peer.leave()
 
 
