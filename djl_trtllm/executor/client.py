@@ -187,6 +187,8 @@ class ExecutorClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_watchdog()
+        self._unsent.clear()
+        self._full = False  # what is still sent is not kept
         self._gone.set_result(None)
         if self._failure is None and exc is not None and not isinstance(exc, OSError):
             self._failure = f"its messages could not be handled: {type(exc).__name__}: {exc}"

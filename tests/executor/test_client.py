@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import msgspec
 import pytest
-import uvloop
 
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import (
@@ -25,13 +22,10 @@ from djl_trtllm.executor.protocol import (
     Stats,
     Step,
     Submit,
-    ToEngine,
-    frame,
 )
 from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.conftest import Play
-from tests.executor.played_host import PID, PlayedHost, PlayedProcess, settled
-from tests.executor.probe import Probe
+from tests.executor.played_host import PID, PlayedHost, settled
 from tests.support import executors
 
 BUFFER = 64 * 1024
@@ -233,53 +227,6 @@ def test_requests_and_cancels_are_sent_as_they_are(play: Play) -> None:
         host.client.cancel(1)
         await settled()
         assert host.process.heard() == [request, Cancel(1)]
-        await host.client.kill()
-
-    play(body)
-
-
-def test_messages_for_which_there_was_no_room_arrive_together() -> None:
-    """Each write takes some room of a socket, however short it is, and an engine may read once in an iteration."""
-    count = 5000
-
-    async def socketfuls() -> list[list[ToEngine]]:
-        client, (ours, theirs) = Probe(60).client, socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        client._closing = True  # its end is not looked into
-        await asyncio.get_running_loop().create_connection(lambda: client, sock=ours)
-        with theirs:
-            engine = PlayedProcess(theirs)
-            found: list[list[ToEngine]] = []
-            for number in range(count):
-                client.cancel(number)
-                await asyncio.sleep(0)
-            while sum(map(len, found)) < count:
-                found.append(engine.heard())
-                await settled()
-        await client._gone
-        return found
-
-    # The loop of a server: asyncio's own puts together what waits.
-    with contextlib.closing(uvloop.new_event_loop()) as loop:
-        found = loop.run_until_complete(socketfuls())
-    assert [message for each in found for message in each] == [Cancel(number) for number in range(count)]
-    assert len([each for each in found if each]) < 5
-
-
-def test_messages_of_one_turn_of_the_event_loop_arrive_together(play: Play) -> None:
-    """An engine that waits begins with all of them."""
-
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        written: list[bytes] = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(host.client, "_transport", SimpleNamespace(write=written.append, is_closing=lambda: False))
-            host.client.cancel(1)
-            host.client.cancel(2)
-            await settled()
-            host.client.cancel(3)
-            await settled()
-        assert written == [frame(Cancel(1)) + frame(Cancel(2)), frame(Cancel(3))]
         await host.client.kill()
 
     play(body)
