@@ -107,7 +107,7 @@ class ResponseWriter:
         self._closed.add_done_callback(self._end)
         if self._connection is None:
             self._listening = asyncio.ensure_future(self._disconnected())
-        else:
+        elif not self._closed.done():  # else the connection would keep it until its next response
             self._connection.when_lost(self._close)
         return self._closed
 

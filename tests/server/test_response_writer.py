@@ -7,10 +7,15 @@ import logging
 
 import pytest
 
+from djl_trtllm.api import Call
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
 from djl_trtllm.logs.context import request_id_of
-from djl_trtllm.request import OutputChunk
-from tests.server.answered import Answered
+from djl_trtllm.request import GenerationRequest, OutputChunk, Sampling
+from djl_trtllm.server.exchange import Exchange
+from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.server.response_writer import ResponseWriter
+from tests.server.answered import OPTIONS, Answered
+from tests.support.asgi import Connection
 from tests.support.virtual_time import in_virtual_time
 from tests.support.word_encoder import WordEncoder, chunk
 
@@ -45,6 +50,19 @@ async def test_only_the_first_and_the_last_part_are_messages_of_asgi() -> None:
     assert answered.client.written == [b" wolf", b" is", b" now"]
     answered.deliver(chunk(ends=True))
     await answered.sees(b"a", b" wolf", b" is", b" here", b" now", b".", complete=True)
+
+
+@in_virtual_time
+async def test_the_connection_does_not_keep_an_answer_that_is_complete_before_anybody_waits_for_it() -> None:
+    client = Connection("POST", "/invocations")
+    exchange = Exchange(client.scope, client.receive, client.send, OPTIONS, ServerCounts())
+    writer = ResponseWriter(Call((GenerationRequest(sampling=Sampling()),), WordEncoder()), exchange)
+    writer.deliver(chunk("a"))
+    writer.deliver(chunk(ends=True))
+    assert client.complete
+    kept = client._lost
+    await writer.until_closed()
+    assert client._lost is kept
 
 
 @in_virtual_time
