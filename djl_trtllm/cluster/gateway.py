@@ -92,7 +92,7 @@ class Gateway:
         try:
             body = await exchange.body()
             if len(self._models) > 1 and scope["method"] in ("GET", "HEAD") and path in self._health | _JOINED:
-                await exchange.reply(await self._page_of_all(scope, body))
+                await exchange.reply(await self._page_of_all(exchange, body))
             else:
                 handle = self._models[await self._model_of(exchange, body)]
                 await self._forward(handle, await self._request(exchange, body), exchange)
@@ -181,12 +181,12 @@ class Gateway:
         if rest is not None:
             await asyncio.wait_for(rest, self._options.stream_write_timeout)
 
-    async def _page_of_all(self, scope: Scope, body: bytes) -> Reply:
+    async def _page_of_all(self, exchange: Exchange, body: bytes) -> Reply:
         """One page of those of all models: the worst, or if all are well, what is in any of them."""
-        request = ForwardedRequest.of(scope, body)
+        request = ForwardedRequest.of(exchange.scope, body)
         replies = await asyncio.gather(*(_reply(handle.remote(request)) for handle in self._models.values()))
         worst = max(replies, key=lambda reply: reply.status)
-        if worst.status != 200 or scope["path"] in self._health - _JOINED:
+        if worst.status != 200 or exchange.route in self._health - _JOINED:
             return worst
         joined: dict[str, Any] = {}
         for reply in replies:

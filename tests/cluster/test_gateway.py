@@ -293,6 +293,16 @@ def test_pages_about_all_models_are_joined(deployed: Serve) -> None:
     deployed(scenario, "a", "b")
 
 
+def test_a_health_check_below_a_route_prefix_is_joined_with_nothing(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment, b: Deployment) -> None:
+        check = Connection("GET", "/fleet/v2/health/ready")
+        check.scope["root_path"] = "/fleet"
+        await check.begin(client._app).end()
+        assert check.json.keys() in ({"name", "path", "size", name, "data"} for name in "ab")
+
+    deployed(scenario, "a", "b")
+
+
 def test_ray_may_add_handlers_of_its_errors() -> None:
     Gateway(Options(), {}, prefixes=True).add_exception_handler(RuntimeError, print)
 
