@@ -80,9 +80,10 @@ class Runner:
         """The results, in the order of the requests, each as soon as it and all before it are complete.
 
         Requests are taken from the iterable as there is room for them, on the event loop's thread. One that fails has
-        its `OfflineResult.failure`. When the engine process dies, those that run fail, and the others run on its
-        replacement;
-        without one, they fail too. Leaving the iteration cancels what still runs.
+        its `OfflineResult.failure`. When the engine process dies, they go on in its replacement, those that ran where
+        `option.resume_after_restart` allows it; without a replacement they fail. Leaving the iteration cancels what
+        still runs.
+
         Raises NotReadyError on a closed runner, and the error that ended the model if that was before.
         """
         if self._service.failure is not None:
