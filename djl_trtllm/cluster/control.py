@@ -115,7 +115,7 @@ def _connected(address: str) -> Iterator[None]:
 @contextlib.contextmanager
 def as_current_cluster(address: str) -> Iterator[None]:
     """Meanwhile, `auto` is the cluster at this address. `ray start` writes that too, but `ray.init` does not."""
-    file = _current_cluster()
+    file = current_cluster()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(address)
     try:
@@ -126,7 +126,7 @@ def as_current_cluster(address: str) -> Iterator[None]:
                 file.unlink()
 
 
-def _current_cluster() -> Path:
+def current_cluster() -> Path:
     """The file with the address of the cluster that was started last in Ray's folder."""
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 (Ray's own folder)
     return Path(folder, "ray", "ray_current_cluster")
@@ -138,8 +138,8 @@ def _require_listener(address: str) -> None:
     For `auto`, Ray itself takes the current cluster where several run. Named by its address, it would not be given the
     token that Ray makes for clusters of a machine.
     """
-    if address == "auto" and _current_cluster().is_file():
-        address = _current_cluster().read_text().strip()
+    if address == "auto" and current_cluster().is_file():
+        address = current_cluster().read_text().strip()
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()

@@ -19,6 +19,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from djl_trtllm.cluster import build
+from djl_trtllm.cluster.control import current_cluster
 
 
 class Driver:
@@ -27,6 +28,8 @@ class Driver:
     def __init__(self, port: int, cpus: int, nodes: int) -> None:
         self._cpus = cpus
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+        # Ray notes the cluster there, and makes the folder only for clusters that have their files in it.
+        current_cluster().parent.mkdir(parents=True, exist_ok=True)
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": self._folder.name}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes: dict[str, Any] = {}
