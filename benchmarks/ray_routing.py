@@ -9,7 +9,7 @@ their processes but the engine's, for a token; figures are medians over the roun
 
 The second table has conversations whose turns send all that was said before. `again` is the share of turns, but for
 first ones, that reached the replica of the turn before, and so could reuse its KV cache; `most` is the share of turns
-of the busiest replica. `prefix` is the gateway's router, `load` is Ray's own, power of two choices.
+of the busiest replica. `load` is a gateway that reads no prompts: power of two choices.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Routing(str, Enum):
     PREFIX = "prefix"
     """A gateway, by session and the beginning of the prompt."""
     LOAD = "load"
-    """A gateway, by Ray's own router."""
+    """A gateway, by session and load: it reads no prompts."""
 
 
 class ModelArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -80,19 +80,20 @@ def _of_model(name: str, model: ModelArguments, options: Options, arguments: Clu
 
         kind = Replica if model.autoscale is None else AutoscaledReplica
         return serve.deployment(serve.ingress(application)(kind), **given).bind()
-    if arguments.path is Routing.PREFIX:
-        given["request_router_config"] = _prefix_router(options)
+    given["request_router_config"] = _router(name, options)
     behind = ReplicaBehindGateway if model.autoscale is None else AutoscaledReplicaBehindGateway
     return serve.deployment(behind, **given).bind(model)
 
 
-def _prefix_router(options: Options) -> Any:
+def _router(name: str, options: Options) -> Any:
+    """What a gateway chooses the replicas of this deployment with."""
     from ray.serve.config import RequestRouterConfig
 
     # A replica may have a quarter of a batch more than another: below that, what it saves is more than others lose.
     slack = max(1, options.max_rolling_batch_size // 4)
     return RequestRouterConfig(
-        request_router_class="djl_trtllm.cluster.request_router.PrefixRouter", request_router_kwargs={"slack": slack}
+        request_router_class="djl_trtllm.cluster.request_router.PrefixRouter",
+        request_router_kwargs={"slack": slack, "deployment": name},
     )
 
 

@@ -8,7 +8,7 @@ in. Where the gateway does not take the next item, because its client does not r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,16 @@ class IncompleteResponseError(Exception):
 
 @dataclass(frozen=True)
 class ForwardedRequest:
-    """A request with its whole body. `session` and `keys` (`prefix_keys`) say which replica it should have."""
+    """A request with its whole body. `session` and `keys` (`prefix_keys`) say which replica it should have.
+
+    One that names a `replica` goes there, whatever that has to do, as long as it is there.
+    """
 
     scope: dict[str, Any]
     body: bytes
     session: str = ""
     keys: tuple[bytes, ...] = ()
+    replica: str = ""
 
     @classmethod
     def of(cls, scope: Scope, body: bytes, session: str = "", keys: tuple[bytes, ...] = ()) -> ForwardedRequest:
@@ -61,6 +65,24 @@ class Head:
     headers: list[tuple[bytes, bytes]]
     body: bytes
     whole: bool
+
+    def header(self, name: bytes) -> str:
+        """The value of a header, by its name in lower case; empty if the response has none."""
+        return next((value.decode("latin-1") for found, value in self.headers if found.lower() == name), "")
+
+
+async def gathered(parts: AsyncIterable[Head | bytes]) -> Head:
+    """A response that is no stream, in one. Raises IncompleteResponseError, and what its parts raise."""
+    head: Head | None = None
+    rest = []
+    async for part in parts:
+        if isinstance(part, Head):
+            head = part
+        else:
+            rest.append(part)
+    if head is None:
+        raise IncompleteResponseError("the response has no beginning")
+    return head if head.whole else Head(head.status, head.headers, b"".join((head.body, *rest)), whole=True)
 
 
 class _Channel:

@@ -22,16 +22,19 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from djl_trtllm.api import Dialect, RawRequest, Reply
+from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
-from djl_trtllm.cluster.forwarding import ForwardedRequest, Head
+from djl_trtllm.cluster.forwarding import ForwardedRequest, Head, gathered
 from djl_trtllm.cluster.prompt_prefix import prefix_keys
+from djl_trtllm.cluster.replica_metrics import ReplicaMetrics
 from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, RequestError, RequestTooLargeError, UnknownModelError
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
-from djl_trtllm.server.body_memory import BodyMemory
+from djl_trtllm.server.bidirectional import BidirectionalStreams
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
-from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.server.model_routes import MODELS
+from djl_trtllm.server.monitor.routes import PAGE as MONITOR
 from djl_trtllm.server.response_writer import start_now
 from djl_trtllm.service.worker_threads import run_by_size
 
@@ -41,6 +44,12 @@ _SESSIONS = ("x-session-id", "x-amzn-sagemaker-session-id")
 _ATTEMPTS = 3
 _JOINED = frozenset({"/", "/ping", MODELS, "/v1/models"})
 """Pages about all models: those of several deployments become one."""
+_METRICS = ("/metrics", "/prometheus/metrics")
+_NO_MONITOR = front_end_error(
+    404,
+    "behind a gateway there is no live page: it would be that of one replica, whichever is chosen. /metrics has the "
+    "figures of all replicas (docs/ray.md)",
+)
 
 
 class Gateway:
@@ -54,27 +63,27 @@ class Gateway:
         self._deployments = deployments
         self._prefixes = prefixes
         self._models: dict[str, Any] = {}
-        self._bodies = BodyMemory(options.max_body_memory)
-        self._counts = ServerCounts()
+        self._metrics = ReplicaMetrics(self._models)
+        # Who may do what is checked by the replicas.
+        self._context = ServerContext(options)
         self._health = {path for dialect in DIALECTS for path in dialect.health} | {"/ping"}
         paths = {path: dialect for dialect in DIALECTS for path in (*dialect.paths, *dialect.pages, *dialect.actions)}
         managing = (MODELS, MODELS + "/{model}", *(path + end for path in ADAPTER_PATHS for end in ("", "/{adapter}")))
-        paths |= dict.fromkeys((*managing, "/", "/ping"), DEFAULT)
+        monitor = (MONITOR, MONITOR + "/{file}")
+        paths |= dict.fromkeys((*managing, *monitor, *_METRICS, "/", "/ping"), DEFAULT)
         # As in the server: {model}:predict before {model}.
         by_fixed = sorted(paths, key=lambda path: -len(re.sub(r"{.*?}", "", path)))
-        self._router = Router(
+        router = Router(
             [Route(path, _Endpoint(partial(self._serve, paths[path], path))) for path in by_fixed],
             default=_Endpoint(partial(self._serve, DEFAULT, "")),
             lifespan=self._lifespan,
             redirect_slashes=False,
         )
+        # Each message of a WebSocket is a request, which has a replica of its own.
+        self._asgi = BidirectionalStreams(router, self._context)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": "behind a gateway there are no WebSockets"})
-        else:
-            await self._router(scope, receive, send)
+        await self._asgi(scope, receive, send)
 
     def add_exception_handler(self, error: type[Exception], handler: object) -> None:
         """Ray 2.55 calls it on every application, for errors of its handles. They are errors of this one."""
@@ -87,12 +96,14 @@ class Gateway:
         yield
 
     async def _serve(self, dialect: Dialect, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._options, self._counts, dialect, self._bodies)
+        counts, bodies = self._context.counts, self._context.bodies
+        exchange = Exchange(scope, receive, send, self._options, counts, dialect, bodies)
         exchange.route = path
         try:
             body = await exchange.body()
-            if len(self._models) > 1 and scope["method"] in ("GET", "HEAD") and path in self._health | _JOINED:
-                await exchange.reply(await self._page_of_all(exchange, body))
+            page = await self._page(exchange, body) if scope["method"] in ("GET", "HEAD") else None
+            if page is not None:
+                await exchange.reply(page)
             else:
                 handle = self._models[await self._model_of(exchange, body)]
                 await self._forward(handle, await self._request(exchange, body), exchange)
@@ -181,12 +192,22 @@ class Gateway:
         if rest is not None:
             await asyncio.wait_for(rest, self._options.stream_write_timeout)
 
-    async def _page_of_all(self, exchange: Exchange, body: bytes) -> Reply:
+    async def _page(self, exchange: Exchange, body: bytes) -> Reply | None:
+        """A page that is not one replica's; None for others."""
+        path, request = exchange.route, ForwardedRequest.of(exchange.scope, body)
+        if path in _METRICS:
+            return await self._metrics.reply(request)
+        if path.startswith(MONITOR):
+            return _NO_MONITOR
+        if len(self._models) > 1 and path in self._health | _JOINED:
+            return await self._page_of_all(path, request)
+        return None
+
+    async def _page_of_all(self, path: str, request: ForwardedRequest) -> Reply:
         """One page of those of all models: the worst, or if all are well, what is in any of them."""
-        request = ForwardedRequest.of(exchange.scope, body)
         replies = await asyncio.gather(*(_reply(handle.remote(request)) for handle in self._models.values()))
         worst = max(replies, key=lambda reply: reply.status)
-        if worst.status != 200 or exchange.route in self._health - _JOINED:
+        if worst.status != 200 or path in self._health - _JOINED:
             return worst
         joined: dict[str, Any] = {}
         for reply in replies:
@@ -230,9 +251,5 @@ async def _cancelled_when_gone(exchange: Exchange, response: Any) -> None:
 
 async def _reply(response: AsyncIterator[Head | bytes]) -> Reply:
     """A response that is no stream."""
-    parts = [part async for part in response]
-    head = parts[0]
-    assert isinstance(head, Head)
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-    body = head.body + b"".join(part for part in parts[1:] if isinstance(part, bytes))
-    return Reply(head.status, headers.get("content-type", "application/json"), body)
+    head = await gathered(response)
+    return Reply(head.status, head.header(b"content-type") or "application/json", head.body)

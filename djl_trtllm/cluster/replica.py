@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from starlette.types import Message, Receive, Scope, Send
 
 from djl_trtllm.api.front_end import front_end_error
@@ -165,7 +166,8 @@ class _BehindGateway:
 
     async def __init__(self, arguments: ModelArguments) -> None:  # type: ignore[misc]  # Ray awaits it
         """Returns when the application is ready to serve. Raises DjlTrtllmError."""
-        self.app = open_application(arguments)
+        # The gateway has no live page: `/` is not to say that there is one.
+        self.app = open_application(replace(arguments, options={**arguments.options, "monitor": False}))
         from ray import serve
 
         self._named = (REPLICA.encode(), serve.get_replica_context().replica_id.unique_id.encode())

@@ -17,6 +17,7 @@ from ray.serve.request_router import LocalityMixin, PendingRequest, ReplicaID, R
 
 from djl_trtllm.cluster.affinity import Affinity, ranked
 from djl_trtllm.cluster.forwarding import ForwardedRequest
+from djl_trtllm.cluster.known_replicas import knows
 
 _CHOICES = 2
 
@@ -27,8 +28,9 @@ class PrefixRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Any t
     Others go to the less loaded of two random replicas, as with Ray's default.
     """
 
-    def initialize_state(self, slack: int) -> None:
+    def initialize_state(self, slack: int, deployment: str) -> None:
         """`slack` is that of `Affinity`. Ray calls it with `request_router_kwargs`."""
+        knows(self, deployment)
         self._affinity = Affinity(slack)
         self._replica_of: dict[str, str] = {}
         self._sent: Counter[str] = Counter()
@@ -48,6 +50,8 @@ class PrefixRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Any t
         request = _forwarded(pending_request)
         if pending_request is None or request is None or not replicas:
             return [candidate_replicas]
+        if request.replica in replicas:
+            return [[replicas[request.replica]]]
         chosen, by = self._choose(request, replicas)
         self._routed.inc(tags={"by": by})
         self._count(pending_request, chosen)

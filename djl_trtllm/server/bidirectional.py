@@ -76,7 +76,7 @@ class BidirectionalStreams:
 
     def _refusal(self, scope: Scope) -> Reply | None:
         """Why there is no socket for this handshake, None if there is one."""
-        if scope["path"] != PATH:
+        if scope["path"].removeprefix(scope.get("root_path", "")) != PATH:
             return front_end_error(404, f"there is no WebSocket at {scope['path']}")
         server = scope.get("server")
         try:

@@ -97,7 +97,7 @@ def test_a_gateway_is_before_replicas_that_are_chosen_by_prefix(model: str, monk
     replicas, gateway = made["djl-trtllm"], made["gateway"]
     assert replicas["num_replicas"] == 3
     router = replicas["request_router_config"]
-    assert router.request_router_kwargs == {"slack": 2}
+    assert router.request_router_kwargs == {"slack": 2, "deployment": "djl-trtllm"}
     assert (
         router.get_request_router_class() is importlib.import_module("djl_trtllm.cluster.request_router").PrefixRouter
     )
@@ -109,9 +109,11 @@ def test_a_gateway_is_before_replicas_that_are_chosen_by_prefix(model: str, monk
     assert replicas["ray_actor_options"]["runtime_env"]["env_vars"] == BEHIND_GATEWAYS
 
 
-def test_routing_by_load_is_rays_own(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_of_an_autoscaled_deployment_report_what_it_scales_by(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = deployments_of(monkeypatch, {"model": model, "routing": "load", "autoscale": "1:2"})
-    assert "request_router_config" not in made["djl-trtllm"]
+    assert "request_router_config" in made["djl-trtllm"]
     assert hasattr(made["djl-trtllm"]["kind"], "record_autoscaling_stats")
 
 

@@ -80,7 +80,8 @@ def replica(name: str) -> ASGIApp:
         body = (await receive())["body"]
         said = {"name": name, "path": scope["path"], "size": len(body), name: 1, "data": [name]}
         status = 503 if scope["path"] == "/health" and name == "b" else 200
-        await send({"type": "http.response.start", "status": status, "headers": [(b"x-of", name.encode())]})
+        headers = [(b"x-of", name.encode()), (b"x-replica", b"r")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         if scope["path"].endswith("stream"):
             await send({"type": "http.response.body", "body": b"first", "more_body": True})
             if name == "endless":
@@ -303,21 +304,50 @@ def test_a_health_check_below_a_route_prefix_is_joined_with_nothing(deployed: Se
     deployed(scenario, "a", "b")
 
 
-def test_ray_may_add_handlers_of_its_errors() -> None:
-    Gateway(Options(), {}, prefixes=True).add_exception_handler(RuntimeError, print)
-
-
-def test_a_websocket_is_refused(deployed: Serve) -> None:
-    async def scenario(client: Client, a: Deployment) -> None:
-        gateway, sent = client._app, []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "websocket.connect"}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await gateway({"type": "websocket", "path": "/"}, receive, send)
-        assert [message["type"] for message in sent] == ["websocket.close"]
+def test_the_page_of_metrics_has_all_replicas(deployed: Serve) -> None:
+    async def scenario(client: Client, *models: Deployment) -> None:
+        for path in ("/metrics", "/prometheus/metrics"):
+            page = await client.get(path)
+            assert page.status == 200
+            for name in ("a", "b")[: len(models)]:
+                assert b'djl_trtllm_replica_scraped{deployment="%b",replica="r"} 1.0' % name.encode() in page.body
+        assert {request.scope["path"] for model in models for request in model.requests} == {path, "/metrics"}
+        # What it answers is the replica's business.
+        assert (await client.post("/metrics", b"{}", {}, "model_name=a")).json["path"] == "/metrics"
 
     deployed(scenario)
+    deployed(scenario, "a", "b")
+
+
+@pytest.mark.parametrize("path", ["/monitor", "/monitor/events", "/monitor/monitor.css"])
+def test_there_is_no_live_page(deployed: Serve, path: str) -> None:
+    async def scenario(client: Client, a: Deployment) -> None:
+        refused = await client.get(path)
+        assert refused.status == 404
+        assert "/metrics has the figures of all replicas" in refused.json["message"]
+        assert not a.requests
+
+    deployed(scenario)
+
+
+def test_the_messages_of_a_websocket_are_requests(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment) -> None:
+        received: asyncio.Queue[Any] = asyncio.Queue()
+        sent: asyncio.Queue[Any] = asyncio.Queue()
+        for message in ({"type": "websocket.connect"}, {"type": "websocket.receive", "bytes": PROMPT}):
+            received.put_nowait(message)
+        path = "/route/invocations-bidirectional-stream"
+        scope = {"type": "websocket", "path": path, "root_path": "/route", "headers": [], "query_string": b""}
+        socket = asyncio.ensure_future(client._app(scope, received.get, sent.put))
+        assert (await sent.get())["type"] == "websocket.accept"
+        said = json.loads((await sent.get())["bytes"])
+        assert (said["path"], said["size"]) == ("/invocations", len(PROMPT))
+        received.put_nowait({"type": "websocket.disconnect"})
+        await socket
+        assert len(a.requests[0].keys) == 2
+
+    deployed(scenario)
+
+
+def test_ray_may_add_handlers_of_its_errors() -> None:
+    Gateway(Options(), {}, prefixes=True).add_exception_handler(RuntimeError, print)

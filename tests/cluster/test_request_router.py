@@ -28,7 +28,7 @@ class Routed(PrefixRouter):
             deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True
         )
         self.replicas = [SimpleNamespace(replica_id=ReplicaID(f"r{n}", DEPLOYMENT)) for n in range(replicas)]
-        self.initialize_state(slack=2)
+        self.initialize_state(slack=2, deployment="model")
         self.by: Counter[str] = Counter()
         self._routed = SimpleNamespace(inc=lambda tags: self.by.update([tags["by"]]))
 
@@ -44,8 +44,8 @@ class Routed(PrefixRouter):
         return first
 
 
-def pending(number: str, *keys: str, session: str = "") -> PendingRequest:
-    made = ForwardedRequest({}, b"", session, tuple(key.encode() for key in keys))
+def pending(number: str, *keys: str, session: str = "", replica: str = "") -> PendingRequest:
+    made = ForwardedRequest({}, b"", session, tuple(key.encode() for key in keys), replica)
     metadata = RequestMetadata(request_id=number, internal_request_id=number)
     return PendingRequest([made], {}, metadata, future=Future())
 
@@ -124,6 +124,18 @@ def test_a_session_wins_over_the_prefix_and_over_the_load(router: Routed) -> Non
         router.on_request_routed(pending(str(number), "a"), ReplicaID("r0" if mine != "r0" else "r1", DEPLOYMENT), None)
     assert router.ranks(pending("x", "a", session="mine"))[0] == [mine]
     assert router.by == {"session": 1}
+
+
+def test_a_request_for_a_replica_goes_there_and_to_no_other(router: Routed) -> None:
+    for number in range(9):
+        router.send(str(number), "a")
+    for name in ("r0", "r3"):
+        request = pending(f"to {name}", "a", session="mine", replica=name)
+        assert router.ranks(request) == [[name]]
+        router.ranks(request)
+        assert request.routing_context.should_backoff
+    assert len(router.ranks(pending("gone", "a", replica="r4"))[1]) == 3
+    assert sum(router.by.values()) == 10
 
 
 def test_a_request_without_a_key_goes_to_the_less_loaded_of_two(

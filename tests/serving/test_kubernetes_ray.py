@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 
 from djl_trtllm.cluster.arguments import ClusterArguments
 from djl_trtllm.cluster.ingress import DIRECT
+from djl_trtllm.cluster.replica_metrics import joined
 from djl_trtllm.config import Config, load
 from djl_trtllm.config.sources.keywords import as_arguments
 from djl_trtllm.model.remote.aws_scaling import Autoscaling
@@ -81,6 +82,21 @@ def test_clients_reach_replicas_directly_on_every_node() -> None:
         assert variables.items() >= DIRECT.items()
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports["serve"] == 8000
+
+
+def test_the_figures_of_all_replicas_are_asked_for_at_the_head_and_each_is_an_instance() -> None:
+    monitor = one("ray-monitoring/pod-monitor.yaml", "PodMonitor")["spec"]
+    head = service()["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]["labels"]
+    assert head == monitor["selector"]["matchLabels"]
+    assert workers()["template"].get("metadata", {}).get("labels", {}).items().isdisjoint(head.items())
+    (scraped,) = monitor["podMetricsEndpoints"]
+    assert (scraped["port"], scraped["path"]) == ("serve", "/metrics")
+    (of_server,) = one("monitoring/pod-monitor.yaml", "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert scraped["relabelings"] == of_server["relabelings"]
+    page = joined({("model", "r1"): b"# HELP up Is up.\n# TYPE up gauge\nup 1.0\n"}).decode()
+    (label,) = scraped["metricRelabelings"][0]["sourceLabels"]
+    assert f'{label}="r1"' in page
+    assert [each["targetLabel"] for each in scraped["metricRelabelings"]] == ["instance"]
 
 
 def test_streams_end_before_their_pods_and_clusters() -> None:

@@ -43,11 +43,18 @@ class Relabeling(Strict):
     replacement: str
 
 
+class MetricRelabeling(Strict):
+    source_labels: list[str]
+    regex: str
+    target_label: str
+
+
 class PodMetricsEndpoint(Strict):
     port: str
     path: str
     interval: Annotated[str, Meta(pattern=r"^\d+(ms|s|m|h)$")]
     relabelings: list[Relabeling] = []
+    metric_relabelings: list[MetricRelabeling] = []
 
 
 class PodMonitorSpec(Strict):

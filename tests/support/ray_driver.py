@@ -56,6 +56,13 @@ class Driver:
         """Deploy an application, or another version of it. Returns when it runs."""
         serve.run(build(arguments), name=name, route_prefix=route)
 
+    def configure(self, application: dict[str, Any]) -> None:
+        """Deploy an application of a configuration file, or change it, as `serve deploy` does. Does not wait."""
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
+
     def delete(self, name: str) -> None:
         """Remove an application."""
         serve.delete(name)

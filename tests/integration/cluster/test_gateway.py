@@ -9,10 +9,13 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from websockets.sync.client import connect
 
 from tests.support.client import lmi
 from tests.support.models import scripted_model
 from tests.support.ray_cluster import RayCluster, command
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +75,70 @@ def test_large_bodies_and_errors_are_those_of_the_server(cluster: RayCluster) ->
     adapter = cluster.http.post(f"{MODELS}/models/{STORY}/adapters?name=a&src=b")
     assert adapter.status_code == 400
     assert "one of several replicas" in adapter.text
+
+
+def samples(cluster: RayCluster, name: str) -> dict[tuple[str, str], float]:
+    """The sums of a metric by deployment and replica."""
+    page = cluster.http.get(f"{MODELS}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert page.status_code == 200, page.text
+    sums: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(page.text):
+        for sample in family.samples:
+            if sample.name == name:
+                of = (sample.labels["deployment"], sample.labels["replica"])
+                sums[of] = sums.get(of, 0.0) + sample.value
+    return sums
+
+
+def test_the_page_of_metrics_has_all_replicas_of_all_models(cluster: RayCluster) -> None:
+    before = samples(cluster, "djl_trtllm_requests_total")
+    assert sorted(deployment for deployment, _ in before) == [STORY] * REPLICAS + [TALE] * REPLICAS
+    assert samples(cluster, "djl_trtllm_replica_scraped") == dict.fromkeys(before, 1.0)
+    assert samples(cluster, "process_open_fds").keys() == before.keys()
+    names = set()
+    for number in range(12):
+        answer = cluster.http.post(f"{MODELS}/models/{STORY}/invoke", json=lmi(f"prompt {number} " * 30))
+        of = (STORY, answer.headers["x-replica"])
+        before[of] += 1
+        names.add(of)
+    assert len(names) == REPLICAS
+    assert samples(cluster, "djl_trtllm_requests_total") == before
+
+
+def test_the_messages_of_a_websocket_are_requests(cluster: RayCluster) -> None:
+    address = f"{cluster.url}{MODELS}/invocations-bidirectional-stream?model_name={STORY}".replace("http", "ws", 1)
+    with connect(address, proxy=None) as socket:
+        for number in range(3):
+            socket.send(json.dumps(lmi(f"message {number}", max_new_tokens=4)))
+            assert json.loads(socket.recv(60))["generated_text"]
+
+
+def test_there_is_no_live_page(cluster: RayCluster) -> None:
+    refused = cluster.http.get(f"{MODELS}/monitor")
+    assert refused.status_code == 404
+    assert "/metrics has the figures of all replicas" in refused.text
+    assert "monitor" not in cluster.http.get(f"{MODELS}/").json()["links"]
+
+
+def test_where_a_gateway_dies_what_it_asked_for_ends_in_the_replicas(cluster: RayCluster) -> None:
+    body = lmi("for a minute", max_new_tokens=3000, stream=True)
+    with (
+        pytest.raises(httpx.TransportError),
+        cluster.http.stream("POST", f"{MODELS}/models/{TALE}/invoke", json=body) as answer,
+    ):
+        for count, _ in enumerate(answer.iter_lines()):
+            if not count:
+                assert sum(samples(cluster, "djl_trtllm_running").values()) == 1
+                (gateway,) = [each for each in cluster.replicas() if ":many:gateway" in command(each)]
+                gateway.kill()
+
+    def is_idle() -> bool:
+        try:
+            return sum(samples(cluster, "djl_trtllm_running").values()) == 0
+        except (AssertionError, httpx.TransportError):  # there is no gateway yet
+            return False
+
+    wait_until(is_idle, 50, "the end of what nobody reads")
 
 
 def test_where_a_replica_dies_its_streams_break_off_and_what_waits_goes_to_another_one(cluster: RayCluster) -> None:
