@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from djl_trtllm.executor.protocol import Delta, Stats, Step
 from djl_trtllm.executor.step_buffer import StepBuffer
 from djl_trtllm.request import FinishReason
@@ -53,6 +55,57 @@ def test_a_source_is_asked_once_when_the_message_is_made() -> None:
         step_buffer.extend(8, [3], None)
 
     assert sent_by(body) == [[Delta(8, [3]), Delta(7, [1, 2])]]
+
+
+class Waiting:
+    """A source with tokens of request 7, once."""
+
+    def __init__(self, step_buffer: StepBuffer, *token_ids: int) -> None:
+        self.step_buffer, self.token_ids = step_buffer, list(token_ids)
+        self.asked = 0
+
+    def collect(self) -> None:
+        self.asked += 1
+        if self.token_ids:
+            self.step_buffer.extend(7, self.token_ids, None)
+
+
+def test_sources_alone_make_a_message_if_one_of_them_has_something() -> None:
+    assert sent_by(lambda step_buffer: step_buffer.collect_from(Waiting(step_buffer, 1))) == [[Delta(7, [1])]]
+    assert sent_by(lambda step_buffer: step_buffer.collect_from(Waiting(step_buffer))) == []
+
+
+def test_a_flush_has_what_sources_have_and_asks_them_once() -> None:
+    steps: list[Step] = []
+
+    async def main() -> None:
+        step_buffer = StepBuffer(steps.append, Stats)
+        source = Waiting(step_buffer, 1)
+        step_buffer.collect_from(source)
+        step_buffer.flush()
+        assert steps == [Step([Delta(7, [1])], Stats())]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (len(steps), source.asked) == (1, 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", ["source", "tokens"])
+def test_a_wake_up_schedules_one_message(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scheduled: list[object] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_soon", scheduled.append, raising=False)
+        step_buffer = StepBuffer(lambda step: None, Stats)
+        for number in range(3):
+            if first == "source":
+                step_buffer.collect_from(Waiting(step_buffer))
+            step_buffer.extend(number, [1], None)
+            step_buffer.collect_from(Waiting(step_buffer))
+        monkeypatch.undo()
+        assert len(scheduled) == 1
+
+    asyncio.run(main())
 
 
 def test_a_flush_with_nothing_new_is_a_sign_of_life() -> None:

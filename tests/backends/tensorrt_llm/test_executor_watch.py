@@ -274,26 +274,6 @@ def test_an_error_of_a_background_thread_is_reported(make: MakeEngine) -> None:
             engine.executor.check()
 
 
-@pytest.mark.parametrize("healthy", [True, False])
-def test_a_version_that_knows_how_it_is_is_asked(make: MakeEngine, healthy: bool) -> None:
-    engine = make("1.3.0")
-    engine.llm._check_health = lambda: healthy  # type: ignore[attr-defined]
-    engine.llm._executor = SimpleNamespace(is_shutdown=lambda: True)  # not asked
-    if healthy:
-        engine.executor.check()
-        return
-    with pytest.raises(EngineLostError, match="it reports that it is not healthy"):
-        engine.executor.check()
-
-
-@pytest.mark.parametrize("executor", [None, SimpleNamespace(is_shutdown=lambda: True)])
-def test_an_engine_that_has_shut_down_is_reported(make: MakeEngine, executor: SimpleNamespace | None) -> None:
-    engine = make()
-    engine.llm._executor = executor  # type: ignore[assignment]
-    with pytest.raises(EngineLostError, match="it has shut down"):
-        engine.executor.check()
-
-
 def test_workers_are_those_below_this_process(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = SimpleNamespace(pid=7, cmdline=lambda: ["python", "-m", "mpi4py"])
     monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [rank])

@@ -1,16 +1,45 @@
-"""An engine that is silent is given a request of one token: a worker ends with it if it has an error to report."""
+"""What TensorRT-LLM knows of its state is asked, and one that is silent is given a request of one token: a worker ends
+with it if it has an error to report."""
 
 from __future__ import annotations
 
 import asyncio
+from queue import Queue
+from types import SimpleNamespace
 
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.health import probe_of
+from djl_trtllm.backends.tensorrt_llm.health import probe_of, trouble_of
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Adapter, Guide, GuideKind, Sampling
 from tests.backends.tensorrt_llm.played_llm import MakeEngine, RequestError
 from tests.support.virtual_time import in_virtual_time
+
+
+def llm(*errors: Exception, is_shutdown: bool = False, **others: object) -> SimpleNamespace:
+    queue: Queue[Exception] = Queue()
+    for error in errors:
+        queue.put(error)
+    return SimpleNamespace(_executor=SimpleNamespace(_error_queue=queue, is_shutdown=lambda: is_shutdown), **others)
+
+
+def test_the_first_error_of_a_background_thread_is_the_trouble_and_stays_where_it_is() -> None:
+    failed = llm(RuntimeError("in a thread"), OSError("later"), is_shutdown=True, _check_health=lambda: True)
+    assert [trouble_of(failed) for _ in range(2)] == ["RuntimeError: in a thread"] * 2
+
+
+def test_a_version_that_knows_how_it_is_is_asked_and_nothing_else() -> None:
+    assert trouble_of(llm(is_shutdown=True, _check_health=lambda: True)) is None
+    assert trouble_of(llm(_check_health=lambda: False)) == "it reports that it is not healthy"
+
+
+def test_one_that_has_shut_down_is_in_trouble() -> None:
+    assert trouble_of(llm()) is None
+    assert trouble_of(llm(is_shutdown=True)) == "it has shut down"
+    for without in (SimpleNamespace(), SimpleNamespace(_executor=None)):
+        assert trouble_of(without) == "it has shut down"
+    # As with an executor in the process itself, of which nothing is known.
+    assert trouble_of(SimpleNamespace(_executor=object())) is None
 
 
 def test_a_probe_is_one_token_for_an_engine_that_took_the_request() -> None:

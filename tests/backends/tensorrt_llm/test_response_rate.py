@@ -68,4 +68,12 @@ def test_the_same_is_not_advised_again_but_more_is() -> None:
     assert "option.stream_interval=3 " in str(clocks.window(0.8, 110))
     assert clocks.window(0.8, 110) is None
     assert clocks.window(0.0, 110) is None
-    assert "option.stream_interval=4 " in str(clocks.window(1.3, 110))
+    advice = str(clocks.window(1.3, 110))
+    assert "option.stream_interval=4 " in advice
+    assert "28,160 TensorRT-LLM responses per second take 1.30 of" in advice
+
+
+def test_the_time_of_streams_is_that_of_the_window() -> None:
+    for _ in range(2):
+        clocks = Clocks()
+        assert "with 110 iterations per second" in str(clocks.window(0.88, 110, streams=1))
