@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,16 +44,21 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def can_write_eof(self) -> bool:
+        return False
 
-def connected(wire: Wire, application: ASGIApp) -> HttpProtocol:
+
+def connected(
+    wire: Wire, application: ASGIApp, data: bytes = b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n", **options: Any
+) -> HttpProtocol:
     """A connection over a transport that has sent a request to an application."""
-    server = Server(Options(), [], None)
+    server = Server(Options(**options), [], None)
     config = server.config
     config.load()
     config.loaded_app = application
     protocol = HttpProtocol(server._connections, config, server.server_state, {}, asyncio.get_running_loop())
     protocol.connection_made(wire)
-    protocol.data_received(b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n")
+    protocol.data_received(data)
     return protocol
 
 
@@ -333,3 +339,43 @@ def test_wherever_a_head_ends_the_next_request_is_not_begun_before_the_answer(sp
         both = request + raw_post(b"{}", "X: " + "y" * 3000)
         data = [[both[:cut], both[cut:]] for cut in range(end, end + 5)] if split else [[both]]
         assert [pipelined(each) for each in data] == [0] * len(data), padding
+
+
+@pytest.mark.parametrize(("path", "status"), [(b"/ping?verbose", b"200"), (b"/models", b"503")])
+def test_one_connection_too_many_is_for_health_checks(path: bytes, status: bytes) -> None:
+    async def body() -> None:
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] == "/long":
+                await asyncio.Event().wait()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        wires = [Wire(None), Wire(None)]
+        first = connected(wires[0], application, b"GET /long HTTP/1.1\r\n\r\n", max_connections=1)
+        second = HttpProtocol(first._connections, first.config, first.server_state, {}, first.loop)
+        second.connection_made(wires[1])
+        second.data_received(b"GET " + path + b" HTTP/1.1\r\n\r\n")
+        await asyncio.sleep(0.001)
+        assert wires[1].written.startswith(b"HTTP/1.1 " + status)
+        first.connection_lost(None)
+        second.connection_lost(None)
+
+    asyncio.run(body())
+
+
+def test_what_follows_the_last_request_of_a_connection_is_ignored() -> None:
+    async def body() -> None:
+        paths: list[str] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            paths.append(scope["path"])
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        wire = Wire(None)
+        last = b"POST /last HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        connected(wire, application, last + b"GET /next HTTP/1.1\r\n\r\n")
+        await asyncio.sleep(0.001)
+        assert (paths, wire.written.count(b"HTTP/1.1 "), wire.closed, wire.aborted) == (["/last"], 1, True, False)
+
+    asyncio.run(body())

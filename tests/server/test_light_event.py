@@ -8,7 +8,7 @@ from djl_trtllm.server.light_event import LightEvent
 
 
 def run(event: LightEvent, *steps: str) -> list[str]:
-    """What became of two that wait, after these steps: the methods to call, or the number of one to cancel."""
+    """What became of two that wait, after these steps: methods to call, the number of one to cancel, `turn`."""
 
     async def body() -> list[str]:
         waiting = [asyncio.ensure_future(event.wait()) for _ in range(2)]
@@ -16,6 +16,8 @@ def run(event: LightEvent, *steps: str) -> list[str]:
         for step in steps:
             if step.isdecimal():
                 waiting[int(step)].cancel()
+            elif step == "turn":
+                await asyncio.sleep(0)
             else:
                 getattr(event, step)()
         await asyncio.sleep(0)
@@ -38,6 +40,7 @@ def run(event: LightEvent, *steps: str) -> list[str]:
         (("clear",), ["waits", "waits"]),
         (("0",), ["cancelled", "waits"]),
         (("0", "set"), ["cancelled", "over"]),
+        (("0", "turn", "set"), ["cancelled", "over"]),
     ],
 )
 def test_all_wait_until_it_is_set(steps: tuple[str, ...], found: list[str]) -> None:

@@ -104,6 +104,28 @@ def test_a_backlog_of_responses_is_one_delta() -> None:
     ]
 
 
+def test_of_a_backlog_the_buffer_asks_once() -> None:
+    asked: list[int] = []
+
+    class Counted(RunningRequest):
+        def collect(self) -> None:
+            asked.append(len(self.result.outputs[0].token_ids))
+            super().collect()
+
+    async def main() -> None:
+        result = Result(say(5), say(6), None, say(7), say(8), None, say(9, end="length"))
+        await Counted(Submit(1, [5], Sampling(9)), result, StepBuffer(lambda _: None, Stats), Heartbeat(), END).follow()
+
+    asyncio.run(main())
+    assert asked[:2] == [2, 4]
+
+
+def test_responses_and_statistics_are_signs_of_life() -> None:
+    heartbeat = Heartbeat()
+    heartbeat.responses, heartbeat.iterations = 3, 4
+    assert heartbeat.beats == 7
+
+
 def test_responses_without_tokens_are_no_deltas() -> None:
     assert followed(Result(say(), None, say(), None, say(5, end="length"))) == [
         [Delta(1, [5], None, FinishReason.LENGTH)]
@@ -191,6 +213,8 @@ def test_log_probabilities_may_be_plain_numbers_or_those_of_the_last_response_on
 
     result = Result(say(5, logprobs=[-0.5]), None, last_only)
     assert [deltas[0].logprobs for deltas in followed(result, logprobs=True)] == [[-0.5], [-0.6]]
+    backlog = Result(say(5, logprobs=[-0.5]), last_only)
+    assert [deltas[0].logprobs for deltas in followed(backlog, logprobs=True)] == [[-0.5, -0.6]]
 
 
 def test_too_few_log_probabilities_are_an_error_with_the_numbers() -> None:
