@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -251,3 +252,27 @@ async def test_a_trace_has_the_headers_of_a_request_that_goes_on_without_its_han
     headers = pair.exchange.properties
     pair.exchange.go_on(asyncio.get_running_loop().create_future())
     assert (pair.exchange.properties, pair.exchange.served.headers) == ({}, headers)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@in_virtual_time
+async def test_at_the_end_what_is_done_for_a_request_ends_and_it_is_reported(begun: bool) -> None:
+    ended: list[object] = []
+    pair = Pair(b"12345678")
+    exchange = pair.exchange
+    exchange.telemetry = cast(Any, SimpleNamespace(ended=ended.append))
+    await exchange.body()
+    if begun:
+        exchange.caller = cast(Any, SimpleNamespace(leave=lambda: ended.append("left")))
+        exchange.service = cast(Any, SimpleNamespace(cancel=ended.append))
+    assert exchange.bodies.used == 8
+    exchange.end()
+    assert ended == [*([exchange.served.generations, "left"] if begun else []), exchange.served]
+    assert exchange.bodies.used == 0
+
+
+def test_the_address_of_a_client_is_that_of_its_socket_if_it_has_one() -> None:
+    pair = Pair()
+    assert pair.exchange.address is None
+    pair.client.scope["client"] = ("10.0.0.1", 5000)
+    assert pair.exchange.address == "10.0.0.1"

@@ -331,6 +331,10 @@ def pipelined(data: list[bytes]) -> int:
     return asyncio.run(body())
 
 
+def test_after_the_shortest_head_the_next_request_is_not_begun_before_the_answer() -> None:
+    assert pipelined([b"GET / HTTP/1.1\r\n\r\n" * 2]) == 0
+
+
 @pytest.mark.parametrize("split", [False, True])
 def test_wherever_a_head_ends_the_next_request_is_not_begun_before_the_answer(split: bool) -> None:
     for padding in range(890, 1000):

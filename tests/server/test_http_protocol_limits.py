@@ -4,74 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import weakref
-from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
-from djl_trtllm.config import Options
-from djl_trtllm.server.app import Server
-from djl_trtllm.server.http_protocol import HttpProtocol
-from tests.server.wire import Wire
+from tests.server.http_peer import CHUNKED, GET, POST, Peer
 from tests.support.virtual_time import in_virtual_time, until
-
-GET = b"GET /ping HTTP/1.1\r\nHost: test\r\n"
-POST = b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 6\r\n\r\n"
-CHUNKED = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
-LIMITS = {"max_header_size": 1024, "max_header_count": 10, "max_url_size": 128}
-
-
-class Peer:
-    """A connection to an application that answers with the body of a request, when `hold` is not set."""
-
-    def __init__(self, **options: Any) -> None:
-        self.server = Server(Options(**{**LIMITS, **options}), [], None)
-        config = self.server.config
-        config.load()
-        config.loaded_app = self._answer
-        self.connections = self.server._connections
-        self.wire = Wire()
-        self.hold: asyncio.Event | None = None
-        self.seen: list[tuple[str, bytes | None]] = []
-        self.protocol = HttpProtocol(self.connections, config, self.server.server_state, {}, asyncio.get_running_loop())
-        self.protocol.connection_made(self.wire)
-        self._watch = asyncio.ensure_future(self.connections.watch())
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, more = b"", scope["path"] == "/echo"
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                self.seen.append((scope["path"], None))
-                return
-            body += message["body"]
-            more = message["more_body"]
-        self.seen.append((scope["path"], body))
-        if self.hold is not None:
-            await self.hold.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    def sends(self, *data: bytes) -> None:
-        for each in data:
-            self.protocol.data_received(each)
-
-    @property
-    def statuses(self) -> list[int]:
-        return [int(part[:3]) for part in self.wire.written.split(b"HTTP/1.1 ")[1:]]
-
-    @property
-    def refusal(self) -> str:
-        return str(json.loads(self.wire.written.rpartition(b"\r\n\r\n")[2])["message"])
-
-    async def leave(self) -> None:
-        self.protocol.connection_lost(None)
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
-        assert not self.connections.busy and not self.connections.idle
-        assert self.connections.context.bodies.used == 0
 
 
 @pytest.mark.parametrize(
@@ -172,6 +110,60 @@ async def test_reading_goes_on_when_what_was_read_ahead_is_answered() -> None:
         peer.hold.set()
         await until(lambda answered=answered: len(peer.statuses) == answered)  # type: ignore[misc]
         assert "pause" not in peer.wire.done
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_reading_does_not_go_on_while_much_that_was_read_ahead_is_to_be_answered() -> None:
+    peer = Peer()
+    peer.hold = asyncio.Event()
+    peer.sends((GET + b"\r\n") * 3000)
+    await asyncio.sleep(0.001)
+    release, peer.hold = peer.hold, asyncio.Event()
+    release.set()
+    await asyncio.sleep(0.001)
+    assert (peer.statuses, "pause" in peer.wire.done) == ([200], True)
+    peer.hold.set()
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_an_answer_to_what_was_read_ahead_may_take_longer_than_a_connection_may_be_idle() -> None:
+    peer = Peer(keep_alive_timeout=5.0)
+    peer.hold = asyncio.Event()
+    peer.sends((GET + b"\r\n") * 2)
+    await asyncio.sleep(0.001)
+    release, peer.hold = peer.hold, asyncio.Event()
+    release.set()
+    await asyncio.sleep(60)
+    assert (peer.statuses, peer.wire.done) == ([200], set())
+    peer.hold.set()
+    await until(lambda: len(peer.statuses) == 2)
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_a_refused_client_that_stays_is_dropped() -> None:
+    peer = Peer()
+    peer.sends(b"nonsense\r\n\r\n")
+    await asyncio.sleep(1)
+    assert peer.wire.done == {"eof"}
+    await asyncio.sleep(2.5)
+    assert peer.wire.done == {"eof", "abort"}
+    assert peer.statuses == [400]
+    await peer.leave()
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [(GET + b"X: ", "the head of the request"), (CHUNKED + b"1;", "trailers and chunk headers")],
+)
+@in_virtual_time
+async def test_what_is_too_large_is_named(begin: bytes, what: str) -> None:
+    peer = Peer()
+    peer.sends(begin + b"a" * 2100)
+    await asyncio.sleep(0.001)
+    assert peer.refusal.startswith(what)
     await peer.leave()
 
 
@@ -327,6 +319,15 @@ async def test_the_offer_of_another_protocol_is_ignored(method: bytes, offer: by
     await until(lambda: len(peer.statuses) == 4)
     assert peer.statuses == [200] * 4
     assert peer.seen == [("/echo", b"a wolf"), ("/ping", b"")] * 2
+    await peer.leave()
+
+
+@in_virtual_time
+async def test_the_offer_of_another_protocol_is_ignored_without_a_body_too() -> None:
+    peer = Peer()
+    peer.sends(GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+    await until(lambda: peer.statuses == [200])
+    assert peer.seen == [("/ping", b"")]
     await peer.leave()
 
 

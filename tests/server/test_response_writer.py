@@ -72,6 +72,19 @@ async def test_a_server_that_only_has_asgi_sends_the_same() -> None:
     await answered.sees(b"a", b" wolf", b".", complete=True)
 
 
+@pytest.mark.parametrize("listens", [False, True])
+@in_virtual_time
+async def test_a_client_that_leaves_ends_its_answer_in_every_server(listens: bool) -> None:
+    answered = Answered(extensions=not listens)
+    answered.deliver(chunk("a"))
+    answered.client.upload(b"", more=True)
+    await answered.settle()
+    assert not answered.task.done()
+    answered.client.leave()
+    await answered.settle()
+    assert answered.task.done()
+
+
 @in_virtual_time
 async def test_an_answer_that_is_sent_at_once_has_its_length() -> None:
     answered = Answered(WordEncoder(stream=False))
