@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
@@ -33,13 +34,14 @@ def test_replicas_are_those_of_the_last_router_of_their_deployment() -> None:
     assert replicas_of("a") == []
 
 
-def test_routers_of_the_copy_that_ray_makes_of_the_class_are_known_too() -> None:
+def test_routers_of_the_copy_that_ray_makes_of_the_class_are_known_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cloudpickle.register_pickle_by_value(request_router)
     try:
         pickled = cloudpickle.dumps(request_router.PrefixRouter)
     finally:
         cloudpickle.unregister_pickle_by_value(request_router)
-    cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # as in another process
+    # As in another process: in this one it has noted the class.
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", WeakValueDictionary())
     copied = cloudpickle.loads(pickled)
     assert copied is not request_router.PrefixRouter
     router = a_router(copied, "copied", "r1")
