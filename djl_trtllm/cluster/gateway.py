@@ -114,6 +114,11 @@ class Gateway:
             await exchange.fail(RequestTooLargeError(message))
         except RequestError as error:
             await exchange.fail(error)
+        except Exception as error:
+            if exchange.sent_head:
+                raise
+            logger.exception("%s: it failed", exchange.request_id)
+            await exchange.fail(error)
         finally:
             exchange.release()
 
@@ -171,7 +176,7 @@ class Gateway:
             finally:
                 gone.cancel()
                 response.cancel()
-        raise NotReadyError(f"{_ATTEMPTS} replicas died before they answered", retry_after=1)
+        raise _all_lost()
 
     async def _send_all(self, response: AsyncIterator[Head | bytes], exchange: Exchange) -> None:
         """Raises asyncio.TimeoutError if the client does not read, and what the call raises."""
@@ -205,7 +210,7 @@ class Gateway:
 
     async def _page_of_all(self, path: str, request: ForwardedRequest) -> Reply:
         """One page of those of all models: the worst, or if all are well, what is in any of them."""
-        replies = await asyncio.gather(*(_reply(handle.remote(request)) for handle in self._models.values()))
+        replies = await asyncio.gather(*(_reply(handle, request) for handle in self._models.values()))
         worst = max(replies, key=lambda reply: reply.status)
         if worst.status != 200 or path in self._health - _JOINED:
             return worst
@@ -249,7 +254,21 @@ async def _cancelled_when_gone(exchange: Exchange, response: Any) -> None:
     response.cancel()
 
 
-async def _reply(response: AsyncIterator[Head | bytes]) -> Reply:
-    """A response that is no stream."""
-    head = await gathered(response)
-    return Reply(head.status, head.header(b"content-type") or "application/json", head.body)
+async def _reply(handle: Any, request: ForwardedRequest) -> Reply:
+    """A response that is no stream. If a replica dies, another one is asked.
+
+    Raises NotReadyError, and what calls of replicas raise.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            head = await gathered(handle.remote(request))
+        except Exception as error:
+            if not _is_lost(error):
+                raise
+        else:
+            return Reply(head.status, head.header(b"content-type"), head.body)
+    raise _all_lost()
+
+
+def _all_lost() -> NotReadyError:
+    return NotReadyError(f"{_ATTEMPTS} replicas died before they answered", retry_after=1)

@@ -30,8 +30,12 @@ def part(body: bytes, *, more: bool) -> dict[str, Any]:
 
 
 def test_a_request_is_what_can_be_sent_of_it() -> None:
-    made = ForwardedRequest.of({"type": "http", "path": "/p", "state": {}, "extensions": {}}, b"b", "s", (b"k",))
-    assert made.scope == {"type": "http", "path": "/p"}
+    names = ["type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path"]
+    names += ["headers", "client", "server"]
+    scope = {name: f"of {name}" for name in names}
+    made = ForwardedRequest.of({**scope, "state": {}, "extensions": {}}, b"b", "s", (b"k",))
+    assert made.scope == scope
+    assert ForwardedRequest.of({"type": "http", "app": print}, b"").scope == {"type": "http"}
     assert pickle.loads(pickle.dumps(made)) == made
 
 

@@ -80,7 +80,7 @@ def replica(name: str) -> ASGIApp:
         body = (await receive())["body"]
         said = {"name": name, "path": scope["path"], "size": len(body), name: 1, "data": [name]}
         status = 503 if scope["path"] == "/health" and name == "b" else 200
-        headers = [(b"x-of", name.encode()), (b"x-replica", b"r")]
+        headers = [(b"content-type", b"application/json"), (b"x-of", name.encode()), (b"x-replica", b"r")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if scope["path"].endswith("stream"):
             await send({"type": "http.response.body", "body": b"first", "more_body": True})
@@ -137,6 +137,7 @@ def test_request_and_response_pass_as_they_are(deployed: Serve) -> None:
         assert stream.complete
         assert stream.parts[0] == b"first"
         assert (await client.get("/nowhere", method="HEAD")).json["path"] == "/nowhere"
+        assert (await client.get("/v1/models")).headers["x-of"] == "a"
         scope = a.requests[0].scope
         assert (scope["query_string"], scope["headers"]) == (b"q=1", [(b"x-any", b"1")])
         assert a.requests[0].body == PROMPT
@@ -180,6 +181,21 @@ def test_a_request_whose_replica_dies_before_it_answers_is_sent_to_another_one(d
         assert "3 replicas died before they answered" in refused.json["error"]["message"]
 
     deployed(scenario)
+
+
+def test_a_page_of_all_models_is_made_although_a_replica_dies(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment, b: Deployment) -> None:
+        a.failures = [(0, ActorDiedError()), (0, ActorDiedError())]
+        assert (await client.get("/ping")).json.keys() >= {"a", "b"}
+        a.failures = [(0, ActorDiedError())] * 3
+        lost = await client.get("/ping")
+        assert (lost.status, lost.headers["retry-after"]) == (503, "1")
+        assert "3 replicas died before they answered" in lost.json["message"]
+        a.failures = [(0, KeyError("secret"))]
+        failed = await client.get("/ping")
+        assert (failed.status, b"secret" in failed.body) == (500, False)
+
+    deployed(scenario, "a", "b")
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), RuntimeError("of the replica")])
@@ -287,8 +303,11 @@ def test_pages_about_all_models_are_joined(deployed: Serve) -> None:
     async def scenario(client: Client, a: Deployment, b: Deployment) -> None:
         joined = await client.get("/v1/models")
         assert (joined.json["data"], joined.json["a"], joined.json["b"]) == (["a", "b"], 1, 1)
-        assert {"a", "b"} <= (await client.get("/ping")).json.keys()
-        assert (await client.get("/health")).status == 503
+        ping = await client.get("/ping")
+        assert {"a", "b"} <= ping.json.keys()
+        assert ping.headers["content-type"] == "application/json"
+        for method in ("GET", "HEAD"):
+            assert (await client.get("/health", method=method)).status == 503
         assert (await client.get("/version")).json["name"] == "a"
 
     deployed(scenario, "a", "b")

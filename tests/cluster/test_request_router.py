@@ -62,6 +62,22 @@ def test_a_prompt_goes_where_its_beginning_went(router: Routed) -> None:
     assert router.by == {"prefix": 2}
 
 
+def test_a_prompt_goes_where_its_beginning_went_although_that_was_no_preferred_replica(
+    router: Routed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preferred = [ReplicaID(name, DEPLOYMENT) for name in ranked(b"a", ["r0", "r1", "r2", "r3"])[:2]]
+    busy = [(replica, f"{replica.unique_id}-{number}") for replica in preferred for number in range(3)]
+    for replica, number in busy:
+        router.on_request_routed(pending(number), replica, None)
+    first = {replica.unique_id for replica in preferred}
+    monkeypatch.setattr("random.sample", lambda replicas, count: sorted(set(replicas) - first)[:count])
+    other = router.send("1", "a")
+    for replica, number in (*busy, (ReplicaID(other, DEPLOYMENT), "1")):
+        router.on_request_completed(replica, number)
+    assert other not in first
+    assert router.ranks(pending("2", "a"))[0] == [other]
+
+
 def test_all_others_are_asked_where_the_preferred_replica_has_no_room(router: Routed) -> None:
     preferred, others = router.ranks(pending("1", "a"))
     assert sorted(preferred + others) == ["r0", "r1", "r2", "r3"]
