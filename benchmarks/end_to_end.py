@@ -1,10 +1,14 @@
 """What is left of the engine's speed over HTTP: a model served, beside the raw executor in its own process.
 
     python -m benchmarks.end_to_end [MODEL] [--streams 1 16 32 64] [--runs 5] [--tokens 128] [--engine-threads N]
+        [--stream-interval 1 4]
 
 Both run the same compiled engine with the same options on the same prompts, in turns; the ratio is the median over the
 runs, because single runs of the raw executor spread by 20 %. Streams are jsonlines with log-probabilities, as the LMI
 schema has them; the raw executor computes none. The last row prefills prompts of 2,000 tokens.
+
+Each `--stream-interval` is a server with that `option.stream_interval`. ITL gives tokens that arrive together equal
+shares of the time before them; `between chunks` is that time.
 
 The engine's threads use every core, so what server and client use is taken from the engine: their CPU time for a token
 is in the table. `--engine-threads` leaves cores to them, as an engine on a GPU does.
@@ -13,12 +17,14 @@ is in the table. `--engine-threads` leaves cores to them, as an engine on a GPU 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import re
 import statistics
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -96,36 +102,67 @@ def served(server: Server, prompts: list[str], tokens: int) -> tuple[float, list
     return sum(result.tokens for result in results) / wall_seconds(results), results
 
 
-def measure_row(
-    table: Table, name: str, server: Server, raw: RawExecutor, model: Model, prompts: list[str], tokens: int, runs: int
+class Measured:
+    """The runs of one server with one load."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._stalls = stall_buckets(server)
+        self._cpu = [0.0, 0.0]
+        self._streams: list[Stream] = []
+        self.speeds: list[float] = []
+
+    def run(self, prompts: list[str], tokens: int) -> None:
+        processes = (self._server.process, psutil.Process())
+        before = [cpu_seconds(process) for process in processes]
+        speed, streams = served(self._server, prompts, tokens)
+        self._cpu = [
+            total + cpu_seconds(process) - began
+            for total, process, began in zip(self._cpu, processes, before, strict=True)
+        ]
+        self.speeds.append(speed)
+        self._streams += streams
+
+    def columns(self, raw: list[float]) -> list[str]:
+        ratios = [speed / raw_speed for speed, raw_speed in zip(self.speeds, raw, strict=True)]
+        streams = self._streams
+        first = [time_to_first_token(stream) * 1000 for stream in streams]
+        generated = sum(stream.tokens for stream in streams)
+        gaps = [gap * 1000 for stream in streams for gap in stream.intervals()]
+        chunks = [(later - earlier) * 1000 for stream in streams for earlier, later in pairwise(stream.times)]
+        return [
+            f"{statistics.median(self.speeds):,.0f}",
+            f"{statistics.median(raw):,.0f}",
+            f"{statistics.median(ratios):.2f}",
+            f"{min(ratios):.2f}-{max(ratios):.2f}",
+            f"{percentile(first, 0.5):.0f} / {percentile(first, 0.99):.0f}",
+            f"{percentile(gaps, 0.5):.1f} / {percentile(gaps, 0.99):.1f}",
+            f"{percentile(chunks, 0.5):.1f} / {percentile(chunks, 0.99):.1f}",
+            ", ".join(f"{seconds / generated * 1e6:.0f}" for seconds in self._cpu),
+            stall_p99(self._stalls, stall_buckets(self._server)),
+        ]
+
+
+def measure(
+    table: Table,
+    name: str,
+    servers: dict[int, Server],
+    raw: RawExecutor,
+    model: Model,
+    prompts: list[str],
+    tokens: int,
+    runs: int,
 ) -> None:
+    """Run every server and the raw executor in turns, and add a row for each server."""
     ids = [model.tokenizer.encode(prompt) for prompt in prompts]
-    pairs: list[tuple[float, float]] = []
-    results: list[Stream] = []
-    before = stall_buckets(server)
-    measured = (server.process, psutil.Process())
-    cpu = [0.0 for _ in measured]
+    measured = {interval: Measured(server) for interval, server in servers.items()}
+    raw_speeds: list[float] = []
     for _ in range(runs):
-        cpu = [seconds - cpu_seconds(process) for seconds, process in zip(cpu, measured, strict=True)]
-        ours_speed, streams = served(server, prompts, tokens)
-        cpu = [seconds + cpu_seconds(process) for seconds, process in zip(cpu, measured, strict=True)]
-        pairs.append((ours_speed, raw.run(ids, tokens)))
-        results += streams
-    ratios = [ours_speed / raw_speed for ours_speed, raw_speed in pairs]
-    first = [time_to_first_token(result) * 1000 for result in results]
-    generated = sum(result.tokens for result in results)
-    gaps = [gap * 1000 for result in results for gap in result.intervals()]
-    table.add_row(
-        name,
-        f"{statistics.median(p[0] for p in pairs):,.0f}",
-        f"{statistics.median(p[1] for p in pairs):,.0f}",
-        f"{statistics.median(ratios):.2f}",
-        f"{min(ratios):.2f}-{max(ratios):.2f}",
-        f"{percentile(first, 0.5):.0f} / {percentile(first, 0.99):.0f}",
-        f"{percentile(gaps, 0.5):.1f} / {percentile(gaps, 0.99):.1f}",
-        " / ".join(f"{seconds / generated * 1e6:.0f}" for seconds in cpu),
-        stall_p99(before, stall_buckets(server)),
-    )
+        for each in measured.values():
+            each.run(prompts, tokens)
+        raw_speeds.append(raw.run(ids, tokens))
+    for interval, each in measured.items():
+        table.add_row(name, str(interval), *each.columns(raw_speeds))
 
 
 def main() -> None:
@@ -135,6 +172,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--engine-threads", type=int, metavar="N")
+    parser.add_argument("--stream-interval", type=int, nargs="+", default=[1], metavar="N")
     arguments = parser.parse_args()
     logging.basicConfig(level="WARNING")
     environ = of_the_shell(**OPTIONS, OPTION_MAX_ROLLING_BATCH_SIZE=str(max(16, *arguments.streams)))
@@ -142,24 +180,30 @@ def main() -> None:
         environ["OPTION_INFERENCE_NUM_THREADS"] = str(arguments.engine_threads)
     model = prepare(open_source(arguments.model, environ))
     table = Table(title=f"{arguments.model.name}, {arguments.tokens} tokens per stream, {arguments.runs} runs each")
-    for column in ("streams", "served tok/s", "raw tok/s", "ratio", "spread", "TTFT p50/p99 ms", "ITL p50/p99 ms"):
+    for column in ("streams", "interval", "served tok/s", "raw tok/s", "ratio", "spread", "TTFT ms", "ITL ms"):
         table.add_column(column, justify="right")
-    table.add_column("CPU µs/token, server / client", justify="right")
+    table.add_column("between chunks ms", justify="right")
+    table.add_column("CPU µs per token", justify="right")
     table.add_column("loop stall p99 ms", justify="right")
     raw = RawExecutor(model)
-    try:
-        with serving(arguments.model, **environ) as server:
-            warm = [BEGINNINGS[0]] * max(arguments.streams)
+    with contextlib.ExitStack() as stack:
+        stack.callback(raw.close)
+        servers = {
+            interval: stack.enter_context(
+                serving(arguments.model, **environ | {"OPTION_STREAM_INTERVAL": str(interval)})
+            )
+            for interval in arguments.stream_interval
+        }
+        warm = [BEGINNINGS[0]] * max(arguments.streams)
+        for server in servers.values():
             served(server, warm, arguments.tokens)
-            raw.run([model.tokenizer.encode(prompt) for prompt in warm], arguments.tokens)
-            for streams in arguments.streams:
-                prompts = [BEGINNINGS[number % len(BEGINNINGS)] for number in range(streams)]
-                measure_row(table, str(streams), server, raw, model, prompts, arguments.tokens, arguments.runs)
-            long = " ".join(["the wolf went into the wood and"] * 400)
-            long = model.tokenizer.decode(model.tokenizer.encode(long)[:1990])
-            measure_row(table, "16 long", server, raw, model, [long] * 16, 16, arguments.runs)
-    finally:
-        raw.close()
+        raw.run([model.tokenizer.encode(prompt) for prompt in warm], arguments.tokens)
+        for streams in arguments.streams:
+            prompts = [BEGINNINGS[number % len(BEGINNINGS)] for number in range(streams)]
+            measure(table, str(streams), servers, raw, model, prompts, arguments.tokens, arguments.runs)
+        long = " ".join(["the wolf went into the wood and"] * 400)
+        long = model.tokenizer.decode(model.tokenizer.encode(long)[:1990])
+        measure(table, "16 long", servers, raw, model, [long] * 16, 16, arguments.runs)
     Console(width=150).print(table)
 
 

@@ -98,6 +98,9 @@ class NoEffect:
         return f"no effect: {self.reason}"
 
 
+SENT_TOGETHER = Derived("the engine process sends the output of as many iterations together")
+"""`stream_interval` of an engine whose iterations the engine process runs."""
+
 _READ = (Passed, Derived)
 Effect = Passed | Derived | Fixed | NoEffect
 Effects = Mapping[str, Effect]

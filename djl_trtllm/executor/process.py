@@ -24,6 +24,7 @@ import uvloop
 from djl_trtllm.child_process import leave_end_to_parent
 from djl_trtllm.engines.memory_bound import apply_bound
 from djl_trtllm.executor.channel import Channel, Disconnected
+from djl_trtllm.executor.held_output import HeldOutput
 from djl_trtllm.executor.protocol import (
     Cancel,
     Delta,
@@ -113,25 +114,18 @@ def _take(message: ToEngine, channel: Channel, executor: AnyExecutor) -> bool:
     return True
 
 
-def run(channel: Channel, executor: Executor, interval: float) -> None:
-    """Handle messages, run one iteration, send its output; block only when there is nothing to run.
-
-    Output waits for that of later iterations, up to `interval` seconds, unless a sequence has ended: its place is free.
-    """
+def run(channel: Channel, executor: Executor, held: HeldOutput) -> None:
+    """Handle messages, run one iteration, send what is not held back; block only when there is nothing to run."""
     last_sent = time.monotonic()
-    unsent: list[Delta] = []
     while True:
         for message in channel.receive(block=not executor.busy, rest=True):
             if not _take(message, channel, executor):
                 return
         if executor.busy:
-            deltas = executor.step()
-            unsent += deltas
-            silent = time.monotonic() - last_sent
-            due = unsent and (silent >= interval or any(delta.finish for delta in deltas))
-            if due or silent > _SIGN_OF_LIFE_SECONDS:
-                channel.send(Step(unsent, executor.stats()))
-                last_sent, unsent = time.monotonic(), []
+            deltas = held.add(executor.step())
+            if deltas or time.monotonic() - last_sent > _SIGN_OF_LIFE_SECONDS:
+                channel.send(Step(deltas or held.take_all(), executor.stats()))
+                last_sent = time.monotonic()
 
 
 def run_async(channel: Channel, executor: AsyncExecutor) -> None:
@@ -239,7 +233,7 @@ def main() -> NoReturn:
         if hasattr(executor, "run"):
             run_async(channel, executor)
         else:
-            run(channel, executor, start.send_interval)
+            run(channel, executor, HeldOutput(start.stream_interval, start.send_interval))
     except Disconnected:
         pass
     except Exception as error:

@@ -6,7 +6,7 @@ Token ids in, token ids out. The server does everything that concerns text: stop
 What an executor promises:
 
 - `Submit` never fails; an error arrives as the request's terminal `Delta`.
-- Deltas carry new tokens only, in order, one delta per request and iteration.
+- Deltas carry new tokens only, in order, one delta per request and message.
 - Every request gets exactly one delta with a `finish`. Its sequence slot and KV cache blocks are free once that
   delta is sent, not before. This holds for cancelled requests too: their terminal delta comes late.
 - While a request is unfinished the engine process sends a `Step` at least every few seconds; it answers `Ping` between
@@ -49,9 +49,11 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
     executor: str
     options: dict[str, Any]
+    stream_interval: int = 1
+    """Iterations whose output is sent together."""
     send_interval: float = 0.0
-    """Seconds for which output may wait for more, where nobody reads it while it comes. The end of a sequence does not
-    wait, nor does an engine that iterates itself."""
+    """Seconds for which output waits for more, where nobody reads it while it comes. An engine that iterates itself
+    heeds neither interval."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -147,7 +149,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
-    """New tokens of one request in one iteration.
+    """New tokens of one request.
 
     `cached_tokens` is set once, in the first delta: how many prompt tokens came from the prefix cache.
     """
@@ -161,6 +163,12 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     error: str | Refusal | None = None
     """What went wrong in the engine, or what is wrong with the request."""
     cached_tokens: int = 0
+
+    def add(self, token_ids: list[int], logprobs: list[Logprob] | None) -> None:
+        """Append tokens of later iterations."""
+        self.token_ids += token_ids
+        if logprobs is not None:
+            self.logprobs = logprobs if self.logprobs is None else self.logprobs + logprobs
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -183,7 +191,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):
-    """One iteration: everything new since the last one."""
+    """What is new after an iteration, or after several (see `Start`)."""
 
     deltas: list[Delta]
     stats: Stats

@@ -41,9 +41,7 @@ class StepBuffer:
             if not self._scheduled:
                 self._schedule()
             return delta
-        delta.token_ids += token_ids
-        if logprobs is not None:
-            delta.logprobs = logprobs if delta.logprobs is None else delta.logprobs + logprobs
+        delta.add(token_ids, logprobs)
         return delta
 
     def collect_from(self, source: Source) -> None:

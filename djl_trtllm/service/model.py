@@ -194,7 +194,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
         )
     for line in engine_plan.details():
         logger.info("%s", line)
-    start = Start(engine_plan.executor, engine_plan.executor_options())
+    start = Start(engine_plan.executor, engine_plan.executor_options(), engine_plan.stream_interval)
     if tokenizer is None:
         tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
         check_vocabulary(tokenizer, layout)

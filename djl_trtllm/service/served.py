@@ -7,6 +7,8 @@ import logging
 import os
 from collections.abc import Callable
 
+import msgspec
+
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import DjlTrtllmError, ModelError
@@ -157,4 +159,4 @@ def _start(model: Model, number: int, name: str) -> Start:
         )
     options = model.start.options
     environment = {**options.get("environment", {}), "CUDA_VISIBLE_DEVICES": ",".join(own)}
-    return Start(model.start.executor, {**options, "environment": environment})
+    return msgspec.structs.replace(model.start, options={**options, "environment": environment})

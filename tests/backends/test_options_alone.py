@@ -79,6 +79,7 @@ def arguments(config: Config, plan: EnginePlan) -> list[Any]:
     if isinstance(plan, TensorRtEnginePlan):
         running = plan._executor_options(Path("/engine"))
         return [*limits, plan.building, running, plan.compile_spec(Path("/out"))]
+    limits.append(plan.stream_interval)
     if plan.compiler is not None:
         return [*limits, plan.at(Path("/engine")).executor_options(), plan.compile_spec(Path("/out"))]
     return [*limits, plan.executor_options()]

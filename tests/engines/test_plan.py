@@ -63,13 +63,15 @@ def test_a_sequence_is_at_most_the_models_context_and_who_asked_for_more_reads_w
 
 def test_facts_come_from_configuration_and_files(checkpoint: Path, tmp_path: Path) -> None:
     layout = inspect(checkpoint)
-    facts = common_facts(configured(trust_remote_code="true", engine_cache_dir=tmp_path), layout)
+    config = configured(trust_remote_code="true", engine_cache_dir=tmp_path, stream_interval="4")
+    facts = common_facts(config, layout)
     assert facts == {
         "source": checkpoint,
         "tokenizer_dir": checkpoint,
         "trust_remote_code": True,
         "engine_dir": None,
         "hash_store": tmp_path / "hashes",
+        "stream_interval": 4,
     }
 
 

@@ -13,6 +13,7 @@ import pytest
 from djl_trtllm.backends.scripted.executor import ScriptedExecutor
 from djl_trtllm.executor import process as host
 from djl_trtllm.executor.channel import Channel, Disconnected
+from djl_trtllm.executor.held_output import HeldOutput
 from djl_trtllm.executor.process import create, run, run_async
 from djl_trtllm.executor.protocol import (
     Cancel,
@@ -83,7 +84,7 @@ class Running:
                 if isinstance(self._executor, PushingExecutor):
                     run_async(channel, self._executor)
                 else:
-                    run(channel, self._executor, 0.0)
+                    run(channel, self._executor, HeldOutput(1, 0.0))
             except Exception as error:
                 self.error = error
 

@@ -9,6 +9,7 @@ import pytest
 from djl_trtllm.backends.scripted.executor import ScriptedExecutor
 from djl_trtllm.executor import process as host
 from djl_trtllm.executor.channel import Disconnected
+from djl_trtllm.executor.held_output import HeldOutput
 from djl_trtllm.executor.process import run
 from djl_trtllm.executor.protocol import (
     Cancel,
@@ -44,10 +45,10 @@ class Script:
         self.sent.append(message)
 
 
-def follow(script: Script, executor: ScriptedExecutor, interval: float = 0.0) -> None:
+def follow(script: Script, executor: ScriptedExecutor, stream_interval: int = 1) -> None:
     """Run an executor to the end of a script."""
     with pytest.raises(Disconnected):
-        run(script, executor, interval)  # type: ignore[arg-type]
+        run(script, executor, HeldOutput(stream_interval, 0.0))  # type: ignore[arg-type]
 
 
 def test_an_idle_engine_process_waits_for_messages_and_a_busy_one_does_not() -> None:
@@ -109,19 +110,30 @@ def test_news_put_the_next_sign_of_life_off(monkeypatch: pytest.MonkeyPatch) -> 
     assert [len(message.deltas) for message in script.sent if isinstance(message, Step)] == [1, 0]
 
 
-def test_output_waits_for_the_interval_but_not_the_end_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_is_held_back_is_sent_when_it_is_due() -> None:
+    script = Script([request(1, tokens=6)], *([] for _ in range(5)))
+    follow(script, ScriptedExecutor(), stream_interval=3)
+    sent = [message.deltas for message in script.sent if isinstance(message, Step)]
+    assert [[(delta.token_ids, bool(delta.finish)) for delta in deltas] for deltas in sent] == [
+        [([5], False)],
+        [([6, 7], False)],
+        [([5, 6, 7], True)],
+    ]
+
+
+def test_a_sign_of_life_brings_what_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(host, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    class Timed(ScriptedExecutor):
+    class Slow(ScriptedExecutor):
         def step(self) -> list[Delta]:
-            now[0] += 0.25
+            now[0] += 0.75
             return super().step()
 
-    script = Script([request(1, tokens=5), request(2, tokens=9)], *([] for _ in range(8)))
-    follow(script, Timed(max_sequences=4), interval=0.75)
-    steps = [message.deltas for message in script.sent if isinstance(message, Step)]
-    assert [len(deltas) for deltas in steps] == [6, 4, 3, 1]
-    assert [delta.token_ids for delta in steps[1]] == [[5], [5], [6], [6]]
-    assert [bool(delta.finish) for delta in steps[1]] == [False, False, True, False]
-    assert steps[-1][-1].finish
+    script = Script([request(1, tokens=9)], [], [], [], [])
+    follow(script, Slow(), stream_interval=9)
+    assert [message.deltas for message in script.sent if isinstance(message, Step)] == [
+        [Delta(1, [5])],
+        [Delta(1, [6, 7])],
+        [Delta(1, [5, 6])],
+    ]

@@ -253,8 +253,9 @@ def test_an_event_loop_that_does_not_react_is_left_where_it_hangs(closed: bool) 
     assert watch(watched, over) == [error]
 
 
-def test_output_waits_as_long_as_the_start_says(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    intervals: list[float] = []
-    monkeypatch.setattr(host, "run", lambda channel, executor, interval: intervals.append(interval))
-    system.main(Start(executors.SCRIPTED, {}, send_interval=0.5))
-    assert intervals == [0.5]
+def test_output_waits_as_the_start_says(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    intervals: list[tuple[int, float]] = []
+    monkeypatch.setattr(host, "run", lambda channel, executor, held: None)
+    monkeypatch.setattr(host, "HeldOutput", lambda *given: intervals.append(given))
+    system.main(Start(executors.SCRIPTED, {}, stream_interval=4, send_interval=0.5))
+    assert intervals == [(4, 0.5)]

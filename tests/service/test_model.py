@@ -302,18 +302,13 @@ def test_an_engine_that_comes_with_a_checkpoint_is_not_asked_yet(checkpoint: Pat
 
 
 def test_a_prepared_model_has_everything_that_its_engine_process_and_requests_need(tmp_path: Path) -> None:
-    options = {
-        "option.max_input_len": 50,
-        "option.max_output_len": 60,
-        "option.max_seq_len": 100,
-        "option.max_rolling_batch_size": 3,
-        "job_queue_size": 7,
-        "option.output_formatter": "sse",
-    }
+    engine = {"max_input_len": 50, "max_output_len": 60, "max_seq_len": 100, "max_rolling_batch_size": 3}
+    options = {f"option.{name}": value for name, value in engine.items()}
+    options |= {"option.stream_interval": 4, "option.output_formatter": "sse", "job_queue_size": 7}
     path = scripted_model(tmp_path / "model", {"end_after": 3}, **options)
     prepared = prepare(open_source(path, {}))
     assert (prepared.name, prepared.directory, prepared.gpus, prepared.custom) == ("scripted", path, 0, None)
-    assert prepared.start == Start(executors.SCRIPTED, {"end_after": 3})
+    assert prepared.start == Start(executors.SCRIPTED, {"end_after": 3}, stream_interval=4)
     assert prepared.limits == BatchLimits(3, 7, 50, 60, 100, max_resumes=3)
     assert prepared.options is prepared.config.options
     assert (prepared.options.job_queue_size, prepared.options.output_formatter) == (7, "sse")

@@ -299,7 +299,7 @@ async def test_adapters_are_served_where_the_engine_takes_them(hosts: Hosts, tok
 def of_gpus(tokenizer: Tokenizer, gpus: int, **options: Any) -> Model:
     """A model that takes this number of GPUs."""
     model = played_model(tokenizer)
-    start = Start(executors.SCRIPTED, options)
+    start = Start(executors.SCRIPTED, options, stream_interval=4)
     return dataclasses.replace(model, gpus=gpus, start=start)
 
 
@@ -326,7 +326,7 @@ async def test_each_worker_has_gpus_of_its_own(
     first, second = (host.started_with for host in any_options.made)
     assert first == served.model.start
     assert second is not None
-    assert second.executor == executors.SCRIPTED
+    assert (second.executor, second.stream_interval) == (executors.SCRIPTED, 4)
     assert second.options == {
         "environment": {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "6,7"},
         "max_beam_width": 3,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djl_trtllm.backends.effects import Derived, Effects, bounded, derived, fixed, without
+from djl_trtllm.backends.effects import SENT_TOGETHER, Derived, Effects, bounded, derived, fixed, without
 from djl_trtllm.config.options.choices import BatchingType, ChunkingPolicy, KvCacheType, LoadFormat, SchedulerPolicy
 
 _SMALLER = "limit at admission, the smaller of this and max_rolling_batch_size"
@@ -31,6 +31,7 @@ _EFFECTS: Effects = {
         batch_scheduler_policy=SchedulerPolicy.GUARANTEED_NO_EVICT,
     ),
     "inference_num_threads": Derived("INFERENCE_NUM_THREADS"),
+    "stream_interval": SENT_TOGETHER,
     "quantize": Derived(
         "weight compression of the export: int8 and int4 as they are, awq as int4 with NNCF's data-free AWQ; "
         "w4a8_awq, smoothquant and fp8 are refused"

@@ -79,8 +79,9 @@ class SchedulerOptions(OptionGroup):
     )
     stream_interval: int = option(
         1,
-        "Iterations between two messages of a stream. Larger saves work and makes streams coarser. The log advises a "
-        "larger one where reading TensorRT-LLM's responses takes most of a core.",
+        "Iterations between two messages of a stream. Larger saves work and makes streams coarser; the first token and "
+        "the end of a sequence do not wait. The log advises a larger one where reading TensorRT-LLM's responses takes "
+        "most of a core; on a CPU it pays where the engine shares a few cores with the server.",
         unit="iterations",
         at_least=1,
         source=TRTLLM,

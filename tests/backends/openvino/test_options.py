@@ -22,6 +22,7 @@ def test_the_options_that_openvino_has() -> None:
         "max_seq_len",
         "max_tokens_in_paged_kv_cache",
         "quantize",
+        "stream_interval",
         "trust_remote_code",
     }
 
