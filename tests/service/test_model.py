@@ -303,7 +303,7 @@ def test_an_engine_that_comes_with_a_checkpoint_is_not_asked_yet(checkpoint: Pat
 
 def test_a_prepared_model_has_everything_that_its_engine_process_and_requests_need(tmp_path: Path) -> None:
     engine = {"max_input_len": 50, "max_output_len": 60, "max_seq_len": 100, "max_rolling_batch_size": 3}
-    options = {f"option.{name}": value for name, value in engine.items()}
+    options: dict[str, Any] = {f"option.{name}": value for name, value in engine.items()}
     options |= {"option.stream_interval": 4, "option.output_formatter": "sse", "job_queue_size": 7}
     path = scripted_model(tmp_path / "model", {"end_after": 3}, **options)
     prepared = prepare(open_source(path, {}))
