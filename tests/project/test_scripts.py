@@ -61,10 +61,24 @@ echo "$@" >>calls
 case $1 in
 --all) if [ -n "$FAILED" ]; then mkdir -p .pytest_cache/v/cache; echo "$FAILED" >.pytest_cache/v/cache/lastfailed; fi
     exit "$FIRST" ;;
+--version) ;;
 *) exit "$AGAIN" ;;
 esac
 """
 AGAIN = "tests --last-failed"
+
+
+def write_ci(folder: Path, **programs: str) -> None:
+    """`.ci/run` in a folder, with `programs` in the place of those that it runs; the others do nothing."""
+    programs = dict.fromkeys(("ruff", "mypy", "lint-imports"), "#!/bin/sh\n") | programs
+    programs["python"] = f'#!/bin/sh\n[ "$1" = -m ] || exec "{sys.executable}" "$@"\n'
+    scripts = {f".venv-test/bin/{name}": text for name, text in programs.items()} | {"scripts/test": TESTS}
+    for name, text in scripts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci")
 
 
 @pytest.mark.parametrize(
@@ -83,15 +97,7 @@ AGAIN = "tests --last-failed"
 def test_ci_runs_a_few_failed_tests_again_alone(
     first: int, failed: int, again: int, status: int, calls: list[str], tmp_path: Path
 ) -> None:
-    programs = dict.fromkeys(("ruff", "mypy", "lint-imports"), "#!/bin/sh\n")
-    programs["python"] = f'#!/bin/sh\n[ "$1" = -m ] || exec "{sys.executable}" "$@"\n'
-    scripts = {f".venv-test/bin/{name}": text for name, text in programs.items()} | {"scripts/test": TESTS}
-    for name, text in scripts.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    write_ci(tmp_path)
     earlier = tmp_path / ".pytest_cache" / "v" / "cache"
     earlier.mkdir(parents=True)
     (earlier / "lastfailed").write_text('{"of an earlier run": true}')
@@ -99,7 +105,15 @@ def test_ci_runs_a_few_failed_tests_again_alone(
     environ = {**os.environ, "FIRST": str(first), "FAILED": found, "AGAIN": str(again)}
     done = subprocess.run([tmp_path / ".ci" / "run", "-k", "some"], env=environ, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
-    assert (tmp_path / "calls").read_text().splitlines() == calls
+    assert (tmp_path / "calls").read_text().splitlines() == ["--version", *calls]
+
+
+@pytest.mark.parametrize("failing", ["ruff", "mypy", "lint-imports"])
+def test_ci_runs_no_test_of_what_fails_a_check(failing: str, tmp_path: Path) -> None:
+    write_ci(tmp_path, **{failing: "#!/bin/sh\nexit 7\n"})
+    done = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    assert (tmp_path / "calls").read_text().splitlines() == ["--version"]
 
 
 @pytest.mark.parametrize(("end", "status"), [("assert False", 1), ("os._exit(9)", 2)])

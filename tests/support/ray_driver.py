@@ -31,6 +31,8 @@ class Driver:
         # Ray notes the cluster there, and makes the folder only for clusters that have their files in it.
         current_cluster().parent.mkdir(parents=True, exist_ok=True)
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": self._folder.name}
+        # Ray notes the address of the newest cluster in its usual folder, and does not make it.
+        os.makedirs(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray"), exist_ok=True)
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes: dict[str, Any] = {}
         self._has_gcs = True

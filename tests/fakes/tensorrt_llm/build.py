@@ -123,6 +123,7 @@ def _load(rank: int, plan: dict[str, Any]) -> None:
     if fail == "oom":
         raise _out_of_memory()
     if fail == "die":
+        time.sleep(1)  # no rank ends sooner: importing TensorRT-LLM alone takes some seconds
         os.kill(os.getpid(), 9)
 
 

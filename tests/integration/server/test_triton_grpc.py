@@ -260,10 +260,10 @@ def test_a_full_queue_refuses_requests(client: Any, grpc_server: GrpcServer, tok
 def test_a_client_that_leaves_cancels_its_requests(client: Any, grpc_server: GrpcServer) -> None:
     server = grpc_server.server
     before = server.finished("cancelled")
-    with Stream(client) as stream:
+    with Stream(client):
         for number in range(2):
             client.async_stream_infer("ensemble", inputs(5000, stream=True), request_id=str(number))
-        stream.next()
+        wait_until(lambda: server.metric("running") == 2)
         client.stop_stream(cancel_requests=True)
     wait_until(lambda: server.finished("cancelled") == before + 2)
     call = client.async_infer("ensemble", inputs(5000), lambda result, error: None)
