@@ -19,12 +19,19 @@ from djl_trtllm.model.remote.s3 import S3Address
 _WORTH_REPORTING_BYTES = 2 * 10**9
 
 
-def prepare_engine(config: Config, layout: Layout, progress: Callable[[str], None], *, plan: EnginePlan) -> EngineDir:
+def prepare_engine(
+    config: Config,
+    layout: Layout,
+    progress: Callable[[str], None],
+    *,
+    plan: EnginePlan,
+    before_compiling: Callable[[], object] = lambda: None,
+) -> EngineDir:
     """The engine of a model directory, compiled first if the backend needs one and there is none.
 
     An engine directory is used unchanged. For a checkpoint, the bundled engine is used if it fits, else one from the
     local cache, compiled if necessary. A backend that compiles nothing runs the checkpoint itself. `progress` gets one
-    line at a time.
+    line at a time. `before_compiling` is called only if the engine is compiled, and may raise to prevent it.
 
     Raises EngineMismatchError for an engine directory that is damaged or differs from this machine or these options,
     and CompilerMissingError, BuildError and EngineError if compiling fails.
@@ -44,7 +51,7 @@ def prepare_engine(config: Config, layout: Layout, progress: Callable[[str], Non
             refusal = "; ".join(line.removeprefix("  - ") for line in str(error).splitlines())
             progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
     try:
-        return _through_cache(config, plan, layout, progress)
+        return _through_cache(config, plan, layout, progress, before_compiling)
     except CompilerMissingError as error:
         if refusal is None:
             raise
@@ -64,8 +71,15 @@ def _bundled(plan: EnginePlan, layout: Layout, path: Path, progress: Callable[[s
     return _found(path, plan, layout, manifest)
 
 
-def _through_cache(config: Config, plan: EnginePlan, layout: Layout, progress: Callable[[str], None]) -> EngineDir:
+def _through_cache(
+    config: Config,
+    plan: EnginePlan,
+    layout: Layout,
+    progress: Callable[[str], None],
+    before_compiling: Callable[[], object],
+) -> EngineDir:
     def build(out: Path) -> None:
+        before_compiling()
         progress(f"compiling {plan.source} for {plan.backend} into {out}: {plan.recipe}")
         build_engine(plan, out, progress)
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from djl_trtllm.errors import ExecutorDiedError, ExecutorStartError
@@ -94,14 +94,23 @@ class ExecutorClient(asyncio.Protocol):
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    async def start(self, start: Start, timeout: float) -> None:
-        """Spawn the process and wait until its engine is loaded. Raises ExecutorStartError."""
+    async def start(
+        self, start: Start, timeout: float, *, meanwhile: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """Spawn the process and wait until its engine is loaded, at most `timeout` seconds.
+
+        `meanwhile` is called when the process knows what to load, and awaited first; what it raises ends the process.
+        Raises ExecutorStartError.
+        """
         try:
             await self._spawn()
         except OSError as error:
             raise ExecutorStartError(f"the engine process could not be started: {error}") from error
         self._send(start)
+        self._flush()  # `meanwhile` may keep the event loop from its next turn
         try:
+            if meanwhile is not None:
+                await meanwhile()
             ready = await asyncio.wait_for(asyncio.shield(self._ready), timeout)
         except asyncio.TimeoutError:
             await self.kill()

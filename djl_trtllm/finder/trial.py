@@ -149,7 +149,7 @@ def _serve(runner: Runner, load: Load, model: Model, log: EngineLog) -> None:
         raise DjlTrtllmError(
             f"out of memory: {log.kv_tokens} tokens are left for the KV cache, and one request has {tokens}"
         )
-    vocabulary = model.limits.vocab_size or model.tokenizer.vocab_size
+    vocabulary = model.vocab_size or model.tokenizer.vocab_size
     for result in runner.run(requests_of(load, vocabulary)):
         if result.failure is not None:
             raise result.failure

@@ -41,8 +41,8 @@ class LLM:
     def __init__(self, model: str | Path, **options: Any) -> None:
         """Load a model; compiles it first if it has to be. Raises DjlTrtllmError: ConfigError, ModelError, ..."""
         prepared = open_offline_model(model, options)
-        self._vocab_size = prepared.tokenizer.vocab_size
         self._runner = Runner(prepared)
+        self._vocab_size = prepared.tokenizer.vocab_size
         self._end = weakref.finalize(self, self._runner.close)
 
     def generate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Mapping
@@ -16,8 +15,6 @@ from djl_trtllm.config.sources.keywords import as_arguments
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.offline.configurations import flattened
 from djl_trtllm.service import Model, open_remote, open_source, prepare
-
-logger = logging.getLogger(__name__)
 
 _NO_DEADLINE = Origin.derived("an offline batch: no client waits for a single answer")
 
@@ -38,8 +35,6 @@ def open_offline_model(model: str | Path, options: Mapping[str, Any]) -> Model:
     else:
         source = open_source(Path(model), os.environ, arguments)
     prepared = prepare(source)
-    if prepared.custom is not None:
-        logger.warning("the formatters of model.py are for requests over HTTP: an offline batch does without them")
     if given.get("predict_timeout") is not None:
         return prepared
     return replace(prepared, config=prepared.config.replace(_NO_DEADLINE, predict_timeout=math.inf))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -18,6 +19,8 @@ from djl_trtllm.errors import NotReadyError, OverloadedError, RequestError
 from djl_trtllm.offline.result import OfflineResult
 from djl_trtllm.request import GenerationRequest, OutputChunk
 from djl_trtllm.service import Model, ModelService
+
+logger = logging.getLogger(__name__)
 
 _ROOM_SECONDS = 0.05
 """A slot may become free without output for a request of ours (a cancelled sequence ends late), so look this often."""
@@ -52,7 +55,7 @@ class Runner:
     """
 
     def __init__(self, model: Model) -> None:
-        """Start the engine process. Raises ExecutorStartError."""
+        """Start the engine process and load the tokenizer. Raises DjlTrtllmError."""
         self._service = ModelService(model.name)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -68,6 +71,8 @@ class Runner:
             loading.cancel()
             self.close()
             raise
+        if model.custom is not None:
+            logger.warning("the formatters of model.py are for requests over HTTP: an offline batch does without them")
 
     @property
     def generated_tokens(self) -> int:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
@@ -13,6 +15,7 @@ from djl_trtllm.engines.hardware import available_memory
 from djl_trtllm.errors import ExecutorDiedError, ExecutorError, GenerationError
 from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Limits, Start, Step
+from djl_trtllm.service.background import in_background
 from djl_trtllm.service.memory_watch import MemoryWatch
 from djl_trtllm.service.model import Model
 
@@ -72,7 +75,7 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the first engine process. Raises ExecutorStartError."""
+        """Start the first engine process. Raises ExecutorStartError, and what `Model.texts` raises."""
         self._attach(await self._spawn())
         self._checking = asyncio.get_running_loop().create_task(self._check())
 
@@ -115,7 +118,10 @@ class Engine:
             hang_timeout=options.executor_hang_timeout,
         )
         started = time.monotonic()
-        await client.start(self._start, options.model_loading_timeout)
+        # Both take their time, and each a core of its own.
+        await client.start(
+            self._start, options.model_loading_timeout, meanwhile=partial(in_background, self._model.texts)
+        )
         logger.info(
             "model %s is ready: %s in process %d, loaded in %.1f s (%s)",
             self._name,
@@ -132,7 +138,8 @@ class Engine:
         self._clients.add(client)
         self.memory.begin(client.pid, client.resident_bytes())
         if self.batch is None:
-            self.batch = RollingBatch(client, self._model.tokenizer, self._model.limits, self._statistics)
+            limits = replace(self._model.limits, vocab_size=self._model.vocab_size)
+            self.batch = RollingBatch(client, self._model.tokenizer, limits, self._statistics)
         else:
             self.batch.attach(client)
         self._on_ready()

@@ -87,9 +87,9 @@ class ModelService:
     async def load(self, model: Model, start: Start | None = None) -> None:
         """Start the engine process, as the model says or by `start`; the state is READY when this returns.
 
-        Raises ExecutorStartError, and the state is FAILED then.
+        The tokenizer is loaded meanwhile. Raises ExecutorStartError and what `Model.texts` raises, and the state is
+        FAILED then.
         """
-        self._model = model
         if self._adapters is None:
             folder = model.directory / ADAPTERS_FOLDER
             self._adapters = Adapters(folder, adapter_roots(model.options), model.adapter_limits)
@@ -107,6 +107,7 @@ class ModelService:
         except DjlTrtllmError as error:
             self.fail(error)
             raise
+        self._model = model
         self._expire()
 
     def fail(self, error: DjlTrtllmError) -> None:
@@ -151,7 +152,7 @@ class ModelService:
 
     @property
     def model(self) -> Model:
-        """The model. Raises NotReadyError while its files are still being prepared."""
+        """The model. Raises NotReadyError until it is loaded."""
         if self._model is None:
             raise self._not_ready()
         return self._model

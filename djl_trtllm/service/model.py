@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from djl_trtllm.api.custom.formatters import FILE_NAME as CUSTOM_FILE
 from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
@@ -52,6 +54,15 @@ class ModelSource:
     """Whether only the files that describe a model are fetched: it can be planned, not served."""
 
 
+class Texts(NamedTuple):
+    """What reads the prompts of a model and writes its answers."""
+
+    tokenizer: Tokenizer
+    vocab_size: int | None = None
+    """The number of ids that the model knows, if the tokenizer has some beyond them."""
+    custom: CustomFormatters | None = None
+
+
 @dataclass(frozen=True)
 class Model:
     """Everything that is known before an engine process starts. `directory` holds serving.properties."""
@@ -59,10 +70,11 @@ class Model:
     name: str
     directory: Path
     config: Config
-    tokenizer: Tokenizer
     start: Start
     limits: BatchLimits
-    custom: CustomFormatters | None
+    texts: Callable[[], Texts]
+    """Loads them at the first call, which takes up to a second, and more where a tokenizer is converted: meanwhile the
+    engine process loads the engine. Raises TokenizerError, and ModelError for a model.py that fails."""
     gpus: int
     """GPUs per engine process."""
     backend: Backend
@@ -72,6 +84,18 @@ class Model:
     @property
     def options(self) -> Options:
         return self.config.options
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.texts().tokenizer
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.texts().vocab_size
+
+    @property
+    def custom(self) -> CustomFormatters | None:
+        return self.texts().custom
 
     @property
     def max_seq_len(self) -> int:
@@ -172,9 +196,9 @@ def layout_of(source: ModelSource) -> Layout:
 
 
 def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
-    """Find or compile the engine and load the tokenizer. Compiling takes minutes. Raises DjlTrtllmError.
+    """Find or compile the engine. Compiling takes minutes, and starts only if the tokenizer fits the model.
 
-    `under_djl`: inside DJL Serving, which reads some options that have no effect elsewhere.
+    `under_djl`: inside DJL Serving, which reads some options that have no effect elsewhere. Raises DjlTrtllmError.
     """
     config, layout, engine_plan = plan(source, under_djl=under_djl)
     options = config.options
@@ -185,8 +209,10 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
     for line in (*config.warnings, *engine_plan.notes):
         logger.warning("%s", line)
     handle_requirements(source.directory, options.install_requirements)
-    tokenizer = load_fitting_tokenizer(layout, trust_remote_code=options.trust_remote_code)
-    engine = prepare_engine(config, layout, lambda line: logger.info("%s", line), plan=engine_plan)
+    fitting = cache(partial(load_fitting_tokenizer, layout, trust_remote_code=options.trust_remote_code))
+    engine = prepare_engine(
+        config, layout, lambda line: logger.info("%s", line), plan=engine_plan, before_compiling=fitting
+    )
     planned, engine_plan = engine_plan, engine_plan.at(engine.path)
     if _lengths(engine_plan) != _lengths(planned):
         logger.info(
@@ -195,35 +221,39 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
     for line in engine_plan.details():
         logger.info("%s", line)
     start = Start(engine_plan.executor, engine_plan.executor_options(), engine_plan.stream_interval)
-    if tokenizer is None:
-        tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
-        check_vocabulary(tokenizer, layout)
     limits = BatchLimits(
         max_batch_size=engine_plan.max_sequences,
         max_queue_size=options.job_queue_size,
         max_input_len=engine_plan.max_input_len,
         max_output_len=options.max_output_len,
         max_seq_len=engine_plan.max_seq_len,
-        vocab_size=outside(tokenizer, layout),
         max_resumes=options.retry_threshold if options.resume_after_restart else 0,
     )
-    custom = None
-    if source.trusted:
-        custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
-    elif (code := source.directory / CUSTOM_FILE).is_file():
+    if not source.trusted and (code := source.directory / CUSTOM_FILE).is_file():
         logger.warning(
             "%s is not run: it came with a fetched model; if you have read it, set OPTION_TRUST_REMOTE_CODE=true in "
             "the environment, or serve a copy of the directory",
             code,
         )
+
+    @cache
+    def texts() -> Texts:
+        tokenizer = fitting()
+        if tokenizer is None:
+            tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
+            check_vocabulary(tokenizer, layout)
+        custom = None
+        if source.trusted:
+            custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
+        return Texts(tokenizer, outside(tokenizer, layout), custom)
+
     return Model(
         source.name,
         source.directory,
         config,
-        tokenizer,
         start,
         limits,
-        custom,
+        texts,
         engine_plan.gpus,
         engine_plan.backend,
         engine_plan.adapter_limits,

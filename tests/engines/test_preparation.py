@@ -16,7 +16,7 @@ from djl_trtllm.engines.compiler import Compiler
 from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.engines.preparation import prepare_engine
-from djl_trtllm.errors import CompilerMissingError, EngineMismatchError
+from djl_trtllm.errors import CompilerMissingError, EngineMismatchError, TokenizerError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import CPU_ONLY, built, configured, write_engine_files
 from tests.support.s3_server import Store
@@ -228,6 +228,23 @@ def test_reading_much_to_identify_a_checkpoint_is_reported(
     plan.__dict__["checkpoint_identity"] = "sha256:0"  # which nobody reads here
     prepare_engine(config, layout, lines.append, plan=plan)
     assert ("reading 2.0 GB of weights to identify the checkpoint" in lines) is told
+
+
+def test_a_check_before_compiling_may_prevent_it(model: Path, compiling: Compiling) -> None:
+    def prepare(before_compiling: Callable[[], object]) -> None:
+        config, layout = configured(engine_cache_dir=model.parent / "cache"), inspect(model)
+        plan = plan_engine(config, layout, CPU_ONLY)
+        prepare_engine(config, layout, lambda line: None, plan=plan, before_compiling=before_compiling)
+
+    def refuse() -> None:
+        raise TokenizerError("of another model")
+
+    with pytest.raises(TokenizerError):
+        prepare(refuse)
+    assert not compiling.calls
+    prepare(lambda: None)
+    prepare(refuse)
+    assert len(compiling.calls) == 1
 
 
 def test_of_a_fleet_one_machine_compiles(model: Path, compiling: Compiling, store: Store, tmp_path: Path) -> None:

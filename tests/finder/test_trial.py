@@ -188,7 +188,7 @@ def test_slow_progress_does_not_end_it(killed: list[tuple[int, int]]) -> None:
     assert (reports, killed) == ([], [])
 
 
-MODEL: Any = SimpleNamespace(limits=SimpleNamespace(vocab_size=1000), tokenizer=None)
+MODEL: Any = SimpleNamespace(vocab_size=1000, tokenizer=None)
 
 
 def test_a_kv_cache_that_holds_one_request_is_enough() -> None:

@@ -45,16 +45,6 @@ def test_the_documents_options_have_their_names(
     assert getattr(config.options, name) == value
 
 
-def test_a_models_own_formatters_are_reported_to_be_for_http(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = scripted_model(tmp_path / "model")
-    (model / "model.py").write_text(
-        "from djl_python.input_parser import input_formatter\n"
-        "@input_formatter\ndef read(payload: dict) -> dict:\n    return payload\n"
-    )
-    open_offline_model(model, {})
-    assert "formatters of model.py" in caplog.text
-
-
 @pytest.mark.parametrize(("options", "allowed"), [({}, False), ({"trust_remote_code": True}, True)])
 def test_a_fetched_model_does_not_allow_its_own_code_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], allowed: bool
@@ -63,7 +53,9 @@ def test_a_fetched_model_does_not_allow_its_own_code_to_run(
     ran = tmp_path / "ran"
     (fetched / "model.py").write_text(f"open({str(ran)!r}, 'w')\n")
     monkeypatch.setattr("djl_trtllm.service.model.fetch_model", lambda text, config, revision, **kinds: fetched)
-    assert open_offline_model("acme/story", options).config.options.trust_remote_code is allowed
+    prepared = open_offline_model("acme/story", options)
+    prepared.texts()
+    assert prepared.config.options.trust_remote_code is allowed
     assert ran.exists() is allowed
 
 

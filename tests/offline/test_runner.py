@@ -152,6 +152,16 @@ def test_an_engine_process_that_dies_for_good_fails_the_rest_and_says_why(make: 
         llm.generate("a wolf")
 
 
+def test_a_models_own_formatters_are_reported_to_be_for_http(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = scripted_model(tmp_path / "model")
+    (model / "model.py").write_text(
+        "from djl_python.input_parser import input_formatter\n"
+        "@input_formatter\ndef read(payload: dict) -> dict:\n    return payload\n"
+    )
+    with LLM(model):
+        assert "formatters of model.py" in caplog.text
+
+
 def test_a_model_that_does_not_load_leaves_nothing(make: Make) -> None:
     with pytest.raises(ExecutorStartError, match="no such engine"):
         make({"start_error": "no such engine"})

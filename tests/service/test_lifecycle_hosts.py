@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, GenerationError
+from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, GenerationError, NotReadyError, TokenizerError
 from djl_trtllm.request import FinishReason
 from djl_trtllm.service import Model, ModelService, State, open_source, prepare
 from tests.support.in_process import Asked, ask, state_of
@@ -76,6 +76,23 @@ def test_a_model_that_does_not_load_says_why(make: Make) -> None:
         service = ModelService("story")
         with pytest.raises(ExecutorStartError, match="no such engine"):
             await service.load(make({"start_error": "no such engine"}))
+        await service.close()
+
+    run(body)
+
+
+def test_a_tokenizer_that_cannot_be_loaded_ends_the_engine_process_that_loads(make: Make) -> None:
+    async def body() -> None:
+        model = make({"start_seconds": 60})
+        tokenizer = model.directory / "tokenizer.json"
+        tokenizer.unlink()  # others share it
+        tokenizer.write_text("{}")
+        service = ModelService("story")
+        with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
+            await service.load(model)
+        assert isinstance(service.failure, TokenizerError)
+        with pytest.raises(NotReadyError, match="has failed"):
+            _ = service.model
         await service.close()
 
     run(body)

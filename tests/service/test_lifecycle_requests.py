@@ -23,7 +23,7 @@ from djl_trtllm.errors import (
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk
-from djl_trtllm.service import Model, ModelService, State
+from djl_trtllm.service import Model, ModelService, State, Texts
 from djl_trtllm.service.adapters import Adapters
 from tests.support.in_process import PROMPT, Asked, Hosts, ask, loaded, played_model, state_of
 from tests.support.virtual_time import in_virtual_time, until
@@ -51,7 +51,7 @@ class NotedTokenizer:
 
     def of(self, model: Model) -> Model:
         """The model with this tokenizer."""
-        return dataclasses.replace(model, tokenizer=cast(Tokenizer, self))
+        return dataclasses.replace(model, texts=lambda: Texts(cast(Tokenizer, self)))
 
 
 class NotingEncoder:

@@ -12,7 +12,7 @@ The tokens are those of the scripted executor: every request gets its prompt aga
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Delta, Limits, Start, Step, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
-from djl_trtllm.service import Model, ModelService, ServedModel, State
+from djl_trtllm.service import Model, ModelService, ServedModel, State, Texts
 from tests.support import executors
 
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother"
@@ -51,7 +51,7 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
         max_seq_len=config.options.max_seq_len or config.options.max_input_len + config.options.max_output_len,
         max_resumes=config.options.retry_threshold if config.options.resume_after_restart else 0,
     )
-    return Model("story", directory, config, tokenizer, start, limits, None, 0, Backend.SCRIPTED)
+    return Model("story", directory, config, start, limits, lambda: Texts(tokenizer), 0, Backend.SCRIPTED)
 
 
 async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:
@@ -144,8 +144,10 @@ class PlayedHost:
 
     # -- what the service calls ------------------------------------------------------------------------------------
 
-    async def start(self, start: Start, timeout: float) -> None:
-        """See `ExecutorClient`."""
+    async def start(
+        self, start: Start, timeout: float, *, meanwhile: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """See `ExecutorClient`. What a played model loads meanwhile is there, and a thread has no virtual time."""
         self.started_with, self.load_timeout = start, timeout
         self.started_at = asyncio.get_running_loop().time()
         try:

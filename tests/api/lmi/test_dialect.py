@@ -13,6 +13,7 @@ from djl_trtllm.api.lmi.errors import encode_error
 from djl_trtllm.config import Options
 from djl_trtllm.errors import OverloadedError
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.service import Texts
 from tests.api.models import load
 from tests.api.tables import check_descriptions
 from tests.support.in_process import played_model
@@ -53,7 +54,7 @@ def test_the_formatters_of_a_models_own_come_first(tokenizer: Tokenizer, tmp_pat
         def read(payload: dict, **kwargs) -> dict:
             return {"inputs": payload["text"]}
     """
-    model = replace(played_model(tokenizer), custom=load(tmp_path, source))
+    model = replace(played_model(tokenizer), texts=lambda: Texts(tokenizer, None, load(tmp_path, source)))
     assert LMI.parse(RawRequest(b'{"text": "a wolf"}', {}), model).requests[0].prompt == "a wolf"
 
 
