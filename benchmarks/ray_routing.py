@@ -43,8 +43,8 @@ def cpu_seconds(cluster: RayCluster, way: str) -> float:
     for process in cluster.descendants():
         line = command(process) + " "
         if "haproxy" in line.split(" ")[0].rpartition("/")[2] or f"ServeReplica:{way}:" in line:
-            with_children = process.cpu_times()
-            used += with_children.user + with_children.system
+            times = process.cpu_times()  # without its children: the engine is one
+            used += times.user + times.system
     return used
 
 

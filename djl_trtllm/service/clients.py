@@ -19,10 +19,7 @@ _PRIORITIES = {"high": 1, "normal": 0, "low": -1}
 
 
 class Caller:
-    """The client of a request. `share` names whose share of the batch the request has, `priority` is in it.
-
-    With it as a context, a request of it runs.
-    """
+    """The client of a request. `share` names whose share of the batch the request has, `priority` is in it."""
 
     __slots__ = ("_clients", "client", "priority", "share")
 
@@ -38,12 +35,6 @@ class Caller:
 
     def leave(self) -> None:
         self._clients.leave(self.client)
-
-    def __enter__(self) -> None:
-        self.enter()
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
 
 
 class Clients:

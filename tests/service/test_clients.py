@@ -85,13 +85,14 @@ def test_a_client_has_so_many_requests_at_once_and_others_theirs() -> None:
     some = clients(max_requests_per_client=2)
     one, other = some.caller("a", {}, None), some.caller("b", {}, None)
     one.enter()
-    with one:
-        with pytest.raises(TooManyRequestsError, match="2 requests at once, and max_requests_per_client is 2") as error:
-            one.enter()
-        assert (error.value.queue_depth, error.value.capacity, error.value.retry_after) == (2, 2, 1)
-        other.enter()
-    with one:
-        pass
+    one.enter()
+    with pytest.raises(TooManyRequestsError, match="2 requests at once, and max_requests_per_client is 2") as error:
+        one.enter()
+    assert (error.value.queue_depth, error.value.capacity, error.value.retry_after) == (2, 2, 1)
+    other.enter()
+    one.leave()
+    one.enter()
+    one.leave()
     one.leave()
     other.leave()
     assert not some._requests
@@ -99,8 +100,10 @@ def test_a_client_has_so_many_requests_at_once_and_others_theirs() -> None:
 
 def test_without_a_limit_nothing_is_counted() -> None:
     some = clients()
-    with some.caller("a", {}, None):
-        assert not some._requests
+    caller = some.caller("a", {}, None)
+    caller.enter()
+    assert not some._requests
+    caller.leave()
 
 
 @pytest.mark.parametrize(
