@@ -1,4 +1,4 @@
-"""A prepared model: what its engine process and its requests need. The tokenizer is loaded only when it is asked for."""
+"""A prepared model: what its engine process and its requests need. The tokenizer is loaded when it is asked for."""
 
 from __future__ import annotations
 
