@@ -37,6 +37,11 @@ def test_every_nth_iteration_brings_the_tokens_of_n() -> None:
     assert sent[1:] == [{}, {1: [2, 3], 2: [2, 3]}, {}, {}, {1: [4, 5, 6], 2: [4, 5, 6]}, {}]
 
 
+def test_two_iterations_are_the_shortest_interval() -> None:
+    iterations = Iterations(2)
+    assert [iterations.run(1) for _ in range(4)] == [{1: [1]}, {1: [2]}, {}, {1: [3, 4]}]
+
+
 def test_output_waits_until_the_seconds_have_gone_by() -> None:
     iterations = Iterations(seconds=0.75)
     sent = [iterations.run(1) for _ in range(6)]
