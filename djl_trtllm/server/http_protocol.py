@@ -18,13 +18,11 @@ import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from djl_trtllm.api.headers import request_id
 from djl_trtllm.server.connections import SLOWEST_BODY, Connections, Refusal, has_left, reset
 from djl_trtllm.server.exchange import CONNECTION, REFUSED, REST
 from djl_trtllm.server.light_event import LightEvent
-from djl_trtllm.server.request_head import announces_body, without_offer
+from djl_trtllm.server.request_head import announces_body, refused, without_offer
 from djl_trtllm.server.websocket_protocol import WebSocketProtocol
-from djl_trtllm.telemetry import ServedRequest
 
 _PIECE = 1024
 """Bytes that the parser gets at once, so that little is parsed beyond a limit or beyond the end of a request."""
@@ -298,6 +296,8 @@ class HttpProtocol(HttpToolsProtocol):
             rest.add_done_callback(partial(self._finish, cycle))
 
     def _finish(self, cycle: RequestResponseCycle, _: object) -> None:
+        # Of several that were parsed together, uvicorn marks only the last one when the client leaves.
+        cycle.disconnected |= self.transport.is_closing()
         super()._start_asgi_task(cycle, partial(_outcome, None))
 
     def when_lost(self, call: Callable[[], None]) -> None:
@@ -386,11 +386,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _report(self, refusal: Refusal) -> None:
         """Report a request that no application gets to see; of its head there may be a part."""
-        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
-        identifier = request_id(given, self._limits.request_id_header_key)
-        path = self.url.partition(b"?")[0].decode("latin-1")
-        method = self.parser.get_method().decode("latin-1") if path else "-"
-        served = ServedRequest(identifier, method, path or "-", status=refusal.status, error=Refusal.__name__)
+        method = self.parser.get_method() if self.url else b""
+        served = refused(method, self.url, self.headers, self._limits.request_id_header_key)
+        served.status, served.error = refusal.status, Refusal.__name__
         self._connections.context.telemetry.ended(served)
 
 

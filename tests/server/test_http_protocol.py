@@ -6,60 +6,17 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.config import Options
 from djl_trtllm.server.app import Server
-from djl_trtllm.server.connections import Refusal
-from djl_trtllm.server.exchange import CONNECTION, REST
+from djl_trtllm.server.exchange import CONNECTION
 from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.server.light_event import LightEvent
+from tests.server.connected import Wire, connected
 from tests.support.client import raw_post
-
-
-class Wire(asyncio.Transport):
-    """A transport that notes what is done to it."""
-
-    def __init__(self, connection: socket.socket | None) -> None:
-        super().__init__({"socket": connection})
-        self.aborted = self.closed = False
-        self.written = b""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += data
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
-
-    def can_write_eof(self) -> bool:
-        return False
-
-
-def connected(
-    wire: Wire, application: ASGIApp, data: bytes = b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n", **options: Any
-) -> HttpProtocol:
-    """A connection over a transport that has sent a request to an application."""
-    server = Server(Options(**options), [], None)
-    config = server.config
-    config.load()
-    config.loaded_app = application
-    protocol = HttpProtocol(server._connections, config, server.server_state, {}, asyncio.get_running_loop())
-    protocol.connection_made(wire)
-    protocol.data_received(data)
-    return protocol
 
 
 async def abort_of(wire: Wire) -> Callable[[], None]:
@@ -177,78 +134,6 @@ def test_a_part_of_a_body_is_sent_while_the_client_reads_and_is_there() -> None:
         assert wire.written.removeprefix(head) == b"14\r\na wolf, twenty bytes\r\n1\r\n!\r\n"
         protocol.connection_lost(None)
         assert not write(b"gone")
-
-    asyncio.run(body())
-
-
-@pytest.mark.parametrize("complete", [True, False])
-def test_a_response_may_end_after_its_application_has_returned(complete: bool) -> None:
-    async def body() -> None:
-        wire = Wire(None)
-        rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        sends: list[Send] = []
-
-        async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            sends.append(send)
-            scope[REST] = rest
-
-        protocol = connected(wire, application)
-        await asyncio.sleep(0.001)
-        assert not protocol.tasks and not wire.written.endswith(b"0\r\n\r\n")
-        assert protocol.scope["headers"] == []  # nor is anything else kept that only the application needs
-        if complete:
-            await sends[0]({"type": "http.response.body", "body": b""})
-        rest.set_result(None)
-        await asyncio.sleep(0.001)
-        assert not protocol.tasks
-        assert (wire.written.endswith(b"0\r\n\r\n"), wire.closed) == (complete, not complete)
-
-    asyncio.run(body())
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_the_loss_of_its_client_is_told_to_a_request_once(refused: bool) -> None:
-    async def body() -> None:
-        wire = Wire(None)
-        told: list[str] = []
-        scopes: list[Scope] = []
-
-        async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            scopes.append(scope)
-            scope[CONNECTION].when_lost(lambda: told.append("lost"))
-            await receive()
-            await receive()
-
-        protocol = connected(wire, application)
-        await asyncio.sleep(0.001)
-        assert told == []
-        if refused:
-            protocol._refuse(Refusal(400, "this is not HTTP"))
-            assert told == ["lost"]
-        protocol.connection_lost(None)
-        assert told == ["lost"]
-        scopes[0][CONNECTION].when_lost(lambda: told.append("late"))
-        assert told == ["lost", "late"]
-        await asyncio.sleep(0.001)
-
-    asyncio.run(body())
-
-
-def test_a_request_whose_response_has_ended_is_not_told_that_its_client_leaves() -> None:
-    async def body() -> None:
-        wire = Wire(None)
-        told: list[str] = []
-
-        async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            scope[CONNECTION].when_lost(lambda: told.append("lost"))
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-            await send({"type": "http.response.body", "body": b""})
-
-        protocol = connected(wire, application)
-        await asyncio.sleep(0.001)
-        protocol.connection_lost(None)
-        assert told == []
 
     asyncio.run(body())
 
