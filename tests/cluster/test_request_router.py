@@ -94,7 +94,7 @@ def test_a_replica_that_is_out_of_balance_is_passed_over_until_its_requests_have
 
 def test_requests_of_other_gateways_count(router: Routed) -> None:
     first = router.send("1", "a")
-    router.on_new_queue_len_info(ReplicaID(first, DEPLOYMENT), 3)
+    router.replica_queue_len_cache.update(ReplicaID(first, DEPLOYMENT), 3)
     assert router.ranks(pending("2", "a"))[0] != [first]
 
 
@@ -168,6 +168,40 @@ def test_a_call_of_no_gateway_has_all_replicas(router: Routed) -> None:
     for given in (call, None):
         assert router.ranks(given) == [["r0", "r1", "r2", "r3"]]
     assert not router.by
+
+
+def test_of_many_requests_at_once_each_gets_a_replica() -> None:
+    async def probed(deadline_s: float) -> int:
+        await asyncio.sleep(0)
+        return 0
+
+    async def scenario() -> None:
+        router = Routed(2)
+        for replica in router.replicas:
+            replica.max_ongoing_requests, replica.get_queue_len = 100, probed
+        router.update_replicas(router.replicas)
+        requests = [pending(str(number), "a" if number % 2 else "") for number in range(12)]
+        for request in requests:
+            request.future = asyncio.get_running_loop().create_future()
+        chosen = await asyncio.gather(*map(router._choose_replica_for_request, requests))
+        assert {replica.replica_id.unique_id for replica in chosen} == {"r0", "r1"}
+        assert not router._pending_requests_to_route
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_ray_has_lost_is_routed_again(router: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, lost, new = (pending(number) for number in "123")
+    done.future.set_result(None)
+    router._pending_requests_to_fulfill.extend([done, lost, new])
+    router._pending_requests_to_route.append(new)
+    # Ray may have put copies of the methods in their place, with globals of their own.
+    its_globals = PrefixRouter._get_next_pending_request_to_route.__globals__
+    monkeypatch.setitem(its_globals, "_LOSES_REQUESTS", True)
+    assert router._get_next_pending_request_to_route() is new
+    assert router._get_next_pending_request_to_route() is lost
+    monkeypatch.setitem(its_globals, "_LOSES_REQUESTS", False)
+    assert router._get_next_pending_request_to_route() is None
 
 
 def test_a_full_cluster_is_asked_again_after_a_pause(router: Routed) -> None:
