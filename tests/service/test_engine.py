@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from djl_trtllm.errors import ExecutorStartError
+from djl_trtllm.errors import ExecutorStartError, InvalidRequestError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import ModelService, State
+from djl_trtllm.service import ModelService, State, Texts
 from tests.support.in_process import Hosts, ask, loaded, played_model, state_of
 from tests.support.virtual_time import in_virtual_time
 
@@ -234,4 +234,18 @@ async def test_the_log_says_why_and_what_becomes_of_requests(
     )
     hosts.made[0].die()
     assert any("1 go on in the next engine process and 1 have ended" in message for message in caplog.messages)
+    await service.close()
+
+
+@in_virtual_time
+async def test_ids_that_the_tokenizer_has_and_the_model_does_not_are_refused(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    model = played_model(tokenizer)
+    model = type(model)(**{**vars(model), "texts": lambda: Texts(tokenizer, vocab_size=5)})
+    service = ModelService("story")
+    await service.load(model)
+    with pytest.raises(InvalidRequestError, match="its ids end at 4"):
+        await ask(service)
+    assert not hosts.last.submitted
     await service.close()
