@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from djl_trtllm.errors import (
 from djl_trtllm.model import Tokenizer
 from tests.offline.helpers import Make, Processes, repeated, stories
 from tests.support.models import scripted_model
-from tests.support.waiting import wait_until
+from tests.support.waiting import survivors, wait_until
 
 
 def test_outputs_have_the_order_of_the_prompts(make: Make, tokenizer: Tokenizer) -> None:
@@ -220,7 +221,8 @@ def test_the_engine_process_never_outlives_the_process(tmp_path: Path, end: str)
         {end}"""
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert ended.stdout, ended.stderr
-    wait_until(lambda: not psutil.pid_exists(int(ended.stdout)), what="the end of the host")
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert not survivors([psutil.Process(int(ended.stdout))])
 
 
 def test_an_interrupt_ends_the_batch_and_not_the_model(make: Make) -> None:
