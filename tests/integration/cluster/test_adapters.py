@@ -68,7 +68,8 @@ def adapting(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def test_every_replica_answers_for_an_adapter_of_the_user_config_and_for_no_other(adapting: Adapting) -> None:
-    assert adapting.all_answer("french")
+    adapting.register({"french": "more/a"})
+    wait_until(lambda: adapting.all_answer("french"), 60, "the adapter in all replicas")
     _, status, text = adapting.ask("german", 1)
     assert status >= 400
     assert "german" in text
@@ -76,6 +77,8 @@ def test_every_replica_answers_for_an_adapter_of_the_user_config_and_for_no_othe
 
 def test_another_user_config_changes_the_adapters_of_the_replicas_that_run(adapting: Adapting) -> None:
     before = adapting.cluster.replicas()
+    adapting.register({"french": "more/a"})
+    wait_until(lambda: adapting.all_answer("french"), 60, "the adapter in all replicas")
     adapting.register({"german": "more/b"})
     wait_until(lambda: adapting.all_answer("german"), 60, "the new adapter in all replicas")
     assert all(200 not in statuses for statuses in adapting.ask_all("french").values())

@@ -52,7 +52,7 @@ def test_openais_client_finds_each_model_by_its_name(url: str) -> None:
 
 def test_the_turns_of_a_conversation_stay_at_a_replica(cluster: RayCluster) -> None:
     replicas = set()
-    for number in range(6):
+    for number in range(12):
         messages = [{"role": "user", "content": f"conversation {number}: " + "words " * 50}]
         seen = set()
         for _ in range(3):
@@ -91,8 +91,13 @@ def samples(cluster: RayCluster, name: str) -> dict[tuple[str, str], float]:
 
 
 def test_the_page_of_metrics_has_all_replicas_of_all_models(cluster: RayCluster) -> None:
+    everywhere = [STORY] * REPLICAS + [TALE] * REPLICAS
+
+    def deployments() -> list[str]:
+        return sorted(deployment for deployment, _ in samples(cluster, "djl_trtllm_requests_total"))
+
+    wait_until(lambda: deployments() == everywhere, 120, "all replicas: other tests kill some")
     before = samples(cluster, "djl_trtllm_requests_total")
-    assert sorted(deployment for deployment, _ in before) == [STORY] * REPLICAS + [TALE] * REPLICAS
     assert samples(cluster, "djl_trtllm_replica_scraped") == dict.fromkeys(before, 1.0)
     assert samples(cluster, "process_open_fds").keys() == before.keys()
     names = set()
@@ -103,6 +108,16 @@ def test_the_page_of_metrics_has_all_replicas_of_all_models(cluster: RayCluster)
         names.add(of)
     assert len(names) == REPLICAS
     assert samples(cluster, "djl_trtllm_requests_total") == before
+
+
+def test_a_replica_that_hangs_is_named_on_the_page_of_metrics(cluster: RayCluster) -> None:
+    replica = next(each for each in cluster.replicas() if f":many:{STORY}" in command(each))
+    replica.suspend()
+    try:
+        scraped = samples(cluster, "djl_trtllm_replica_scraped")
+    finally:
+        replica.resume()
+    assert sorted(value for (deployment, _), value in scraped.items() if deployment == STORY) == [0.0, 1.0]
 
 
 def test_the_messages_of_a_websocket_are_requests(cluster: RayCluster) -> None:
