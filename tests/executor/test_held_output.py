@@ -28,6 +28,8 @@ class Iterations:
 def test_without_an_interval_each_iteration_is_sent() -> None:
     iterations = Iterations()
     assert [iterations.run(1, 2) for _ in range(3)] == [{1: [n], 2: [n]} for n in (1, 2, 3)]
+    deltas = [Delta(1, [4])]
+    assert iterations.held.add(deltas) is deltas  # nothing is done for them
 
 
 def test_every_nth_iteration_brings_the_tokens_of_n() -> None:

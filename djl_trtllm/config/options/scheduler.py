@@ -81,7 +81,7 @@ class SchedulerOptions(OptionGroup):
         1,
         "Iterations between two messages of a stream. Larger saves work and makes streams coarser; the first token and "
         "the end of a sequence do not wait. The log advises a larger one where reading TensorRT-LLM's responses takes "
-        "most of a core; on a CPU it pays where the engine shares a few cores with the server.",
+        "most of a core; on a CPU it saves work where the engine shares a few cores with the server.",
         unit="iterations",
         at_least=1,
         source=TRTLLM,
