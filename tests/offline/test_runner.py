@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from djl_trtllm.errors import (
     RequestTimeoutError,
 )
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import GenerationRequest, Sampling
 from tests.offline.helpers import Make, Processes, repeated, stories
 from tests.support.models import scripted_model
 from tests.support.waiting import survivors, wait_until
@@ -75,6 +77,20 @@ def test_prompts_that_fail_cost_the_others_nothing(make: Make) -> None:
     assert (len(broken.token_ids), broken.finish_reason) == (3, "error")
     assert (refused.text, refused.token_ids, refused.finish_reason) == ("", [], "error")
     assert outputs[0].outputs[0].token_ids == outputs[4].outputs[0].token_ids
+
+
+def test_an_error_of_what_gives_the_requests_ends_their_run_and_not_the_model(make: Make) -> None:
+    def requests() -> Iterator[GenerationRequest]:
+        yield GenerationRequest(prompt="a wolf", sampling=Sampling(3))
+        raise OSError("the file has ended")
+
+    runner = make()._runner
+    with pytest.raises(OSError, match="the file has ended"):
+        list(runner.run(requests()))
+    before = runner.generated_tokens
+    (result,) = runner.run([GenerationRequest(prompt="a wolf", sampling=Sampling(4))])
+    assert result.failure is None
+    assert runner.generated_tokens >= before + 4
 
 
 def test_a_model_generates_again_and_again(make: Make) -> None:
