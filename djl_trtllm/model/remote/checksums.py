@@ -52,7 +52,7 @@ def matches(claim: Claim, path: Path) -> bool:
     return f"{_written(claim.algorithm, whole)}-{len(digests)}" == claim.value
 
 
-def crc64(data: bytes, before: int = 0) -> int:
+def crc64(data: bytes | memoryview, before: int = 0) -> int:
     """CRC-64/NVME of `data`, continuing `before`."""
     return int(crt.crc64nvme(data, before))
 

@@ -71,7 +71,7 @@ class PartialFile:
         start = index * self._head.part_size
         return start, min(self.size, start + self._head.part_size)
 
-    def write(self, at: int, data: bytes) -> None:
+    def write(self, at: int, data: bytes | memoryview) -> None:
         descriptor = self._open()
         view = memoryview(data)
         while view:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import s3_download
 from djl_trtllm.model.remote.s3 import S3Address
+from djl_trtllm.model.remote.s3_body import Body
 from djl_trtllm.model.remote.s3_download import RECORD, download, list_objects
 from tests.engines.helpers import wait_until
 from tests.support.s3_server import Fault, Request, Store
@@ -111,6 +112,23 @@ def test_a_connection_cut_at_any_byte_is_gone_on_with(
     name = "model-00002-of-00002.safetensors"
     found = fetch(tmp_path_factory.mktemp("cut"), S3Address.parse(f"s3://models/team/story/{name}"))
     assert contents(found) == {name: CONTENT[name]}
+
+
+def test_a_connection_that_falls_silent_is_gone_on_with(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = threading.Event()
+
+    def readinto(body: Body, buffer: memoryview) -> int:
+        if not silent.is_set():
+            silent.set()
+            raise ConnectionError("timed out")
+        return original(body, buffer)
+
+    original = Body.readinto
+    monkeypatch.setattr(Body, "readinto", readinto)
+    assert contents(fetch(tmp_path)) == CONTENT
+    assert silent.is_set()
 
 
 def test_a_connection_that_always_breaks_is_an_error_and_leaves_nothing_whole(store: Store, tmp_path: Path) -> None:
