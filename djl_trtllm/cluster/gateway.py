@@ -52,6 +52,10 @@ _NO_MONITOR = front_end_error(
 )
 
 
+class _SlowReaderError(Exception):
+    """The client did not read for as long as `option.stream_write_timeout` allows."""
+
+
 class Gateway:
     """An ASGI application over `deployments`, by the name of their model; they are of this application of Ray Serve.
 
@@ -160,7 +164,7 @@ class Gateway:
             try:
                 await self._send_all(response, exchange)
                 return
-            except asyncio.TimeoutError:
+            except _SlowReaderError:
                 logger.warning("%s: the client does not read (option.stream_write_timeout)", exchange.request_id)
                 exchange.abort()
                 return
@@ -179,7 +183,7 @@ class Gateway:
         raise _all_lost()
 
     async def _send_all(self, response: AsyncIterator[Head | bytes], exchange: Exchange) -> None:
-        """Raises asyncio.TimeoutError if the client does not read, and what the call raises."""
+        """Raises _SlowReaderError, and what the call raises."""
         async for part in response:
             exchange.release()
             if isinstance(part, Head):
@@ -195,7 +199,10 @@ class Gateway:
     async def _send(self, exchange: Exchange, *messages: Message) -> None:
         rest = start_now(_sent(exchange, messages))
         if rest is not None:
-            await asyncio.wait_for(rest, self._options.stream_write_timeout)
+            try:
+                await asyncio.wait_for(rest, self._options.stream_write_timeout)
+            except asyncio.TimeoutError:
+                raise _SlowReaderError from None
 
     async def _page(self, exchange: Exchange, body: bytes) -> Reply | None:
         """A page that is not one replica's; None for others."""

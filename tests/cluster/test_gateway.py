@@ -214,12 +214,12 @@ def test_an_error_of_the_call_is_no_other_replicas_and_tells_nothing(deployed: S
     exhausted = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, None, None, "secret")
 
     async def scenario(client: Client, a: Deployment) -> None:
-        for error in (KeyError("secret"), exhausted):
+        for error in (KeyError("secret"), exhausted, asyncio.TimeoutError("secret")):
             a.failures = [(0, error)]
             failed = await client.post("/invocations", PROMPT)
             assert failed.status >= 400
             assert b"secret" not in failed.body
-        assert len(a.requests) == 2
+        assert len(a.requests) == 3
 
     deployed(scenario)
 
