@@ -5,7 +5,7 @@
 
 Both run the same compiled engine with the same options on the same prompts, in turns; the ratio is the median over the
 runs, because single runs of the raw executor spread by 20 %. Streams are jsonlines with log-probabilities, as the LMI
-schema has them; the raw executor computes none. The last row prefills prompts of 2,000 tokens.
+schema has them; the raw executor computes them too. The last row prefills prompts of 2,000 tokens.
 
 Each `--stream-interval` is a server with that `option.stream_interval`. ITL gives tokens that arrive together equal
 shares of the time before them; `between chunks` is that time.
@@ -66,7 +66,8 @@ class RawExecutor:
     def run(self, prompts: list[list[int]], tokens: int) -> float:
         """Tokens per second."""
         assert self._process.stdin is not None
-        print(json.dumps({"prompts": prompts, "tokens": tokens}), file=self._process.stdin, flush=True)
+        request = {"prompts": prompts, "tokens": tokens, "logprobs": True}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = json.loads(self._read())
         return float(answer["tokens"] / answer["seconds"])
 

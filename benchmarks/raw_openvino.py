@@ -2,7 +2,8 @@
 
     python raw_openvino.py '{"engine_dir": ..., ...}'     the executor options of `djl-trtllm serve`
 
-Reads lines `STREAMS TOKENS` and a JSON list of prompt ids from standard input, runs them, and prints the seconds.
+Reads lines of JSON from standard input, `{"prompts": [[id, ...], ...], "tokens": ..., "logprobs": ...}`, runs them, and
+prints the tokens and the seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main() -> None:
         sampling = Sampling(max_new_tokens=request["tokens"], ignore_eos=True)
         started = time.perf_counter()
         for prompt_ids in request["prompts"]:
-            executor.submit(Submit(request_id, prompt_ids, sampling))
+            executor.submit(Submit(request_id, prompt_ids, sampling, logprobs=request.get("logprobs", False)))
             request_id += 1
         tokens = 0
         while executor.busy:
