@@ -28,11 +28,11 @@ from djl_trtllm.cluster.forwarding import ForwardedRequest, Head, gathered
 from djl_trtllm.cluster.prompt_prefix import prefix_keys
 from djl_trtllm.cluster.replica_metrics import ReplicaMetrics
 from djl_trtllm.config import Options
-from djl_trtllm.errors import NotReadyError, RequestError, RequestTooLargeError, UnknownModelError
+from djl_trtllm.errors import NotReadyError, RequestError, UnknownModelError
 from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.bidirectional import BidirectionalStreams
 from djl_trtllm.server.context import ServerContext
-from djl_trtllm.server.exchange import BodyTooLarge, ClientGone, Exchange
+from djl_trtllm.server.exchange import ClientGone, Exchange
 from djl_trtllm.server.model_routes import MODELS
 from djl_trtllm.server.monitor.routes import PAGE as MONITOR
 from djl_trtllm.server.response_writer import start_now
@@ -113,9 +113,6 @@ class Gateway:
                 await self._forward(handle, await self._request(exchange, body), exchange)
         except ClientGone:
             pass
-        except BodyTooLarge:
-            message = f"the request body is larger than max_request_size={self._options.max_request_size} bytes"
-            await exchange.fail(RequestTooLargeError(message))
         except RequestError as error:
             await exchange.fail(error)
         except Exception as error:

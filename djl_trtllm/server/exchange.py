@@ -62,10 +62,6 @@ class ServerConnection(Protocol):
         """Call this if the client leaves before the response has ended; at once, if it has left."""
 
 
-class BodyTooLarge(Exception):
-    """The request body is larger than `max_request_size`."""
-
-
 class ClientGone(Exception):
     """The client disconnected while its request was read."""
 
@@ -146,11 +142,12 @@ class Exchange:
         return int(declared[:_MOST_DIGITS]) if declared.isdecimal() else None
 
     async def body(self) -> bytes:
-        """The request body; it counts until `release`. Raises BodyTooLarge, ClientGone and OverloadedError."""
+        """The request body; it counts until `release`. Raises ClientGone, RequestTooLargeError and OverloadedError."""
         limit = self.options.max_request_size
+        too_large = f"the request body is larger than max_request_size={limit} bytes"
         declared = self.content_length
         if declared is not None and declared > limit:
-            raise BodyTooLarge
+            raise RequestTooLargeError(too_large)
         parts = BytesIO()
         while True:
             message = await self.receive()
@@ -159,7 +156,7 @@ class Exchange:
                 raise ClientGone
             part = message.get("body", b"")
             if self._held + len(part) > limit:
-                raise BodyTooLarge
+                raise RequestTooLargeError(too_large)
             if not self.bodies.take(self._held, len(part)):
                 raise self.bodies.refusal()
             self._held += len(part)
@@ -171,7 +168,7 @@ class Exchange:
                 return parts.getvalue()  # no copy of it
 
     async def small_body(self) -> bytes:
-        """The request body of a route that reads it on the event loop. Raises RequestTooLargeError too."""
+        """The request body of a route that reads it on the event loop, with a limit of its own."""
         body = await self.body()
         if len(body) > SMALL:
             raise RequestTooLargeError(f"the request body has {len(body)} bytes: {self.route} takes at most {SMALL}")

@@ -25,7 +25,6 @@ from djl_trtllm.errors import (
     NotReadyError,
     OverloadedError,
     RequestError,
-    RequestTooLargeError,
 )
 from djl_trtllm.logs import RequestContext
 from djl_trtllm.request import Origin
@@ -34,7 +33,7 @@ from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.adapter_routes import AdapterRoutes
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.description import Description
-from djl_trtllm.server.exchange import REST, BodyTooLarge, ClientGone, Exchange
+from djl_trtllm.server.exchange import REST, ClientGone, Exchange
 from djl_trtllm.server.find_model import find_model, status_of
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
@@ -126,9 +125,6 @@ class Endpoint:
             pass
         except WrongPort as error:
             await exchange.reply(front_end_error(404, f"there is nothing at {scope['path']}: {error}"))
-        except BodyTooLarge:
-            message = f"the request body is larger than max_request_size={context.options.max_request_size} bytes"
-            await exchange.fail(RequestTooLargeError(message))
         except RequestError as error:
             await exchange.fail(error)
         except ConnectionError as error:

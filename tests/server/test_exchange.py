@@ -12,9 +12,9 @@ import pytest
 
 from djl_trtllm.api import Reply
 from djl_trtllm.config import Options
-from djl_trtllm.errors import NotReadyError, OverloadedError
+from djl_trtllm.errors import NotReadyError, OverloadedError, RequestTooLargeError
 from djl_trtllm.server.body_memory import BodyMemory
-from djl_trtllm.server.exchange import CONNECTION, BodyTooLarge, ClientGone, Exchange
+from djl_trtllm.server.exchange import CONNECTION, ClientGone, Exchange
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.telemetry import Telemetry
 from tests.support.asgi import Connection
@@ -141,14 +141,14 @@ async def test_a_body_ends_with_the_message_that_does_not_say_that_there_is_more
 async def test_a_body_has_at_most_max_request_size_bytes(size: int, fits: bool, declared: bool) -> None:
     content = b"x" * size
     pair = Pair(content, {"content-length": str(size)} if declared else {})
-    with nullcontext() if fits else pytest.raises(BodyTooLarge):
+    with nullcontext() if fits else pytest.raises(RequestTooLargeError, match="larger than max_request_size="):
         assert await pair.exchange.body() == content
 
 
 @in_virtual_time
 async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
     pair = Pair(None, {"content-length": "11"})
-    with pytest.raises(BodyTooLarge):
+    with pytest.raises(RequestTooLargeError, match="larger than max_request_size="):
         await pair.exchange.body()
 
 
@@ -162,7 +162,7 @@ async def test_a_length_that_is_no_number_is_no_length(length: str) -> None:
 async def test_what_is_too_large_is_read_no_further() -> None:
     pair = Pair(None)
     pair.client.upload(b"x" * 11, more=True)
-    with pytest.raises(BodyTooLarge):
+    with pytest.raises(RequestTooLargeError, match="larger than max_request_size="):
         await pair.exchange.body()
 
 
