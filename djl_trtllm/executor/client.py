@@ -111,12 +111,7 @@ class ExecutorClient(asyncio.Protocol):
         try:
             if meanwhile is not None:
                 await meanwhile()
-            ready = await asyncio.wait_for(asyncio.shield(self._ready), timeout)
-        except asyncio.TimeoutError:
-            await self.kill()
-            raise ExecutorStartError(
-                f"the engine was not loaded within {timeout:g} seconds (option.model_loading_timeout)"
-            ) from None
+            ready = await self._loaded(timeout)
         except BaseException:
             await self.kill()
             raise
@@ -205,6 +200,14 @@ class ExecutorClient(asyncio.Protocol):
             self._burial = self._loop.create_task(self._bury())
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _loaded(self, timeout: float) -> Ready:
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ready), timeout)
+        except asyncio.TimeoutError:
+            raise ExecutorStartError(
+                f"the engine was not loaded within {timeout:g} seconds (option.model_loading_timeout)"
+            ) from None
 
     async def _spawn(self) -> None:
         self._environment.prepare()

@@ -31,12 +31,13 @@ def test_what_is_done_meanwhile_begins_when_the_process_has_what_to_load(play: P
     play(body)
 
 
-def test_what_fails_meanwhile_ends_the_process(play: Play) -> None:
+@pytest.mark.parametrize("error", [TokenizerError("no tokenizer"), TimeoutError("no tokenizer")])
+def test_what_fails_meanwhile_ends_the_process(play: Play, error: Exception) -> None:
     async def meanwhile() -> None:
-        raise TokenizerError("no tokenizer")
+        raise error
 
     async def body(host: PlayedHost) -> None:
-        with pytest.raises(TokenizerError, match="no tokenizer"):
+        with pytest.raises(type(error), match="no tokenizer"):
             await host.client.start(Start(executors.SCRIPTED, {}), 30, meanwhile=meanwhile)
         assert (host.process.kills, host.environment.cleared, host.probe.deaths) == (1, 1, [])
 
