@@ -39,7 +39,7 @@ from djl_trtllm.service.worker_threads import parse_call
 from djl_trtllm.telemetry import Telemetry
 
 try:
-    from djl_python.outputs import Output  # type: ignore[import-not-found]
+    from djl_python.outputs import Output  # type: ignore[import-not-found]  # DJL's own
 except ImportError as error:
     raise ImportError(
         "djl_trtllm.async_handler runs inside DJL Serving's Python engine, which provides djl_python; without DJL, "

@@ -183,7 +183,7 @@ class Sequence:
 class ThreeValueSequence(Sequence):
     """`get_next_token` without the index: as before 0.32, and as DJL's document still has it."""
 
-    def get_next_token(self) -> tuple[Token | None, bool, bool]:  # type: ignore[override]
+    def get_next_token(self) -> tuple[Token | None, bool, bool]:  # type: ignore[override]  # one value less
         """The next token, whether it is the first, and whether it is the last of the sequence."""
         token, _, first, last = super().get_next_token()
         return token, first, last
@@ -271,7 +271,7 @@ def install() -> bool:
     for name, members in _MODULES.items():
         module = ModuleType(name, f"Replaces DJL Serving's {name}.")
         module.__path__ = []
-        module.__djl_trtllm_shim__ = True  # type: ignore[attr-defined]
+        module.__djl_trtllm_shim__ = True  # type: ignore[attr-defined]  # our mark
         for member in members:
             setattr(module, member.__name__, member)
         sys.modules[name] = module
