@@ -123,12 +123,15 @@ def _kill_below(spared: set[psutil.Process]) -> list[str]:
     killed: dict[psutil.Process, str] = {}
     deadline = time.monotonic() + _END_SECONDS
     while (left := _below() - spared) and time.monotonic() < deadline:
+        # All names first: the kernel kills some of Ray's processes with the one that has started them.
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     title = (process.cmdline() or [process.name()])[0]
                     killed.setdefault(process, f"{Path(title).name} ({process.pid})")
-                    process.kill()
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(left, _LOOK_SECONDS)
     return list(killed.values())
 

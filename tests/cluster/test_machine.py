@@ -111,6 +111,17 @@ def test_what_does_not_end_in_time_is_killed_and_named_also_what_has_left_its_pa
     assert "sleep (" in record.getMessage()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills processes with their parent")
+def test_what_is_killed_with_its_parent_is_named_too(
+    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(machine, "_END_SECONDS", 5.0)
+    die_with_parent = "import ctypes; die_with_parent = lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)"
+    start = "for _ in range(8): subprocess.Popen(['sleep', '1000'], preexec_fn=die_with_parent)"
+    assert served(monkeypatch, die_with_parent, start, RUNS, ENDS, "interrupt()", "hang()", signal_when_ready=15) == 1
+    assert log.text.count("sleep (") == 8
+
+
 def test_an_error_is_raised_whatever_the_driver_does_then(
     monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:

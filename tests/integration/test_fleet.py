@@ -58,11 +58,21 @@ class Fleet:
         lines = self._calls.read_text().splitlines() if self._calls.exists() else []
         return sum("build_config" in json.loads(line)["arguments"] for line in lines)
 
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Until `condition` holds, or a server has ended."""
+
+        def held() -> bool:
+            for server in self.servers:
+                assert server.process.poll() is None, "\n".join(["a server ended:", *server.log[-60:]])
+            return condition()
+
+        wait_until(held, START_SECONDS, what)
+
     def answers(self) -> None:
         """Every server becomes ready and answers a request; all with the same text."""
         for server in self.servers:
             # Asking /ping every few milliseconds would take the servers' time.
-            wait_until(functools.partial(server.says, " is ready: "), START_SECONDS, "a server that is ready")
+            self.wait_until(functools.partial(server.says, " is ready: "), "a server that is ready")
             server.wait_for_ping()
         with ThreadPoolExecutor(SERVERS) as threads:
             answers = list(threads.map(lambda server: server.generate(4), self.servers))
@@ -71,7 +81,7 @@ class Fleet:
 
     def kill_the_builder(self) -> int:
         """Half-way through the build, with everything it started; the number of the server that it was."""
-        wait_until(lambda: bool(self.building()), START_SECONDS, "a server that compiles")
+        self.wait_until(lambda: bool(self.building()), "a server that compiles")
         (number,) = self.building()
         builder = self.servers[number]
         compiler = builder.descendants()
@@ -84,11 +94,11 @@ class Fleet:
 
     def hold_the_compiler(self, text: str) -> None:
         """Stop it half-way through the build until all the other servers have said this."""
-        wait_until(lambda: bool(self.building()), START_SECONDS, "a server that compiles")
+        self.wait_until(lambda: bool(self.building()), "a server that compiles")
         (number,) = self.building()
         for process in self.servers[number].descendants():
             process.suspend()
-        wait_until(lambda: self.tellers(text) == SERVERS - 1, START_SECONDS, text)
+        self.wait_until(lambda: self.tellers(text) == SERVERS - 1, text)
         self.servers[number].resume()
 
     def building(self) -> list[int]:
@@ -111,8 +121,9 @@ class Fleet:
 
     def close(self) -> None:
         """End all servers; what they have started goes with them."""
-        for server in self.servers:
-            server.close()
+        with contextlib.ExitStack() as stack:
+            for server in self.servers:
+                stack.callback(server.close)
 
 
 @contextlib.contextmanager

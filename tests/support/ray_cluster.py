@@ -175,7 +175,7 @@ def variables(folder: Path) -> dict[str, str]:
 
     Clusters with the same port of a fallback proxy share it, and get each other's requests.
     """
-    replicas = _FIRST_PORT + _PORTS * random.randrange(1000 // _PORTS)
+    replicas = _FIRST_PORT + _PORTS * random.SystemRandom().randrange(1000 // _PORTS)
     return {
         "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "RAY_USAGE_STATS_ENABLED": "0",

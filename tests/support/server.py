@@ -8,7 +8,9 @@ that nobody waits for.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import random
 import re
 import signal
 import socket
@@ -57,11 +59,29 @@ def run_cli(
     )
 
 
+def _own_ports() -> Iterator[int]:
+    """Ports of this process of pytest alone, again and again.
+
+    They lie below those that Linux gives to whoever asks for any, and apart from Ray's: a server binds its port seconds
+    after the test has chosen it.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    own = range(20000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), 30000, processes)
+    first = random.SystemRandom().randrange(len(own))  # there may be other runs on this machine
+    return itertools.cycle([*own[first:], *own[:first]])
+
+
+_ports = _own_ports()
+
+
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on, and that no test of this run has had lately."""
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a cycle has no end")
 
 
 class Server(Reachable):
@@ -188,8 +208,8 @@ class Server(Reachable):
         wait_until(lambda: bool(self.stopped()), what="an engine that stands still")
 
     def resume(self) -> None:
-        """SIGCONT for what is stopped."""
-        for process in self.stopped():
+        """SIGCONT for all below it: a SIGSTOP that was just sent may not have stopped its process yet."""
+        for process in self.descendants():
             process.resume()
 
     # -- leaks ---------------------------------------------------------------------------------------------------------
