@@ -62,8 +62,8 @@ def run_cli(
 def _own_ports() -> Iterator[int]:
     """Ports of this process of pytest alone, again and again.
 
-    They lie below those that Linux gives to whoever asks for any, and apart from Ray's: a server binds its port seconds
-    after the test has chosen it.
+    A server binds its port seconds after the test has chosen it. The kernel takes the ports of clients from 32768 on,
+    and Ray has its own from 10002 and from 30000 on.
     """
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     own = range(20000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), 30000, processes)
