@@ -1,14 +1,14 @@
 """What is left of the engine's speed over HTTP: a model served, beside the raw executor in its own process.
 
     python -m benchmarks.end_to_end [MODEL] [--streams 1 16 32 64] [--runs 5] [--tokens 128] [--engine-threads N]
-        [--stream-interval 1 4]
+        [--stream-interval default 1 4]
 
 Both run the same compiled engine with the same options on the same prompts, in turns; the ratio is the median over the
 runs, because single runs of the raw executor spread by 20 %. Streams are jsonlines with log-probabilities, as the LMI
 schema has them; the raw executor computes them too. The last row prefills prompts of 2,000 tokens.
 
-Each `--stream-interval` is a server with that `option.stream_interval`. ITL gives tokens that arrive together equal
-shares of the time before them; `between chunks` is that time.
+Each `--stream-interval` is a server with that `option.stream_interval`, or without it. ITL gives tokens that arrive
+together equal shares of the time before them; `between chunks` is that time.
 
 The engine's threads use every core, so what server and client use is taken from the engine: their CPU time for a token
 is in the table. `--engine-threads` leaves cores to them, as an engine on a GPU does.
@@ -47,6 +47,7 @@ OPTIONS = {
     "OPTION_MAX_INPUT_LEN": "2200",
     "OPTION_MAX_OUTPUT_LEN": "1000",
 }
+DEFAULT = "default"
 _BUCKET = re.compile(r'djl_trtllm_event_loop_stall_seconds_bucket\{le="([^"]+)".*\} ([0-9.]+)')
 
 
@@ -147,7 +148,7 @@ class Measured:
 def measure(
     table: Table,
     name: str,
-    servers: dict[int, Server],
+    servers: dict[str, Server],
     raw: RawExecutor,
     model: Model,
     prompts: list[str],
@@ -163,7 +164,11 @@ def measure(
             each.run(prompts, tokens)
         raw_speeds.append(raw.run(ids, tokens))
     for interval, each in measured.items():
-        table.add_row(name, str(interval), *each.columns(raw_speeds))
+        table.add_row(name, interval, *each.columns(raw_speeds))
+
+
+def with_interval(interval: str) -> dict[str, str]:
+    return {} if interval == DEFAULT else {"OPTION_STREAM_INTERVAL": interval}
 
 
 def main() -> None:
@@ -173,7 +178,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--engine-threads", type=int, metavar="N")
-    parser.add_argument("--stream-interval", type=int, nargs="+", default=[1], metavar="N")
+    parser.add_argument("--stream-interval", nargs="+", default=[DEFAULT], metavar="N")
     arguments = parser.parse_args()
     logging.basicConfig(level="WARNING")
     environ = of_the_shell(**OPTIONS, OPTION_MAX_ROLLING_BATCH_SIZE=str(max(16, *arguments.streams)))
@@ -190,9 +195,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(raw.close)
         servers = {
-            interval: stack.enter_context(
-                serving(arguments.model, **environ | {"OPTION_STREAM_INTERVAL": str(interval)})
-            )
+            interval: stack.enter_context(serving(arguments.model, **environ, **with_interval(interval)))
             for interval in arguments.stream_interval
         }
         warm = [BEGINNINGS[0]] * max(arguments.streams)

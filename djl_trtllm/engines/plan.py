@@ -28,8 +28,9 @@ class EnginePlan(ABC):
     `source` is the checkpoint or engine directory, `asked` the build options that the user set. At most `max_sequences`
     run at once, each with at most `max_seq_len` tokens, of which at most `max_input_len` are prompt. `notes` say what
     was changed and why, one line each, for the log. `engine_dir` is the engine once it is known (see `at`),
-    `hash_store` a folder for cached hashes. The output of `stream_interval` iterations is sent together where the
-    engine process runs them; an engine that iterates itself does that itself.
+    `hash_store` a folder for cached hashes. The output of `stream_interval` iterations, and of those within
+    `send_interval` seconds, is sent together where the engine process runs them; an engine that iterates itself does
+    that itself.
     """
 
     backend: Backend
@@ -45,6 +46,7 @@ class EnginePlan(ABC):
     engine_dir: Path | None = None
     hash_store: Path | None = None
     stream_interval: int = 1
+    send_interval: float = 0.0
 
     executor: ClassVar[str]
     """The executor as `module:Class`; only the engine process imports it."""
@@ -157,7 +159,7 @@ def common_facts(config: Config, layout: Layout) -> dict[str, Any]:
         "trust_remote_code": config.options.trust_remote_code,
         "engine_dir": layout.engine_dir if layout.kind.is_engine else None,
         "hash_store": config.engine_cache_dir / "hashes",
-        "stream_interval": config.options.stream_interval,
+        "stream_interval": config.options.stream_interval or 1,
     }
 
 

@@ -118,9 +118,15 @@ def run(channel: Channel, executor: Executor, held: HeldOutput) -> None:
     """Handle messages, run one iteration, send what is not held back; block only when there is nothing to run."""
     last_sent = time.monotonic()
     while True:
+        prompts = False
         for message in channel.receive(block=not executor.busy, rest=True):
             if not _take(message, channel, executor):
                 return
+            prompts |= isinstance(message, Submit)
+        if prompts and (waiting := held.take_all()):
+            # An iteration that reads a prompt may take many times as long as one that does not.
+            channel.send(Step(waiting, executor.stats()))
+            last_sent = time.monotonic()
         if executor.busy:
             deltas = held.add(executor.step())
             if deltas or time.monotonic() - last_sent > _SIGN_OF_LIFE_SECONDS:

@@ -52,8 +52,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     stream_interval: int = 1
     """Iterations whose output is sent together."""
     send_interval: float = 0.0
-    """Seconds for which output waits for more, where nobody reads it while it comes. An engine that iterates itself
-    heeds neither interval."""
+    """Seconds for which output waits for more. An engine that iterates itself heeds neither interval."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

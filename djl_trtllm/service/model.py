@@ -220,7 +220,12 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
         )
     for line in engine_plan.details():
         logger.info("%s", line)
-    start = Start(engine_plan.executor, engine_plan.executor_options(), engine_plan.stream_interval)
+    start = Start(
+        engine_plan.executor,
+        engine_plan.executor_options(),
+        engine_plan.stream_interval,
+        engine_plan.send_interval,
+    )
     limits = BatchLimits(
         max_batch_size=engine_plan.max_sequences,
         max_queue_size=options.job_queue_size,

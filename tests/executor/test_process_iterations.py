@@ -121,6 +121,13 @@ def test_output_that_is_held_back_is_sent_when_it_is_due() -> None:
     ]
 
 
+def test_nothing_held_back_waits_for_an_iteration_that_reads_a_prompt() -> None:
+    script = Script([request(1, tokens=9)], [], [Ping()], [request(2, tokens=9)])
+    follow(script, ScriptedExecutor(max_sequences=4), stream_interval=9)
+    sent = [message.deltas for message in script.sent if isinstance(message, Step)]
+    assert sent == [[Delta(1, [5])], [Delta(1, [6, 7])], [Delta(2, [5])]]
+
+
 def test_a_sign_of_life_brings_what_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(host, "time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -63,6 +63,7 @@ def test_what_runs_is_the_compiled_engine(compiled: Path, checkpoint: Path) -> N
     prepared = prepare(open_source(checkpoint, OPENVINO))
     assert prepared.start.executor == executors.OPENVINO
     assert prepared.start.options["engine_dir"] == str(compiled)
+    assert prepared.start.send_interval > 0
     assert prepared.tokenizer.vocab_size <= 300
 
 

@@ -31,7 +31,7 @@ _EFFECTS: Effects = {
         batch_scheduler_policy=SchedulerPolicy.GUARANTEED_NO_EVICT,
     ),
     "inference_num_threads": Derived("INFERENCE_NUM_THREADS"),
-    "stream_interval": SENT_TOGETHER,
+    "stream_interval": Derived(f"{SENT_TOGETHER.note}; by default that of 4 milliseconds"),
     "quantize": Derived(
         "weight compression of the export: int8 and int4 as they are, awq as int4 with NNCF's data-free AWQ; "
         "w4a8_awq, smoothquant and fp8 are refused"

@@ -39,6 +39,8 @@ _NO_COUNTERPART = {
 _WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
 _VERSIONS = ("openvino", "openvino-genai", "optimum-intel", "nncf", "djl-trtllm")
 _RUNTIME = ("openvino", "openvino-genai")
+_SEND_SECONDS = 0.004
+"""A message costs the server as much as several tokens, and the engine's threads wait for its core meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,7 @@ def plan_openvino(
         kv_cache=kv_cache,
         enable_prefix_caching=options.enable_kv_cache_reuse,
         num_threads=options.inference_num_threads,
+        send_interval=_SEND_SECONDS if options.stream_interval is None else 0.0,
         limits=_limits(config, max_sequences, max_seq_len),
         notes=tuple(notes),
     )

@@ -77,13 +77,16 @@ class SchedulerOptions(OptionGroup):
         default_note="the engine's own: 128",
         source=TRTLLM,
     )
-    stream_interval: int = option(
-        1,
+    stream_interval: int | None = option(
+        None,
         "Iterations between two messages of a stream. Larger saves work and makes streams coarser; the first token and "
         "the end of a sequence do not wait. The log advises a larger one where reading TensorRT-LLM's responses takes "
-        "most of a core; on a CPU it saves work where the engine shares a few cores with the server.",
+        "most of a core. On a CPU, whose cores the engine shares with the server, iterations of less than 4 "
+        "milliseconds are sent together by default.",
         unit="iterations",
         at_least=1,
+        example="10",
+        default_note="1; on a CPU, those of 4 milliseconds",
         source=TRTLLM,
     )
     batch_wait_timeout_ms: float = option(

@@ -44,6 +44,11 @@ def test_the_executors_options_are_complete(checkpoint: Path, tmp_path: Path) ->
         plan.executor_options()
 
 
+def test_output_is_sent_every_4_milliseconds_or_after_the_iterations_that_are_asked_for(checkpoint: Path) -> None:
+    plans = planned(checkpoint), planned(checkpoint, stream_interval=1), planned(checkpoint, stream_interval=3)
+    assert [(each.stream_interval, each.send_interval) for each in plans] == [(1, 0.004), (1, 0.0), (3, 0.0)]
+
+
 def test_what_is_not_installed_is_named_with_how_to_install_it(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
