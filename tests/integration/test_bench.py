@@ -70,8 +70,8 @@ def test_times_agree_with_the_servers_own_histograms(api: str, load: tuple[str, 
     (measured,) = found["loads"]
     assert measured["requests"]["succeeded"] == 12
     assert measured["output_tokens_mean"] == 5
-    assert measured["ttft_seconds"]["mean"] == pytest.approx(means[0], rel=0.1)
-    assert measured["itl_seconds"]["mean"] == pytest.approx(means[1], rel=0.1)
+    assert measured["ttft_seconds"]["mean"] == pytest.approx(means[0], rel=0.25)
+    assert measured["itl_seconds"]["mean"] == pytest.approx(means[1], rel=0.25)
 
 
 def test_every_api_of_the_server_is_measured(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from contextlib import ExitStack
 
@@ -39,7 +40,8 @@ def test_lanes_occupancy_and_numbers_are_those_of_the_metrics(server: Server, op
         wait_until(lambda: tile(page, "running").startswith(f"Running {LIMIT} / {LIMIT}"), what="all places taken")
         wait_until(lambda: tile(page, "waiting").startswith("Queued 2 / 20"), what="two that wait")
         wait_until(lambda: has_colour(page, "decode"), what="lanes that decode")
-        assert all(has_colour(page, name) for name in ("queued", "finished", "cancelled", "failed"))
+        for name in ("queued", "finished", "cancelled", "failed"):
+            wait_until(functools.partial(has_colour, page, name), what=f"lanes with {name}")
         occupancy = page.locator("#occupancy .plot").get_attribute("aria-label")
         decode, prefill = map(int, re.findall(r"(\d+) (?:decode|prefill)", occupancy))
         assert decode + prefill == server.metric("running") == LIMIT
