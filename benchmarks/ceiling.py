@@ -1,7 +1,7 @@
 """What the server costs: the scripted executor through the whole server, beside a bare uvicorn application.
 
     python -m benchmarks.ceiling [--streams 64 256] [--seconds 10] [--offered 28000 56000] [--svg FOLDER]
-                                 [--executor tensorrt_llm]
+                                 [--executor tensorrt_llm] [--apart]
     python -m benchmarks.ceiling --api jsonlines chat [...] [--rounds 5] [--before CHECKOUT]
 
 Everything above the executor is real: engine process, messages, rolling batch, detokeniser, dialect, HTTP. The measure
@@ -16,6 +16,9 @@ backend, whose objects do per response in the engine process what the real ones 
 second is the rate published for Llama 3.1 8B in FP8 on an H200. The CPU time of the engine process
 is a column of its own.
 
+With `--apart` the server has a core of its own, and its engine process and the client have the others. Otherwise they
+may run on each other's, where each waits for the scheduler's time slices.
+
 With `--api` one server answers the streams of several APIs in turns, and with `--before` so does a server of another
 checkout. The figures are medians over the rounds, the ratios those of each round to its first row.
 """
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -43,6 +47,7 @@ from djl_trtllm.bench.streams import EventReader, Reader, Stream, TokenReader
 from djl_trtllm.bench.svg import Axis, Series, chart
 from tests.support.models import scripted_model, tensorrt_llm_model
 
+CORES = sorted(os.sched_getaffinity(0))
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother and there she met the wolf"
 
 OURS, BARE = "djl-trtllm", "bare uvicorn"
@@ -90,7 +95,18 @@ def sized_for(streams: int, steps_per_second: float) -> tuple[dict[str, object],
     return script, {"option.max_rolling_batch_size": streams}
 
 
-def ours_measured(root: Path, executor: str, streams: int, steps_per_second: float, tokens: int) -> Measured:
+def keep_apart(server: psutil.Process) -> None:
+    """Move the server to the last core that this program may use, its children and this process to the others."""
+    *others, last = CORES
+    for cores, processes in (({last}, [server]), (set(others), [psutil.Process(), *server.children()])):
+        for process in processes:
+            for thread in process.threads():
+                os.sched_setaffinity(thread.id, cores)
+
+
+def ours_measured(
+    root: Path, executor: str, streams: int, steps_per_second: float, tokens: int, *, apart: bool
+) -> Measured:
     directory = root / f"model-{len(list(root.iterdir()))}"
     script, options = sized_for(streams, steps_per_second)
     environ: dict[str, str] = {}
@@ -101,16 +117,22 @@ def ours_measured(root: Path, executor: str, streams: int, steps_per_second: flo
     with serving(model, root, **environ) as server:
         run_streams(server.port, [stream_of("jsonlines", 8)] * streams)
         period = 1 / steps_per_second if steps_per_second else None
+        if apart:
+            keep_apart(server.process)
         return measure(server.process, server.port, [stream_of("jsonlines", tokens)] * streams, period)
 
 
-def bare_measured(streams: int, steps_per_second: float, tokens: int, tokens_per_chunk: int) -> Measured:
+def bare_measured(
+    streams: int, steps_per_second: float, tokens: int, tokens_per_chunk: int, *, apart: bool
+) -> Measured:
     port = free_port()
     body = {"chunks": tokens // tokens_per_chunk, "tokens_per_chunk": tokens_per_chunk}
     app = str(Path(__file__).parent / "bare_app.py")
     with started([sys.executable, app], port, PORT=str(port), STEPS_PER_SECOND=str(steps_per_second)) as process:
         run_streams(port, [post("/stream", {"chunks": 8, "tokens_per_chunk": 1})] * streams)
         period = 1 / steps_per_second if steps_per_second else None
+        if apart:
+            keep_apart(process)
         return measure(process, port, [post("/stream", body)] * streams, period)
 
 
@@ -181,8 +203,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of each API")
     parser.add_argument("--svg", type=Path, metavar="FOLDER", help="write the rows (JSON) and pictures there")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="measure nothing: show the rows of an earlier --svg")
+    parser.add_argument("--apart", action="store_true", help="a core for the server, the others for the rest")
     parser.add_argument("--before", help="another checkout, to compare the first API with")
     arguments = parser.parse_args()
+    if arguments.apart and len(CORES) == 1:
+        parser.error("--apart needs two cores")
     if arguments.api:
         with tempfile.TemporaryDirectory() as folder:
             Console(width=140).print(compare(arguments, Path(folder)))
@@ -203,19 +228,20 @@ Row = tuple[str, int, str, Measured]
 
 
 def measured_rows(arguments: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    apart = arguments.apart
     for streams in arguments.streams:
         for offered in arguments.offered:
             steps = offered / streams
             tokens = max(16, int(arguments.seconds * steps))
             load = f"{offered:,.0f} tok/s"
-            yield load, streams, OURS, ours_measured(folder, arguments.executor, streams, steps, tokens)
-            yield load, streams, BARE, bare_measured(streams, steps, tokens, 1)
+            yield load, streams, OURS, ours_measured(folder, arguments.executor, streams, steps, tokens, apart=apart)
+            yield load, streams, BARE, bare_measured(streams, steps, tokens, 1, apart=apart)
         if arguments.executor == "scripted":
             tokens = max(16, int(arguments.seconds * 100_000 / streams))
-            saturated = ours_measured(folder, "scripted", streams, 0, tokens)
+            saturated = ours_measured(folder, "scripted", streams, 0, tokens, apart=apart)
             yield "saturated", streams, OURS, saturated
             chunk = max(1, round(saturated.tokens_per_chunk))
-            yield "saturated", streams, BARE, bare_measured(streams, 0, tokens, chunk)
+            yield "saturated", streams, BARE, bare_measured(streams, 0, tokens, chunk, apart=apart)
 
 
 def as_table(rows: list[Row]) -> Table:
