@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -115,6 +116,13 @@ def test_what_does_not_end_in_time_is_killed_and_named_also_what_has_left_its_pa
 def test_what_is_killed_with_its_parent_is_named_too(
     monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
+    kill = psutil.Process.kill
+
+    def kill_and_wait(process: psutil.Process) -> None:
+        kill(process)
+        time.sleep(0.1)  # the kernel may be faster than we are
+
+    monkeypatch.setattr(psutil.Process, "kill", kill_and_wait)
     monkeypatch.setattr(machine, "_END_SECONDS", 5.0)
     die_with_parent = "import ctypes; die_with_parent = lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)"
     start = "for _ in range(8): subprocess.Popen(['sleep', '1000'], preexec_fn=die_with_parent)"

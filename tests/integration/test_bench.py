@@ -55,7 +55,7 @@ def test_a_sweep_finds_the_places_and_the_speed_of_the_batch(tmp_path: Path) -> 
 )
 def test_times_agree_with_the_servers_own_histograms(api: str, load: tuple[str, str], tmp_path: Path) -> None:
     # So slow that what a busy machine adds on the way is little.
-    script = {"steps_per_second": 2}
+    script = {"steps_per_second": 1}
     names = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 
     def totals(server: Server) -> list[tuple[float, float]]:
@@ -63,15 +63,15 @@ def test_times_agree_with_the_servers_own_histograms(api: str, load: tuple[str, 
 
     with serving(scripted_model(tmp_path / "model", script)) as server:
         before = totals(server)
-        options = ("--requests", "12", "--warmup", "0", "--output-tokens", "5")
+        options = ("--requests", "12", "--warmup", "0", "--output-tokens", "3")
         found = bench(server, tmp_path, "--api", api, *load, *options)
         after = totals(server)
     means = [(sum_ - sum0) / (count - count0) for (sum_, count), (sum0, count0) in zip(after, before, strict=True)]
     (measured,) = found["loads"]
     assert measured["requests"]["succeeded"] == 12
-    assert measured["output_tokens_mean"] == 5
-    assert measured["ttft_seconds"]["mean"] == pytest.approx(means[0], rel=0.25)
-    assert measured["itl_seconds"]["mean"] == pytest.approx(means[1], rel=0.25)
+    assert measured["output_tokens_mean"] == 3
+    assert measured["ttft_seconds"]["mean"] == pytest.approx(means[0], rel=0.1)
+    assert measured["itl_seconds"]["mean"] == pytest.approx(means[1], rel=0.1)
 
 
 def test_every_api_of_the_server_is_measured(tmp_path: Path) -> None:
