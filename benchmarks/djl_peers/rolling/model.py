@@ -23,7 +23,7 @@ class ScriptedRollingBatch(RollingBatch):
         self._left = {}
 
     def preprocess_requests(self, requests):
-        raise NotImplementedError
+        raise NotImplementedError  # abstract in djl_python, and called by nobody where `inference` is our own
 
     @stop_on_any_exception
     def inference(self, new_requests):
