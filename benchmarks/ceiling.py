@@ -264,14 +264,14 @@ def draw(folder: Path, rows: list[Row]) -> None:
     (folder / "ceiling.json").write_text(json.dumps(written, indent=1) + "\n")
     costs: dict[str, list[tuple[float, float]]] = {}
     latencies: dict[str, list[tuple[float, float]]] = {}
-    for load, streams, server, m in rows:
+    for _, streams, server, m in rows:
         costs.setdefault(f"{server}, {streams} streams", []).append((m.tokens_per_second, m.cpu_share))
         if m.latency is not None:
-            latencies.setdefault(f"{server}, {load}", []).append((streams, 1000 * m.latency))
+            latencies.setdefault(f"{server}, {streams} streams", []).append((m.tokens_per_second, 1000 * m.latency))
     speed = Axis("tokens per second", log=True, show="{:,.0f}".format)
     pictures = {
         "ceiling-cost": ("CPU-seconds per second of the server process", speed, Axis("CPU-s per s"), costs),
-        "ceiling-latency": ("Added to the p99 of the time between two tokens", Axis("streams"), Axis("ms"), latencies),
+        "ceiling-latency": ("Added to the p99 of the time between two tokens", speed, Axis("ms"), latencies),
     }
     for name, (title, x, y, lines) in pictures.items():
         if any(len(points) > 1 for points in lines.values()):

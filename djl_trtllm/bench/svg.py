@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 18, 56, 50
+_LEGEND_ROW = 16
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 """Paul Tol's "bright", which the colour-blind can distinguish."""
 _STYLE = (
@@ -80,31 +81,43 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], *, marked: tup
         for point in each.points
         if all(map(math.isfinite, point)) and (point[0] > 0 or not x.log)
     ]
+    places, rows = _legend([each.name for each in series])
+    top = _TOP + (rows - 1) * _LEGEND_ROW
     across = _Scale(x, [*(px for px, _ in points), *([marked[0]] if marked else [])], _LEFT, WIDTH - _RIGHT)
-    up = _Scale(y, [py for _, py in points], HEIGHT - _BOTTOM, _TOP)
+    up = _Scale(y, [py for _, py in points], HEIGHT - _BOTTOM, top)
     parts = [
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(title)}"><style>{_STYLE}</style>',
         _text(_LEFT, 20, title, 'class="title"'),
-        *_grid(across, up),
+        *_grid(across, up, top),
     ]
     if marked:
         at = across(marked[0])
         parts.append(
-            f'<path d="M{at:.1f} {_TOP}V{HEIGHT - _BOTTOM}" stroke="#ee6677" stroke-dasharray="4 3" fill="none"/>'
+            f'<path d="M{at:.1f} {top}V{HEIGHT - _BOTTOM}" stroke="#ee6677" stroke-dasharray="4 3" fill="none"/>'
         )
         parts.append(_text(at - 4, HEIGHT - _BOTTOM - 6, marked[1], 'text-anchor="end"'))
-    offset = float(_LEFT)
-    for number, each in enumerate(series):
-        colour = COLOURS[number % len(COLOURS)]
+    for number, (each, (left, row)) in enumerate(zip(series, places, strict=True)):
+        colour, height = COLOURS[number % len(COLOURS)], 32 + row * _LEGEND_ROW
         parts.append(_line(each, across, up, colour))
-        parts.append(f'<rect x="{offset:.1f}" y="32" width="12" height="4" fill="{colour}"/>')
-        parts.append(_text(offset + 17, 38, each.name))
-        offset += 32 + 6.4 * len(each.name)
+        parts.append(f'<rect x="{left:.1f}" y="{height}" width="12" height="4" fill="{colour}"/>')
+        parts.append(_text(left + 17, height + 6, each.name))
     return "".join([*parts, "</svg>"])
 
 
-def _grid(across: _Scale, up: _Scale) -> list[str]:
+def _legend(names: Sequence[str]) -> tuple[list[tuple[float, int]], int]:
+    """Where each name begins and in which row, and the number of rows."""
+    places, left, row = [], float(_LEFT), 0
+    for name in names:
+        width = 32 + 6.4 * len(name)
+        if left > _LEFT and left + width > WIDTH:
+            left, row = float(_LEFT), row + 1
+        places.append((left, row))
+        left += width
+    return places, row + 1
+
+
+def _grid(across: _Scale, up: _Scale, top: int) -> list[str]:
     bottom, parts = HEIGHT - _BOTTOM, []
     for value in up.marks():
         at = up(value)
@@ -115,9 +128,9 @@ def _grid(across: _Scale, up: _Scale) -> list[str]:
         parts.append(f'<path class="axis" d="M{at:.1f} {bottom}v4"/>')
         parts.append(_text(at, bottom + 18, across.axis.show(value), 'text-anchor="middle"'))
     middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(f'<path class="axis" fill="none" d="M{_LEFT} {_TOP}V{bottom}H{WIDTH - _RIGHT}"/>')
+    parts.append(f'<path class="axis" fill="none" d="M{_LEFT} {top}V{bottom}H{WIDTH - _RIGHT}"/>')
     parts.append(_text(middle, HEIGHT - 10, across.axis.label, 'text-anchor="middle"'))
-    height = (_TOP + bottom) / 2
+    height = (top + bottom) / 2
     parts.append(_text(14, height, up.axis.label, f'text-anchor="middle" transform="rotate(-90 14 {height:g})"'))
     return parts
 

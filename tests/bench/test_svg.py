@@ -82,3 +82,13 @@ def test_hardly_any_data_is_a_chart_too(points: list[tuple[float, float]], log: 
     text = chart("t", Axis("x", log=log), Axis("y", log=log), [Series("a", points)])
     ElementTree.fromstring(text)
     assert "nan" not in text
+
+
+def test_a_long_legend_has_rows_above_the_frame() -> None:
+    names = [f"a server with a long name, {number} streams" for number in range(5)]
+    picture = drawn(*(Series(name, [(1.0, 10.0), (2.0, 20.0)]) for name in names))
+    shown = [element.attrib for element in picture.iter() if element.text in names]
+    assert all(float(each["x"]) + 6.4 * len(names[0]) < WIDTH for each in shown)
+    assert len({(each["x"], each["y"]) for each in shown}) == len(names)
+    tops = [float(height) for path in paths(picture) for height in re.findall(r"[ML][\d.]+ ([\d.]+)", path)]
+    assert max(float(each["y"]) for each in shown) < min(tops)
