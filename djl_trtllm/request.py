@@ -11,12 +11,21 @@ engine does not honour, so that a new field is never dropped silently.
 from __future__ import annotations
 
 import enum
+import random
+import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from djl_trtllm.errors import RequestError
+
+_ids = random.Random()  # noqa: S311  # no secrets; its own, because a model's code may seed that of the module
+
+
+def new_uuid() -> uuid.UUID:
+    """A random UUID that need not be secret, without the system call of `uuid.uuid4`."""
+    return uuid.UUID(int=_ids.getrandbits(128), version=4)
 
 
 class FinishReason(enum.IntEnum):

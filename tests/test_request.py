@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from uuid import RFC_4122
+
 import msgspec
 import pytest
 
-from djl_trtllm.request import FinishReason, GenerationRequest, Sampling
+from djl_trtllm.request import FinishReason, GenerationRequest, Sampling, new_uuid
 
 
 def test_the_defaults_of_sampling_are_neutral() -> None:
@@ -54,3 +57,11 @@ def test_as_many_sequences_are_generated_as_are_ranked_or_delivered(sampling: Sa
 
 def test_finish_reasons_are_small_numbers_for_the_engine_process() -> None:
     assert [reason.value for reason in FinishReason] == [1, 2, 3, 4, 5]
+
+
+def test_uuids_are_random_whatever_a_models_code_seeds() -> None:
+    random.seed(1)
+    first = new_uuid()
+    random.seed(1)
+    second = new_uuid()
+    assert first != second and (first.version, first.variant) == (second.version, second.variant) == (4, RFC_4122)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import uuid
 from collections.abc import Iterable, Mapping
+
+from djl_trtllm.request import new_uuid
 
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 INFERENCE_ID = "x-amzn-sagemaker-inference-id"
@@ -68,7 +69,7 @@ def request_id(properties: Mapping[str, str], header: str = REQUEST_ID) -> str:
         given = properties.get(name, "").strip()
         if _USABLE_ID.fullmatch(given):
             return given
-    return str(uuid.uuid4())
+    return str(new_uuid())
 
 
 def from_hugging_face(properties: Mapping[str, str]) -> bool:

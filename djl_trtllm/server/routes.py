@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from starlette.routing import Route, Router
-from starlette.types import Lifespan, Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.front_end import front_end_error
@@ -38,6 +37,7 @@ from djl_trtllm.server.find_model import find_model, status_of
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.model_routes import MODELS, ModelRoutes
 from djl_trtllm.server.monitor.routes import PAGE, Monitor
+from djl_trtllm.server.path_router import PathRouter
 from djl_trtllm.server.response_writer import ResponseWriter
 from djl_trtllm.server.session_requests import SessionRequests, SessionUse
 from djl_trtllm.service import State
@@ -169,16 +169,13 @@ class Routes:
         self._description = Description(DIALECTS, context.options, keys=bool(context.access.keys))
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
-        # Of two paths that match, the one with more fixed characters is meant: {model}:predict before {model}.
         by_path: dict[str, list[Endpoint]] = {}
         for path, endpoint in (*self._own(), *self._of_dialects()):
             by_path.setdefault(path, []).append(replace(endpoint, path=path))
-        routes = [
-            Route(path, endpoints[0] if len(endpoints) == 1 else SharedPath(endpoints))
-            for path, endpoints in sorted(by_path.items(), key=lambda item: -_fixed_characters(item[0]))
-        ]
-        not_found = Endpoint(self.not_found, None, self, None)
-        return Router(routes, default=not_found, lifespan=lifespan, redirect_slashes=False)
+        applications: dict[str, ASGIApp] = {
+            path: endpoints[0] if len(endpoints) == 1 else SharedPath(endpoints) for path, endpoints in by_path.items()
+        }
+        return PathRouter(applications, Endpoint(self.not_found, None, self, None), lifespan)
 
     def _own(self) -> Iterator[tuple[str, Endpoint]]:
         adapters = AdapterRoutes(self._registry)
@@ -344,10 +341,6 @@ class Routes:
     def _named(self, dialect: Dialect, name: str | None) -> list[ModelStatus]:
         models = self._registry.models.values() if name is None else [find_model(self._registry, dialect, name)]
         return [status_of(model) for model in models]
-
-
-def _fixed_characters(path: str) -> int:
-    return len(re.sub(r"\{.*?\}", "", path))
 
 
 async def _name_in(dialect: Dialect, request: RawRequest) -> str | None:

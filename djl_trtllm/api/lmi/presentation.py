@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.output import WholeEncoder
-from djl_trtllm.request import Token
+from djl_trtllm.request import Token, new_uuid
 
 
 @dataclass(slots=True)
@@ -31,7 +30,7 @@ class Presentation:
     n: int = 1
     logprobs: bool = False
     include_usage: bool = False
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str = field(default_factory=lambda: new_uuid().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_length: int = 0
     prompt_tokens: Sequence[Token] = ()

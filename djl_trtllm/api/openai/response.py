@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.openai.errors import error_object
 from djl_trtllm.api.output import CollectedSequence, WholeEncoder, dump_line
 from djl_trtllm.errors import RequestError
-from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token, new_uuid
 
 FINISH_REASONS = {
     FinishReason.END_TOKEN: "stop",
@@ -49,7 +48,7 @@ class Response:
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str = field(default_factory=lambda: new_uuid().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     prompts: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
