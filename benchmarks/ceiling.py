@@ -2,7 +2,7 @@
 
     python -m benchmarks.ceiling [--streams 64 256] [--seconds 10] [--offered 28000 56000] [--svg FOLDER]
                                  [--executor tensorrt_llm] [--apart]
-    python -m benchmarks.ceiling --api jsonlines chat [...] [--rounds 5] [--before CHECKOUT]
+    python -m benchmarks.ceiling --api jsonlines chat [...] [--rounds 5] [--before CHECKOUT] [--tokens 1]
 
 Everything above the executor is real: engine process, messages, rolling batch, detokeniser, dialect, HTTP. The measure
 is streamed tokens per CPU-second of the server process (its engine process not counted), because client, server and
@@ -20,7 +20,8 @@ With `--apart` the server has a core of its own, and its engine process and the 
 may run on each other's, where each waits for the scheduler's time slices.
 
 With `--api` one server answers the streams of several APIs in turns, and with `--before` so does a server of another
-checkout. The figures are medians over the rounds, the ratios those of each round to its first row.
+checkout. The figures are medians over the rounds, the ratios those of each round to its first row. `--tokens` is the
+length of a stream, with one burst of all streams after another: with one token, what a request costs.
 """
 
 from __future__ import annotations
@@ -144,15 +145,16 @@ def stream_of(api: str, tokens: int) -> Post:
     return post(path, {**body, limit: tokens}, reader)
 
 
-def cost(server: Server, api: str, streams: int, tokens: int) -> float:
+def cost(server: Server, api: str, streams: int, tokens: int, bursts: int = 1) -> float:
     """Streamed tokens per CPU-second of the server process."""
     generated = server.metric("generated_tokens_total")
     before = cpu_seconds(server.process)
-    run_streams(server.port, [stream_of(api, tokens)] * streams)
+    for _ in range(bursts):
+        run_streams(server.port, [stream_of(api, tokens)] * streams)
     spent = max(TICK, cpu_seconds(server.process) - before)
     generated = server.metric("generated_tokens_total") - generated
-    if generated != streams * tokens:
-        sys.exit(f"{streams} streams of {api} had {generated:.0f} tokens, not {tokens} each")
+    if generated != bursts * streams * tokens:
+        sys.exit(f"{bursts * streams} streams of {api} had {generated:.0f} tokens, not {tokens} each")
     return generated / spent
 
 
@@ -165,7 +167,12 @@ def compare(arguments: argparse.Namespace, folder: Path) -> Table:
             ("saturated", 0.0, 100_000),
             ("paced", arguments.offered[0] / streams, arguments.offered[0]),
         ):
-            tokens = max(16, int(arguments.seconds * rate / streams))
+            if arguments.tokens is None:
+                tokens, bursts = max(16, int(arguments.seconds * rate / streams)), 1
+            elif steps:
+                continue
+            else:
+                tokens, bursts = arguments.tokens, max(1, int(arguments.seconds * 2_000 / streams))
             script, options = sized_for(streams, steps)
             model = scripted_model(folder / f"{load}-{streams}", script, **options)
             with ExitStack() as stack:
@@ -180,7 +187,7 @@ def compare(arguments: argparse.Namespace, folder: Path) -> Table:
                     cost(server, api, streams, 8)
                 for _ in range(arguments.rounds):
                     for name, server, api in contestants:
-                        found[name].append(cost(server, api, streams, tokens))
+                        found[name].append(cost(server, api, streams, tokens, bursts))
                     contestants.reverse()
             first = found[arguments.api[0]]
             for name, costs in found.items():
@@ -201,6 +208,7 @@ def main() -> None:
     parser.add_argument("--executor", choices=["scripted", "tensorrt_llm"], default="scripted")
     parser.add_argument("--api", choices=APIS, nargs="+", help="compare these, in turns")
     parser.add_argument("--rounds", type=int, default=5, help="of each API")
+    parser.add_argument("--tokens", type=int, help="with --api: of each stream, in saturated bursts")
     parser.add_argument("--svg", type=Path, metavar="FOLDER", help="write the rows (JSON) and pictures there")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="measure nothing: show the rows of an earlier --svg")
     parser.add_argument("--apart", action="store_true", help="a core for the server, the others for the rest")
