@@ -65,7 +65,7 @@ def test_an_abort_with_logprobs_crashes_the_engine_backend(
 
 def test_an_abort_before_the_first_log_probability_cannot_be_read(observe: Observer, tiny_stories: Path) -> None:
     """`LogProbStorage` in llm_request.py (PyTorch): it has no sums before the first token."""
-    script = {"steps_per_second": 100, "prefill_seconds": 0.1}
+    script = {"steps_per_second": 100, "prefill_seconds": 0.4}
     seen = observe(call("abort", which="torch", model=tiny_stories, after=0, logprobs=1), script=script)
     assert seen == "AttributeError: 'LogProbStorage' object has no attribute 'cum_log_probs'"
 
@@ -150,6 +150,17 @@ def test_a_guide_that_cannot_be_compiled(observe: Observer, tiny_stories: Path, 
         assert after["reason"] == "length"
     (other, guided), (after,) = observe(by_torch, script={"steps_per_second": 50}, version="1.1.0")
     assert (other, guided, after) == ("hangs", "hangs", "hangs")
+
+
+def test_llguidance_has_its_own_errors(observe: Observer, tiny_stories: Path) -> None:
+    """grammar_matcher.py, `LLGuidanceMatcherFactory`"""
+    guides = [{"class": "GuidedDecodingParams", "regex": "("}, {"class": "GuidedDecodingParams", "regex": "a+"}]
+    asked = [[{"max_tokens": 9, "guided_decoding": guide} for guide in guides]]
+    (bad, good), *_ = observe(
+        call("rounds", which="torch", model=tiny_stories, rounds=asked, guided_decoding_backend="llguidance")
+    )
+    assert bad.startswith("RequestError: Guided decoding error: LLGuidance matcher error: at 1(8): invalid regex")
+    assert good["reason"] in ("stop", "length")
 
 
 def test_a_cuda_error_fails_every_active_request_and_all_that_follow(observe: Observer, engine: Path) -> None:

@@ -181,7 +181,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
 
     def tensorrt_llm(backend: str, max_beam_width: int) -> Engine:
         options: dict[str, Any] = {"backend": backend, "max_beam_width": max_beam_width}
-        options |= {"logprobs": True, "guided": True, "lora": True}
+        options |= {"logprobs": True, "lora": True, "arguments": {"guided_decoding_backend": "xgrammar"}}
         features = make(VERSION, **options).executor.features
         assert features >= find_sampler(VERSION, backend, {}, max_beam_width).fields
 

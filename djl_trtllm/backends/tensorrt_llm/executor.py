@@ -37,7 +37,8 @@ _SHUTDOWN_SECONDS = 4.0
 _WORDS_SECONDS = 0.5
 _PROBE_SECONDS = 5.0
 """Of silence. Longer than an iteration takes, as a rule."""
-_GUIDE_PROGRAM = "djl_trtllm.backends.tensorrt_llm.guide_process"
+_GUIDE_PROGRAM = "djl_trtllm.backends.tensorrt_llm.{}_process"
+"""By the guided decoding backend, which is also the package that it uses."""
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 _BROKEN = re.compile(r"cuda (runtime )?error|cudaerror|illegal memory access|device-side assert|nccl error", re.I)
 """Errors of a request after which no other request will succeed: the GPU's context is lost."""
@@ -77,7 +78,6 @@ class TensorRtLlmExecutor:
         hang_timeout: float = 60.0,
         iteration_stats: bool = False,
         logprobs: bool = False,
-        guided: bool = False,
         lora: bool = False,
         max_beam_width: int = 1,
         max_lora_rank: int = 64,
@@ -98,7 +98,8 @@ class TensorRtLlmExecutor:
         self._abortable_with_logprobs = backend != "tensorrt"
         # PyExecutor's loop goes on only without the overlap scheduler and the guided decoder.
         overlap = not arguments.get("disable_overlap_scheduler", False)
-        self._ends_with_an_iteration = backend != "tensorrt" and (overlap or guided)
+        guided: str | None = arguments.get("guided_decoding_backend")
+        self._ends_with_an_iteration = backend != "tensorrt" and (overlap or guided is not None)
         self._hang_timeout = hang_timeout
         self._reads_statistics = iteration_stats
         self._statistics = IterationStatistics(counts_queued=backend == "tensorrt")
@@ -110,8 +111,9 @@ class TensorRtLlmExecutor:
         self._unanswered: list[RunningRequest] = []
         """Aborted requests that have ended for the server, while the engine may be silent since before their abort."""
         self._guided: GuidedRequests | None = None
-        if guided and arguments.get("guided_decoding_backend") == "xgrammar" and find_spec("xgrammar") is not None:
-            self._guided = GuidedRequests(GuideChecker(_GUIDE_PROGRAM, tokenizer), self._start, self._refuse)
+        if guided is not None and find_spec(guided) is not None:
+            checker = GuideChecker(_GUIDE_PROGRAM.format(guided), tokenizer)
+            self._guided = GuidedRequests(checker, self._start, self._refuse)
         self._heartbeat = Heartbeat()
         self._step_buffer: StepBuffer
         self._lost: asyncio.Future[None]

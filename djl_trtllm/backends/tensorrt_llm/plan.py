@@ -66,7 +66,6 @@ class TensorRtLlmPlan(EnginePlan):
             "max_seq_len": self.max_seq_len,
             "tokens_per_block": self.inputs.tokens_per_block,
             "hang_timeout": self.config.options.executor_hang_timeout,
-            "guided": self.running.get("guided_decoding_backend") is not None,
             "lora": self.config.options.enable_lora,
             "max_lora_rank": self.config.options.max_lora_rank,
             "stop_in_engine": self._stop_in_engine,

@@ -22,7 +22,7 @@ class DecodingOptions(OptionGroup):
     guided_decoding_backend: GuidedDecoding | None = option(
         None,
         "Library that holds output to a grammar or a JSON schema, `none` for none. Without one, requests with a "
-        "guide are answered with an error.",
+        "guide are answered with an error. A grammar is EBNF for xgrammar, Lark's for llguidance.",
         example="xgrammar",
         default_note="xgrammar; none on AutoDeploy, and on the PyTorch backend of TensorRT-LLM 1.0",
         source=DJL,

@@ -43,7 +43,7 @@ def test_whether_the_engine_is_given_stops_is_one_of_its_limits(make: MakeEngine
     ("options", "features"),
     [
         ({"logprobs": True}, {Feature.LOGPROBS, "top_logprobs"}),
-        ({"guided": True}, {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}),
+        ({"arguments": {"guided_decoding_backend": "xgrammar"}}, {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}),
         ({"lora": True}, {Feature.ADAPTERS}),
         ({"max_beam_width": 2}, set()),
         ({"backend": "tensorrt"}, set()),
@@ -231,9 +231,9 @@ def test_an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engi
     ("lost", "options"),
     [
         (True, {}),
-        (True, {"arguments": {"disable_overlap_scheduler": True}, "guided": True}),
+        (True, {"arguments": {"disable_overlap_scheduler": True, "guided_decoding_backend": "xgrammar"}}),
         (False, {"arguments": {"disable_overlap_scheduler": True}}),
-        (False, {"backend": "tensorrt", "guided": True}),
+        (False, {"backend": "tensorrt", "arguments": {"guided_decoding_backend": "xgrammar"}}),
     ],
 )
 def test_an_iteration_without_memory_is_the_loss_of_an_engine_whose_loop_ends_with_it(

@@ -64,7 +64,6 @@ def test_guides_adapters_and_beams_reach_the_engine(machine: Machine, tmp_path: 
             "tensorrt",
             arguments={"guided_decoding_backend": "xgrammar", "enable_lora": True},
             build={"max_beam_width": 3, "lora_config": {"class": "LoraConfig", "max_lora_rank": 16}},
-            guided=True,
             lora=True,
             max_beam_width=3,
         )
@@ -97,12 +96,16 @@ def test_guides_adapters_and_beams_reach_the_engine(machine: Machine, tmp_path: 
     assert (calls[2]["sampling_params"]["n"], calls[2]["sampling_params"]["use_beam_search"]) == (3, True)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "package", "problem"),
+    [(backend, "xgrammar", "Regex parsing error at position") for backend in BACKENDS]
+    + [("pytorch", "llguidance", "unclosed group")],
+)
 def test_a_guide_that_cannot_be_used_never_reaches_the_engine(
-    machine: Machine, backend: str, tokenizer: Tokenizer
+    machine: Machine, backend: str, package: str, problem: str, tokenizer: Tokenizer
 ) -> None:
     async def body() -> Probe:
-        probe = await machine.start(backend, arguments={"guided_decoding_backend": "xgrammar"}, guided=True)
+        probe = await machine.start(backend, arguments={"guided_decoding_backend": package})
         bad, good = Guide(GuideKind.REGEX, "("), Guide(GuideKind.REGEX, "a+")
         probe.submit(1, LONG, PROMPT)
         for number, guide in ((2, bad), (3, good), (4, bad)):
@@ -111,7 +114,7 @@ def test_a_guide_that_cannot_be_used_never_reaches_the_engine(
         for number in (2, 4):
             refusal = probe.of(number)[-1].error
             assert isinstance(refusal, Refusal)
-            assert refusal.message.startswith("the guide cannot be used: Regex parsing error at position")
+            assert refusal.message.startswith(f"the guide cannot be used: {problem}")
         probe.client.cancel(1)
         assert await probe.end_of(1) == [FinishReason.CANCELLED]
         return probe

@@ -274,7 +274,7 @@ class BaseLLM:
             stream_interval=getattr(args, "stream_interval", 1),
             iteration_stats=args.enable_iter_perf_stats if pytorch else True,
             stats_max_iterations=args.iter_stats_max_iterations or 1000,
-            guided=args.guided_decoding_backend is not None,
+            guided=args.guided_decoding_backend or "",
             guided_ids=self.tokenizer.encode(guided_text, add_special_tokens=False) if self.tokenizer else [],
             lora=args.enable_lora or args.lora_config is not None,
             max_lora_rank=getattr(args.lora_config, "max_lora_rank", None) or 64,

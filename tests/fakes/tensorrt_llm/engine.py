@@ -293,7 +293,7 @@ class Engine:
         PyExecutor; before, and in the C++ executor, it is raised in the loop."""
         responses: list[Any] = []
         for sequence in contexts:
-            problem = problem_of(sequence.params)
+            problem = problem_of(sequence.params, self.settings.guided)
             if problem is None:
                 continue
             if self.settings.pytorch and FAILS_GUIDED_REQUESTS:

@@ -30,7 +30,7 @@ class WorkerSettings:
     stream_interval: int
     iteration_stats: bool
     stats_max_iterations: int
-    guided: bool
+    guided: str
     guided_ids: list[int]
     lora: bool
     max_lora_rank: int

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from djl_trtllm.executor.guide_process import Judge
+from djl_trtllm.backends.tensorrt_llm.guide_trial import Trial
 from djl_trtllm.request import Guide, GuideKind
 
 
@@ -21,11 +20,11 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     from tests.fakes import xgrammar
 
     monkeypatch.setitem(sys.modules, "xgrammar", xgrammar)
-    monkeypatch.delitem(sys.modules, "djl_trtllm.backends.tensorrt_llm.guide_process", raising=False)
-    from djl_trtllm.backends.tensorrt_llm import guide_process
+    monkeypatch.delitem(sys.modules, "djl_trtllm.backends.tensorrt_llm.xgrammar_process", raising=False)
+    from djl_trtllm.backends.tensorrt_llm import xgrammar_process
 
-    yield guide_process
-    sys.modules.pop("djl_trtllm.backends.tensorrt_llm.guide_process", None)
+    yield xgrammar_process
+    sys.modules.pop("djl_trtllm.backends.tensorrt_llm.xgrammar_process", None)
 
 
 GUIDES = [
@@ -40,35 +39,19 @@ GUIDES = [
 ]
 
 
-def check(judge: Judge) -> None:
+def check(trial: Trial) -> None:
     for kind, value, problem in GUIDES:
-        found = judge(Guide(kind, value)).problem
+        found = trial(Guide(kind, value))
         assert (found is None) is (problem is None)
         assert problem is None or (found or "").startswith(problem)
 
 
-def test_each_kind_of_guide_is_judged_for_the_models_tokenizer(module: ModuleType, tiny_stories: Path) -> None:
-    check(module._make_judge(tiny_stories))
+def test_each_kind_of_guide_is_tried_for_the_models_tokenizer(module: ModuleType, tiny_stories: Path) -> None:
+    check(module.XgrammarTrial((tiny_stories / "tokenizer.json").read_text()))
 
 
-def test_without_a_tokenizer_that_can_be_read_guides_are_parsed(
-    module: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check(module._make_judge(tmp_path))
-    assert capsys.readouterr().out == ""
-    (tmp_path / "tokenizer.json").write_text("{}")
-    check(module._make_judge(tmp_path))
-    assert "tokenizer.json cannot be read for guides" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("seconds", "problem"), [(5.0, None), (5.1, "it is too large: compiling it would stop all")])
-def test_a_guide_that_would_stop_other_requests_is_refused(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch, seconds: float, problem: str | None
-) -> None:
-    times = iter([0.0, seconds])
-    monkeypatch.setattr(time, "process_time", lambda: next(times))
-    found = module.XgrammarJudge(None)(Guide(GuideKind.REGEX, "a")).problem
-    assert (found is None) if problem is None else found.startswith(problem)
+def test_without_a_tokenizer_guides_are_parsed(module: ModuleType) -> None:
+    check(module.XgrammarTrial(None))
 
 
 @pytest.mark.parametrize("vocabulary", [{"a": 0, "c": 2}, [["a", -1.0], ["b", -2.0], ["c", -3.0]]])

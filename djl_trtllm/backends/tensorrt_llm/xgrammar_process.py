@@ -1,4 +1,4 @@
-"""Tries guides with xgrammar: `python -m djl_trtllm.backends.tensorrt_llm.guide_process FD TOKENIZER_DIR`.
+"""Tries guides with xgrammar: `python -m djl_trtllm.backends.tensorrt_llm.xgrammar_process FD TOKENIZER_DIR`.
 
 As in TensorRT-LLM's `_torch/pyexecutor/grammar_matcher.py` (about 1.2), with the same package. Without a tokenizer.json
 a guide is parsed and not compiled.
@@ -8,39 +8,30 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-import traceback
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import xgrammar
 
-from djl_trtllm.executor.guide_process import Judge, Verdict, reason_of, serve_judge
+from djl_trtllm.backends.tensorrt_llm.guide_trial import make_judge
+from djl_trtllm.executor.guide_process import reason_of, serve_judge
 from djl_trtllm.request import Guide, GuideKind
 
-_TOKENIZER = "tokenizer.json"
-_COMPILE_SECONDS = 5.0
-"""On one core; TensorRT-LLM compiles on several, in the loop that serves all requests."""
 
-
-class XgrammarJudge:
+class XgrammarTrial:
     """`tokenizer` is the text of a tokenizer.json."""
 
     def __init__(self, tokenizer: str | None) -> None:
         self._compiler = None if tokenizer is None else _compiler(tokenizer)
 
-    def __call__(self, guide: Guide) -> Verdict:
-        began = time.process_time()  # other processes do not make a guide slower
+    def __call__(self, guide: Guide) -> str | None:
         try:
             grammar = _grammar(guide)
             if self._compiler is not None:
                 self._compiler.compile_grammar(grammar)
         except (RuntimeError, ValueError) as error:
-            return Verdict(reason_of(str(error)))
-        seconds = time.process_time() - began
-        if seconds > _COMPILE_SECONDS:
-            return Verdict(f"it is too large: compiling it would stop all other requests for {seconds:.0f} seconds")
-        return Verdict(None)
+            return reason_of(str(error))
+        return None
 
 
 def _grammar(guide: Guide) -> Any:
@@ -73,15 +64,5 @@ def _vocabulary(tokenizer: dict[str, Any]) -> list[str]:
     return [tokens.get(id_, "") for id_ in range(max(tokens) + 1)]
 
 
-def _make_judge(tokenizer_dir: Path) -> Judge:
-    file = tokenizer_dir / _TOKENIZER
-    try:
-        return XgrammarJudge(file.read_text(encoding="utf-8") if file.is_file() else None)
-    except Exception:
-        print(f"{file} cannot be read for guides, which are parsed and not compiled before the engine gets them:")
-        traceback.print_exc()
-        return XgrammarJudge(None)
-
-
 if __name__ == "__main__":
-    serve_judge(_make_judge, sys.argv)
+    serve_judge(partial(make_judge, XgrammarTrial), sys.argv)
