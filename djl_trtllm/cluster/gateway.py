@@ -24,7 +24,8 @@ from starlette.types import Message, Receive, Scope, Send
 from djl_trtllm.api import Dialect, RawRequest, Reply
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
-from djl_trtllm.cluster.forwarding import ForwardedRequest, Head, gathered
+from djl_trtllm.cluster.forwarding import ForwardedRequest, Head, IncompleteResponseError
+from djl_trtllm.cluster.known_replicas import replicas_of
 from djl_trtllm.cluster.prompt_prefix import prefix_keys
 from djl_trtllm.cluster.replica_metrics import ReplicaMetrics
 from djl_trtllm.config import Options
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 _SESSIONS = ("x-session-id", "x-amzn-sagemaker-session-id")
 _ATTEMPTS = 3
+_NO_REPLICA_SECONDS = 30.0
+"""How long a request waits while its model has no replica: one that is replaced may be there soon."""
 _JOINED = frozenset({"/", "/ping", MODELS, "/v1/models"})
 """Pages about all models: those of several deployments become one."""
 _METRICS = ("/metrics", "/prometheus/metrics")
@@ -109,8 +112,8 @@ class Gateway:
             if page is not None:
                 await exchange.reply(page)
             else:
-                handle = self._models[await self._model_of(exchange, body)]
-                await self._forward(handle, await self._request(exchange, body), exchange)
+                model = await self._model_of(exchange, body)
+                await self._forward(model, await self._request(exchange, body), exchange)
         except ClientGone:
             pass
         except RequestError as error:
@@ -150,17 +153,20 @@ class Gateway:
             keys = await run_by_size(len(body), lambda: prefix_keys(body))
         return ForwardedRequest.of(exchange.scope, body, session, keys)
 
-    async def _forward(self, handle: Any, request: ForwardedRequest, exchange: Exchange) -> None:
+    async def _forward(self, model: str, request: ForwardedRequest, exchange: Exchange) -> None:
         """Send the replica's response. What has no byte of it yet when its replica dies is sent to another one.
 
-        A response that breaks off ends without its last chunk, so that no client takes it for a whole one.
+        A response that breaks off ends without its last chunk, so that no client takes it for a whole one. Raises
+        NotReadyError.
         """
         for _ in range(_ATTEMPTS):
-            response = handle.remote(request)
+            response = self._models[model].remote(request)
             gone = asyncio.ensure_future(_cancelled_when_gone(exchange, response))
             try:
-                await self._send_all(response, exchange)
+                await self._send_all(await _head(response, model), response, exchange)
                 return
+            except NotReadyError:
+                raise
             except _SlowReaderError:
                 logger.warning("%s: the client does not read (option.stream_write_timeout)", exchange.request_id)
                 exchange.abort()
@@ -179,18 +185,17 @@ class Gateway:
                 response.cancel()
         raise _all_lost()
 
-    async def _send_all(self, response: AsyncIterator[Head | bytes], exchange: Exchange) -> None:
+    async def _send_all(self, head: Head, rest: AsyncIterator[Head | bytes], exchange: Exchange) -> None:
         """Raises _SlowReaderError, and what the call raises."""
-        async for part in response:
-            exchange.release()
-            if isinstance(part, Head):
-                exchange.sent_head = True
-                start = {"type": "http.response.start", "status": part.status, "headers": part.headers}
-                await self._send(exchange, start, _body(part.body, more=not part.whole))
-                if part.whole:
-                    return
-            else:
-                await self._send(exchange, _body(part, more=True))
+        exchange.release()
+        exchange.sent_head = True
+        start = {"type": "http.response.start", "status": head.status, "headers": head.headers}
+        await self._send(exchange, start, _body(head.body, more=not head.whole))
+        if head.whole:
+            return
+        async for part in rest:
+            assert isinstance(part, bytes), "a response has one head"
+            await self._send(exchange, _body(part, more=True))
         await self._send(exchange, _body(b"", more=False))
 
     async def _send(self, exchange: Exchange, *messages: Message) -> None:
@@ -214,7 +219,7 @@ class Gateway:
 
     async def _page_of_all(self, path: str, request: ForwardedRequest) -> Reply:
         """One page of those of all models: the worst, or if all are well, what is in any of them."""
-        replies = await asyncio.gather(*(_reply(handle, request) for handle in self._models.values()))
+        replies = await asyncio.gather(*(self._reply(model, request) for model in self._models))
         worst = max(replies, key=lambda reply: reply.status)
         if worst.status != 200 or path in self._health - _JOINED:
             return worst
@@ -223,6 +228,25 @@ class Gateway:
             for name, value in orjson.loads(reply.body or b"{}").items():
                 joined[name] = [*joined.get(name, ()), *value] if type(value) is list else value
         return Reply.json(joined)
+
+    async def _reply(self, model: str, request: ForwardedRequest) -> Reply:
+        """A response that is no stream. If a replica dies, another one is asked.
+
+        Raises NotReadyError, and what calls of replicas raise.
+        """
+        for _ in range(_ATTEMPTS):
+            response = self._models[model].remote(request)
+            try:
+                head = await _head(response, model)
+                rest = [] if head.whole else [part async for part in response]
+            except Exception as error:
+                if not _is_lost(error):
+                    raise
+            else:
+                return Reply(head.status, head.header(b"content-type"), b"".join((head.body, *rest)))
+            finally:
+                response.cancel()
+        raise _all_lost()
 
 
 class _Endpoint:
@@ -258,20 +282,23 @@ async def _cancelled_when_gone(exchange: Exchange, response: Any) -> None:
     response.cancel()
 
 
-async def _reply(handle: Any, request: ForwardedRequest) -> Reply:
-    """A response that is no stream. If a replica dies, another one is asked.
-
-    Raises NotReadyError, and what calls of replicas raise.
-    """
-    for _ in range(_ATTEMPTS):
-        try:
-            head = await gathered(handle.remote(request))
-        except Exception as error:
-            if not _is_lost(error):
-                raise
-        else:
-            return Reply(head.status, head.header(b"content-type"), head.body)
-    raise _all_lost()
+async def _head(response: AsyncIterator[Head | bytes], model: str) -> Head:
+    """What a response begins with. Raises NotReadyError if the model has no replica, and what the call raises."""
+    first = asyncio.ensure_future(anext(response))
+    try:
+        while not (await asyncio.wait({first}, timeout=_NO_REPLICA_SECONDS))[0]:
+            if not replicas_of(model):
+                raise NotReadyError(
+                    f"model {model} has no replica now: it is being loaded, or Ray has no room for it (`serve status`)",
+                    retry_after=10,
+                )
+        head = first.result()
+    except StopAsyncIteration:
+        raise IncompleteResponseError("the response has no beginning") from None
+    finally:
+        first.cancel()
+    assert isinstance(head, Head), "a response begins with its head"
+    return head
 
 
 def _all_lost() -> NotReadyError:

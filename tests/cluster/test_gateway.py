@@ -4,14 +4,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from djl_trtllm.cluster.forwarding import ForwardedRequest, answer
 from djl_trtllm.config import Options
+from tests.cluster.deployments import Deployment, replica
 from tests.support.asgi import Client, Connection, lifespan
 
 pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
@@ -22,75 +20,6 @@ from ray.exceptions import ActorDiedError
 from djl_trtllm.cluster.gateway import Gateway
 
 PROMPT = json.dumps({"inputs": "a" * 300}).encode()
-
-
-class Deployment:
-    """The replicas of a model: calls get the responses of `app`, or the errors of `failures` before or in them."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-        self.failures: list[tuple[int, Exception]] = []
-        """After how many parts of a response which error comes."""
-        self.requests: list[ForwardedRequest] = []
-        self.cancelled = 0
-
-    def options(self, *, stream: bool) -> Any:
-        assert stream
-        return SimpleNamespace(answer=SimpleNamespace(remote=self.remote))
-
-    def remote(self, request: ForwardedRequest) -> Call:
-        self.requests.append(request)
-        return Call(self, request)
-
-
-class Call:
-    """What Ray returns for a call with `stream`."""
-
-    def __init__(self, deployment: Deployment, request: ForwardedRequest) -> None:
-        self._parts = answer(deployment.app, request)
-        self._fails = deployment.failures.pop(0) if deployment.failures else None
-        self._deployment = deployment
-        self._next: asyncio.Future[Any] | None = None
-
-    def __aiter__(self) -> Call:
-        return self
-
-    async def __anext__(self) -> Any:
-        if self._fails is not None:
-            parts, error = self._fails
-            if not parts:
-                raise error
-            self._fails = (parts - 1, error)
-        self._next = asyncio.ensure_future(anext(self._parts))
-        try:
-            return await self._next
-        except asyncio.CancelledError:
-            raise RuntimeError("this call was cancelled") from None
-
-    def cancel(self) -> None:
-        self._deployment.cancelled += 1
-        if self._next is not None:
-            self._next.cancel()
-
-
-def replica(name: str) -> ASGIApp:
-    """Says what it was asked, in two parts for a path that ends with `stream`."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        body = (await receive())["body"]
-        said = {"name": name, "path": scope["path"], "size": len(body), name: 1, "data": [name]}
-        status = 503 if scope["path"] == "/health" and name == "b" else 200
-        headers = [(b"content-type", b"application/json"), (b"x-of", name.encode()), (b"x-replica", b"r")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        if scope["path"].endswith("stream"):
-            await send({"type": "http.response.body", "body": b"first", "more_body": True})
-            if name == "endless":
-                await receive()
-                return
-            await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": json.dumps(said).encode()})
-
-    return app
 
 
 Serve = Callable[..., Any]
@@ -179,6 +108,48 @@ def test_a_request_whose_replica_dies_before_it_answers_is_sent_to_another_one(d
         refused = await client.post("/v1/completions", PROMPT)
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert "3 replicas died before they answered" in refused.json["error"]["message"]
+
+    deployed(scenario)
+
+
+def test_without_a_replica_a_request_waits_and_is_refused(deployed: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djl_trtllm.cluster.gateway._NO_REPLICA_SECONDS", 0.05)
+
+    async def scenario(client: Client, silent: Deployment, b: Deployment) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        refused = await client.post("/models/silent/invoke", PROMPT)
+        assert clock() - began >= 0.05
+        assert (refused.status, refused.headers["retry-after"], silent.cancelled) == (503, "10", 1)
+        assert "model silent has no replica now" in refused.json["message"]
+        assert (await client.post("/models/b/invoke", PROMPT)).status == 200
+        health = await client.get("/ping")
+        assert (health.status, "model silent has no replica now" in health.json["message"]) == (503, True)
+
+    deployed(scenario, "silent", "b")
+
+
+def test_with_a_replica_a_request_waits_for_its_answer(deployed: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djl_trtllm.cluster.gateway._NO_REPLICA_SECONDS", 0.001)
+    waits: list[str] = []
+
+    def replicas(model: str) -> list[str]:
+        waits.append(model)
+        return ["r1"] if len(waits) < 3 else []
+
+    monkeypatch.setattr("djl_trtllm.cluster.gateway.replicas_of", replicas)
+
+    async def scenario(client: Client, silent: Deployment) -> None:
+        assert (await client.post("/invocations", PROMPT)).status == 503
+        assert waits == ["silent"] * 3
+
+    deployed(scenario, "silent")
+
+
+def test_a_response_without_a_head_is_an_error(deployed: Serve) -> None:
+    async def scenario(client: Client, a: Deployment) -> None:
+        a.failures = [(0, StopAsyncIteration())]
+        assert (await client.post("/invocations", PROMPT)).status == 500
 
     deployed(scenario)
 
