@@ -24,9 +24,9 @@ from starlette.types import Message, Receive, Scope, Send
 from djl_trtllm.api import Dialect, RawRequest, Reply
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
-from djl_trtllm.cluster.forwarding import ForwardedRequest, Head, IncompleteResponseError
-from djl_trtllm.cluster.known_replicas import replicas_of
+from djl_trtllm.cluster.forwarding import ForwardedRequest
 from djl_trtllm.cluster.prompt_prefix import prefix_keys
+from djl_trtllm.cluster.replica_call import ReplicaCall
 from djl_trtllm.cluster.replica_metrics import ReplicaMetrics
 from djl_trtllm.config import Options
 from djl_trtllm.errors import NotReadyError, RequestError, UnknownModelError
@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 _SESSIONS = ("x-session-id", "x-amzn-sagemaker-session-id")
 _ATTEMPTS = 3
-_NO_REPLICA_SECONDS = 30.0
-"""How long a request waits while its model has no replica: one that is replaced may be there soon."""
 _JOINED = frozenset({"/", "/ping", MODELS, "/v1/models"})
 """Pages about all models: those of several deployments become one."""
 _METRICS = ("/metrics", "/prometheus/metrics")
@@ -156,17 +154,14 @@ class Gateway:
     async def _forward(self, model: str, request: ForwardedRequest, exchange: Exchange) -> None:
         """Send the replica's response. What has no byte of it yet when its replica dies is sent to another one.
 
-        A response that breaks off ends without its last chunk, so that no client takes it for a whole one. Raises
-        NotReadyError.
+        A response that breaks off ends without its last chunk, so that no client takes it for a whole one.
         """
         for _ in range(_ATTEMPTS):
-            response = self._models[model].remote(request)
-            gone = asyncio.ensure_future(_cancelled_when_gone(exchange, response))
+            call = ReplicaCall(model, self._models[model], request)
+            gone = asyncio.ensure_future(_cancelled_when_gone(exchange, call))
             try:
-                await self._send_all(await _head(response, model), response, exchange)
+                await self._send_all(call, exchange)
                 return
-            except NotReadyError:
-                raise
             except _SlowReaderError:
                 logger.warning("%s: the client does not read (option.stream_write_timeout)", exchange.request_id)
                 exchange.abort()
@@ -174,7 +169,8 @@ class Gateway:
             except Exception as error:
                 if gone.done():  # the call was cancelled because the client has left
                     return
-                logger.warning("%s: its response broke off: %r", exchange.request_id, error)
+                end = "broke off" if exchange.sent_head else "did not begin"
+                logger.warning("%s: its response %s: %r", exchange.request_id, end, error)
                 if exchange.sent_head:
                     return
                 if not _is_lost(error):
@@ -182,19 +178,19 @@ class Gateway:
                     return
             finally:
                 gone.cancel()
-                response.cancel()
+                call.cancel()
         raise _all_lost()
 
-    async def _send_all(self, head: Head, rest: AsyncIterator[Head | bytes], exchange: Exchange) -> None:
-        """Raises _SlowReaderError, and what the call raises."""
+    async def _send_all(self, call: ReplicaCall, exchange: Exchange) -> None:
+        """Raises NotReadyError, _SlowReaderError, and what the call raises."""
+        head = await call.head()
         exchange.release()
         exchange.sent_head = True
         start = {"type": "http.response.start", "status": head.status, "headers": head.headers}
         await self._send(exchange, start, _body(head.body, more=not head.whole))
         if head.whole:
             return
-        async for part in rest:
-            assert isinstance(part, bytes), "a response has one head"
+        async for part in call.rest:
             await self._send(exchange, _body(part, more=True))
         await self._send(exchange, _body(b"", more=False))
 
@@ -235,17 +231,17 @@ class Gateway:
         Raises NotReadyError, and what calls of replicas raise.
         """
         for _ in range(_ATTEMPTS):
-            response = self._models[model].remote(request)
+            call = ReplicaCall(model, self._models[model], request)
             try:
-                head = await _head(response, model)
-                rest = [] if head.whole else [part async for part in response]
+                head = await call.head()
+                rest = [] if head.whole else [part async for part in call.rest]
             except Exception as error:
                 if not _is_lost(error):
                     raise
             else:
                 return Reply(head.status, head.header(b"content-type"), b"".join((head.body, *rest)))
             finally:
-                response.cancel()
+                call.cancel()
         raise _all_lost()
 
 
@@ -275,30 +271,11 @@ async def _sent(exchange: Exchange, messages: Sequence[Message]) -> None:
         await exchange.send(message)
 
 
-async def _cancelled_when_gone(exchange: Exchange, response: Any) -> None:
+async def _cancelled_when_gone(exchange: Exchange, call: ReplicaCall) -> None:
     """Cancel the call of the replica when the client is gone."""
     while (await exchange.receive())["type"] != "http.disconnect":
         pass
-    response.cancel()
-
-
-async def _head(response: AsyncIterator[Head | bytes], model: str) -> Head:
-    """What a response begins with. Raises NotReadyError if the model has no replica, and what the call raises."""
-    first = asyncio.ensure_future(anext(response))
-    try:
-        while not (await asyncio.wait({first}, timeout=_NO_REPLICA_SECONDS))[0]:
-            if not replicas_of(model):
-                raise NotReadyError(
-                    f"model {model} has no replica now: it is being loaded, or Ray has no room for it (`serve status`)",
-                    retry_after=10,
-                )
-        head = first.result()
-    except StopAsyncIteration:
-        raise IncompleteResponseError("the response has no beginning") from None
-    finally:
-        first.cancel()
-    assert isinstance(head, Head), "a response begins with its head"
-    return head
+    call.cancel()
 
 
 def _all_lost() -> NotReadyError:

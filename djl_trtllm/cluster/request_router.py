@@ -17,7 +17,7 @@ from ray.serve.request_router import LocalityMixin, PendingRequest, ReplicaID, R
 
 from djl_trtllm.cluster.affinity import Affinity, ranked
 from djl_trtllm.cluster.forwarding import ForwardedRequest
-from djl_trtllm.cluster.known_replicas import knows
+from djl_trtllm.cluster.known_replicas import has_replica, knows
 
 _CHOICES = 2
 _LOSES_REQUESTS = not hasattr(RequestRouter, "_cancel_routing_task_for_pending_request")
@@ -112,6 +112,8 @@ class PrefixRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Any t
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
         """Ray calls it when a replica has accepted a request."""
         self._count(pending_request, replica_id.unique_id)
+        if (request := _forwarded(pending_request)) is not None:
+            has_replica(request)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Ray calls it when a request has ended, or was rejected by the replica."""

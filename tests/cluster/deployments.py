@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from djl_trtllm.cluster.forwarding import ForwardedRequest, answer
+from djl_trtllm.cluster.known_replicas import has_replica
 
 
 class Deployment:
@@ -20,6 +21,7 @@ class Deployment:
         self.failures: list[tuple[int, Exception]] = []
         """After how many parts of a response which error comes."""
         self.requests: list[ForwardedRequest] = []
+        self.has_replica = True
         self.cancelled = 0
 
     def options(self, *, stream: bool) -> Any:
@@ -28,6 +30,8 @@ class Deployment:
 
     def remote(self, request: ForwardedRequest) -> Call:
         self.requests.append(request)
+        if self.has_replica:
+            has_replica(request)
         return Call(self, request)
 
 
@@ -78,6 +82,11 @@ def replica(name: str) -> ASGIApp:
                 await receive()
                 return
             await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": json.dumps(said).encode()})
+        content = json.dumps(said).encode()
+        if name == "parts":
+            await send({"type": "http.response.body", "body": content[:5], "more_body": True})
+            await asyncio.sleep(0.001)
+            content = content[5:]
+        await send({"type": "http.response.body", "body": content})
 
     return app

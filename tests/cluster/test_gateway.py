@@ -112,38 +112,22 @@ def test_a_request_whose_replica_dies_before_it_answers_is_sent_to_another_one(d
     deployed(scenario)
 
 
-def test_without_a_replica_a_request_waits_and_is_refused(deployed: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djl_trtllm.cluster.gateway._NO_REPLICA_SECONDS", 0.05)
+def test_without_a_replica_a_request_is_refused_and_those_of_other_models_are_not(
+    deployed: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("djl_trtllm.cluster.replica_call._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("djl_trtllm.cluster.replica_call._NO_REPLICA_SECONDS", 0.05)
 
     async def scenario(client: Client, silent: Deployment, b: Deployment) -> None:
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        silent.has_replica = False
         refused = await client.post("/models/silent/invoke", PROMPT)
-        assert clock() - began >= 0.05
         assert (refused.status, refused.headers["retry-after"], silent.cancelled) == (503, "10", 1)
-        assert "model silent has no replica now" in refused.json["message"]
+        assert "model silent has no replica: " in refused.json["message"]
         assert (await client.post("/models/b/invoke", PROMPT)).status == 200
         health = await client.get("/ping")
-        assert (health.status, "model silent has no replica now" in health.json["message"]) == (503, True)
+        assert (health.status, "model silent has no replica: " in health.json["message"]) == (503, True)
 
     deployed(scenario, "silent", "b")
-
-
-def test_with_a_replica_a_request_waits_for_its_answer(deployed: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djl_trtllm.cluster.gateway._NO_REPLICA_SECONDS", 0.001)
-    waits: list[str] = []
-
-    def replicas(model: str) -> list[str]:
-        waits.append(model)
-        return ["r1"] if len(waits) < 3 else []
-
-    monkeypatch.setattr("djl_trtllm.cluster.gateway.replicas_of", replicas)
-
-    async def scenario(client: Client, silent: Deployment) -> None:
-        assert (await client.post("/invocations", PROMPT)).status == 503
-        assert waits == ["silent"] * 3
-
-    deployed(scenario, "silent")
 
 
 def test_a_response_without_a_head_is_an_error(deployed: Serve) -> None:
@@ -152,6 +136,13 @@ def test_a_response_without_a_head_is_an_error(deployed: Serve) -> None:
         assert (await client.post("/invocations", PROMPT)).status == 500
 
     deployed(scenario)
+
+
+def test_pages_of_models_in_several_parts_are_put_together(deployed: Serve) -> None:
+    async def scenario(client: Client, *_: Deployment) -> None:
+        assert (await client.get("/ping")).json.keys() >= {"parts", "b"}
+
+    deployed(scenario, "parts", "b")
 
 
 def test_a_page_of_all_models_is_made_although_a_replica_dies(deployed: Serve) -> None:
