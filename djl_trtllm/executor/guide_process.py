@@ -13,14 +13,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from djl_trtllm.child_process import allow_more_memory, leave_end_to_parent, write_no_core_file
+from djl_trtllm.config.masking import shortened
 from djl_trtllm.request import Guide
 
 _MEMORY = 2 * 1024**3
 """Bytes that compiling may take."""
 _STACK = 2 * 1024**2
 """Bytes, less than in the engine process (8 MiB): what fits here fits there."""
+_LONGEST = 300
+"""Characters of what a client reads about its guide."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -55,12 +59,17 @@ def serve_judge(make_judge: Callable[[Path], Judge], argv: list[str]) -> None:
     thread.join()
 
 
+def _readable(verdict: Verdict) -> Verdict:
+    """With a limited problem, which may contain the guide."""
+    return verdict if verdict.problem is None else replace(verdict, problem=shortened(verdict.problem, _LONGEST))
+
+
 def _serve(connection: Connection, make_judge: Callable[[Path], Judge], directory: Path) -> None:
     judge = make_judge(directory)
     allow_more_memory(_MEMORY)
     try:
         while True:
             guide = decode_guide(connection.recv_bytes())
-            connection.send_bytes(encode_verdict(judge(guide)))
+            connection.send_bytes(encode_verdict(_readable(judge(guide))))
     except (EOFError, OSError):
         return

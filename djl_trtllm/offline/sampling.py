@@ -30,7 +30,7 @@ _DEFAULT_MAX_TOKENS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GuidedDecodingParams:
-    """Constrains the output to exactly one of a JSON schema, a regular expression, an EBNF grammar, or any JSON."""
+    """Constrains the output to exactly one of a JSON schema, a regular expression, a grammar, or any JSON."""
 
     json: str | Mapping[str, Any] | None = None
     regex: str | None = None

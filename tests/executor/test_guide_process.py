@@ -48,6 +48,8 @@ def test_guides_are_judged_one_by_one_until_the_engine_process_is_gone(
         for value in ("a", "b"):
             connection.send_bytes(encode_guide(Guide(GuideKind.REGEX, value)))
             assert decode_verdict(connection.recv_bytes()) == Verdict(f"not {value}", 7)
+        connection.send_bytes(encode_guide(Guide(GuideKind.REGEX, "x" * 1000)))
+        assert decode_verdict(connection.recv_bytes()).problem == "not " + "x" * 293 + "..."
     serving.join(20)
     threading.stack_size(stack)
     assert not serving.is_alive()

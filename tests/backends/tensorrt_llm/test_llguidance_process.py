@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,28 @@ BAD = [
         '1(7): Expected value (at ":" (Colon)) (llguidance has Lark\'s grammars)',
     ),
 ]
-NOTHING_BEGINS = Guide(GuideKind.GRAMMAR, 'start: "" start')
-"""It can be compiled; the error comes with the first token."""
+UNMATCHED = "no text matches it, or none from a certain point on"
+LATE = [
+    (Guide(GuideKind.REGEX, r"[^\s\S]"), UNMATCHED),
+    (Guide(GuideKind.JSON_SCHEMA, '{"$ref": "#"}'), UNMATCHED),
+    (Guide(GuideKind.GRAMMAR, 'start: "a" x\nx: "" x'), f"{UNMATCHED} (llguidance has Lark's grammars)"),
+    (
+        Guide(
+            GuideKind.JSON_SCHEMA,
+            '{"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}',
+        ),
+        UNMATCHED,
+    ),
+    (Guide(GuideKind.REGEX, r"(\w{1,1000}){1,1000}"), "lexer error: too many expressions constructed"),
+    (
+        Guide(
+            GuideKind.JSON_SCHEMA,
+            json.dumps({"type": "object", "properties": {f"p{n}": {"type": ["string", "null"]} for n in range(1000)}}),
+        ),
+        "Parser Error: Current row has 4007 items; max is 2000",
+    ),
+]
+"""They are compiled; the error comes with a token."""
 
 
 @pytest.fixture
@@ -45,13 +66,43 @@ def test_each_kind_of_guide_is_tried_for_the_models_tokenizer(tokenizer: str) ->
     assert [trial(guide) for guide, _ in BAD] == [problem for _, problem in BAD]
 
 
-def test_a_guide_that_no_token_begins_is_refused(tokenizer: str) -> None:
-    assert LlguidanceTrial(tokenizer)(NOTHING_BEGINS) == "NoExtensionBias (llguidance has Lark's grammars)"
+@pytest.mark.parametrize(("guide", "problem"), LATE)
+def test_a_guide_that_fails_with_a_token_of_its_output_is_refused(tokenizer: str, guide: Guide, problem: str) -> None:
+    assert (LlguidanceTrial(tokenizer)(guide) or "").startswith(problem)
+
+
+def test_a_grammar_whose_tokens_take_ever_longer_is_refused(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(1000))
+    monkeypatch.setattr(time, "process_time", lambda: next(seconds) * 0.3)
+    found = LlguidanceTrial(tokenizer)(Guide(GuideKind.GRAMMAR, 'start: start start | "a" |'))
+    assert found is not None and found.startswith("it is too ambiguous: 7 tokens of its output take more than 2 s")
+
+
+def test_an_output_that_ends_is_tried_to_its_end(tokenizer: str) -> None:
+    trial = LlguidanceTrial(tokenizer)
+    assert trial(Guide(GuideKind.GRAMMAR, 'start: "a" "b" "c"')) is None
+    assert trial(Guide(GuideKind.REGEX, "")) is None
+
+
+@pytest.mark.parametrize(
+    ("guide", "problem"),
+    [
+        (Guide(GuideKind.REGEX, "(<state>"), "unclosed group"),
+        (Guide(GuideKind.JSON_SCHEMA, '{"type": "<state>"}'), "Invalid type: <state>"),
+        (
+            Guide(GuideKind.JSON_SCHEMA, '{"type": "array", "maxItems": 70000, "items": {"type": "integer"}}'),
+            "it is too large for llguidance (panic: assertion failed",
+        ),
+    ],
+)
+def test_a_problem_is_what_is_wrong_with_the_guide(tokenizer: str, guide: Guide, problem: str) -> None:
+    assert (LlguidanceTrial(tokenizer)(guide) or "").startswith(problem)
 
 
 def test_without_a_tokenizer_guides_are_parsed() -> None:
     trial = LlguidanceTrial(None)
-    assert [trial(guide) for guide in (*GOOD, NOTHING_BEGINS)] == [None] * (len(GOOD) + 1)
+    late = [guide for guide, _ in LATE]
+    assert [trial(guide) for guide in (*GOOD, *late)] == [None] * (len(GOOD) + len(late))
     assert [trial(guide) for guide, _ in BAD] == [problem for _, problem in BAD]
 
 
