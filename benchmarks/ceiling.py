@@ -214,6 +214,8 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="a core for the server, the others for the rest")
     parser.add_argument("--before", help="another checkout, to compare the first API with")
     arguments = parser.parse_args()
+    if arguments.tokens is not None and (arguments.tokens < 1 or not arguments.api):
+        parser.error("--tokens needs --api, and a number from 1 on")
     if arguments.apart and len(CORES) == 1:
         parser.error("--apart needs two cores")
     if arguments.api:

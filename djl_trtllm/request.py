@@ -11,6 +11,7 @@ engine does not honour, so that a new field is never dropped silently.
 from __future__ import annotations
 
 import enum
+import os
 import random
 import uuid
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import msgspec
 from djl_trtllm.errors import RequestError
 
 _ids = random.Random()  # noqa: S311  # no secrets; its own, because a model's code may seed that of the module
+os.register_at_fork(after_in_child=_ids.seed)
 
 
 def new_uuid() -> uuid.UUID:
@@ -51,7 +53,7 @@ class GuideKind(str, enum.Enum):
 
 
 class Guide(msgspec.Struct, frozen=True, array_like=True):
-    """Constrains the output to a JSON schema (as text), a regular expression or an EBNF grammar."""
+    """Constrains the output to a JSON schema (as text), a regular expression or a grammar (EBNF or Lark)."""
 
     kind: GuideKind
     value: str = ""

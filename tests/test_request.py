@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from uuid import RFC_4122
 
@@ -57,6 +58,17 @@ def test_as_many_sequences_are_generated_as_are_ranked_or_delivered(sampling: Sa
 
 def test_finish_reasons_are_small_numbers_for_the_engine_process() -> None:
     assert [reason.value for reason in FinishReason] == [1, 2, 3, 4, 5]
+
+
+def test_a_forked_process_has_uuids_of_its_own() -> None:
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writing, new_uuid().bytes)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 16) != new_uuid().bytes
+    os.close(reading)
+    os.close(writing)
 
 
 def test_uuids_are_random_whatever_a_models_code_seeds() -> None:

@@ -82,27 +82,28 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], *, marked: tup
         if all(map(math.isfinite, point)) and (point[0] > 0 or not x.log)
     ]
     places, rows = _legend([each.name for each in series])
-    top = _TOP + (rows - 1) * _LEGEND_ROW
+    more = (rows - 1) * _LEGEND_ROW
     across = _Scale(x, [*(px for px, _ in points), *([marked[0]] if marked else [])], _LEFT, WIDTH - _RIGHT)
-    up = _Scale(y, [py for _, py in points], HEIGHT - _BOTTOM, top)
+    up = _Scale(y, [py for _, py in points], HEIGHT - _BOTTOM, _TOP)
     parts = [
-        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + more}" role="img" '
         f'aria-label="{escape(title)}"><style>{_STYLE}</style>',
         _text(_LEFT, 20, title, 'class="title"'),
-        *_grid(across, up, top),
+        f'<g transform="translate(0 {more})">',
+        *_grid(across, up),
     ]
     if marked:
         at = across(marked[0])
         parts.append(
-            f'<path d="M{at:.1f} {top}V{HEIGHT - _BOTTOM}" stroke="#ee6677" stroke-dasharray="4 3" fill="none"/>'
+            f'<path d="M{at:.1f} {_TOP}V{HEIGHT - _BOTTOM}" stroke="#ee6677" stroke-dasharray="4 3" fill="none"/>'
         )
         parts.append(_text(at - 4, HEIGHT - _BOTTOM - 6, marked[1], 'text-anchor="end"'))
     for number, (each, (left, row)) in enumerate(zip(series, places, strict=True)):
-        colour, height = COLOURS[number % len(COLOURS)], 32 + row * _LEGEND_ROW
+        colour, height = COLOURS[number % len(COLOURS)], 32 + row * _LEGEND_ROW - more
         parts.append(_line(each, across, up, colour))
         parts.append(f'<rect x="{left:.1f}" y="{height}" width="12" height="4" fill="{colour}"/>')
         parts.append(_text(left + 17, height + 6, each.name))
-    return "".join([*parts, "</svg>"])
+    return "".join([*parts, "</g></svg>"])
 
 
 def _legend(names: Sequence[str]) -> tuple[list[tuple[float, int]], int]:
@@ -117,7 +118,7 @@ def _legend(names: Sequence[str]) -> tuple[list[tuple[float, int]], int]:
     return places, row + 1
 
 
-def _grid(across: _Scale, up: _Scale, top: int) -> list[str]:
+def _grid(across: _Scale, up: _Scale) -> list[str]:
     bottom, parts = HEIGHT - _BOTTOM, []
     for value in up.marks():
         at = up(value)
@@ -128,9 +129,9 @@ def _grid(across: _Scale, up: _Scale, top: int) -> list[str]:
         parts.append(f'<path class="axis" d="M{at:.1f} {bottom}v4"/>')
         parts.append(_text(at, bottom + 18, across.axis.show(value), 'text-anchor="middle"'))
     middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(f'<path class="axis" fill="none" d="M{_LEFT} {top}V{bottom}H{WIDTH - _RIGHT}"/>')
+    parts.append(f'<path class="axis" fill="none" d="M{_LEFT} {_TOP}V{bottom}H{WIDTH - _RIGHT}"/>')
     parts.append(_text(middle, HEIGHT - 10, across.axis.label, 'text-anchor="middle"'))
-    height = (top + bottom) / 2
+    height = (_TOP + bottom) / 2
     parts.append(_text(14, height, up.axis.label, f'text-anchor="middle" transform="rotate(-90 14 {height:g})"'))
     return parts
 

@@ -30,7 +30,8 @@ class PathRouter(Router):
         if endpoint is None:
             await super().app(scope, receive, send)
             return
-        scope["path_params"] = {}
+        scope["endpoint"] = endpoint
+        scope.setdefault("path_params", {})
         await endpoint(scope, receive, send)
 
 

@@ -89,6 +89,16 @@ def test_a_long_legend_has_rows_above_the_frame() -> None:
     picture = drawn(*(Series(name, [(1.0, 10.0), (2.0, 20.0)]) for name in names))
     shown = [element.attrib for element in picture.iter() if element.text in names]
     assert all(float(each["x"]) + 6.4 * len(names[0]) < WIDTH for each in shown)
+    heights = [float(each["y"]) for each in shown]
     assert len({(each["x"], each["y"]) for each in shown}) == len(names)
+    rows = len(set(heights))
+    assert picture.attrib["viewBox"] == f"0 0 {WIDTH} {HEIGHT + 16 * (rows - 1)}"
+    (plot,) = (element for element in picture if element.tag.endswith("g"))
+    assert plot.attrib["transform"] == f"translate(0 {16 * (rows - 1)})"
     tops = [float(height) for path in paths(picture) for height in re.findall(r"[ML][\d.]+ ([\d.]+)", path)]
-    assert max(float(each["y"]) for each in shown) < min(tops)
+    assert max(heights) < min(tops) and min(heights) + 16 * (rows - 1) > 20
+
+
+def test_a_name_longer_than_a_row_has_one() -> None:
+    (name,) = (element for element in drawn(Series("n" * 200, [(1.0, 1.0)])).iter() if element.text == "n" * 200)
+    assert float(name.attrib["y"]) == 38

@@ -23,8 +23,9 @@ class Named:
         self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._name == "default" or scope["endpoint"] is self
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        text = f"{self._name} {sorted(scope.get('path_params', {}).items())}"
+        text = f"{self._name} {sorted((scope['path_params'] if self._name != 'default' else {}).items())}"
         await send({"type": "http.response.body", "body": text.encode()})
 
 
@@ -59,6 +60,19 @@ async def _answer(application: ASGIApp, path: str, root_path: str) -> str:
 def test_the_path_with_the_most_fixed_characters_answers(path: str, expected: str, root_path: str) -> None:
     router = PathRouter({path: Named(path) for path in PATHS}, Named("default"), life)
     assert answer(router, root_path + path, root_path) == expected
+
+
+def test_below_another_applications_path_only_the_rest_counts() -> None:
+    router = PathRouter({path: Named(path) for path in ("/models", "/v2/models")}, Named("default"), life)
+    assert answer(router, "/v2/models", "/v2") == "/models []"
+
+
+def test_parameters_of_an_outer_application_stay() -> None:
+    async def outer(scope: Scope, receive: Receive, send: Send) -> None:
+        await router({**scope, "path_params": {"tenant": "t"}}, receive, send)
+
+    router = PathRouter({"/models": Named("models")}, Named("default"), life)
+    assert answer(outer, "/models") == "models [('tenant', 't')]"
 
 
 def test_a_path_with_a_placeholders_characters_is_not_looked_up() -> None:
