@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     from djl_trtllm.cluster.forwarding import ForwardedRequest
 
-_UNROUTED: set[int] = set()
-"""Identities of requests that no replica has accepted."""
+_WAITING: set[int] = set()
+"""Identities of the requests that no replica has accepted: they hold dictionaries and have no hash. The call and Ray
+keep each request alive as long as it is here."""
 _ROUTERS: WeakValueDictionary[str, RequestRouter] = WeakValueDictionary()
 
 
@@ -29,15 +30,16 @@ def replicas_of(deployment: str) -> list[str]:
     return [] if router is None else [replica.unique_id for replica in router.curr_replicas]
 
 
-def waits_for_replica(request: ForwardedRequest) -> None:
-    """The request is to get a replica. It waits until `has_replica`."""
-    _UNROUTED.add(id(request))
+def begin_waiting(request: ForwardedRequest) -> None:
+    """The request has no replica yet."""
+    _WAITING.add(id(request))
 
 
-def has_replica(request: ForwardedRequest) -> None:
-    """A replica has accepted the request, or it needs none any more."""
-    _UNROUTED.discard(id(request))
+def end_waiting(request: ForwardedRequest) -> None:
+    """A replica has accepted the request, or its call has ended."""
+    _WAITING.discard(id(request))
 
 
 def is_waiting(request: ForwardedRequest) -> bool:
-    return id(request) in _UNROUTED
+    """Whether the request has no replica yet."""
+    return id(request) in _WAITING

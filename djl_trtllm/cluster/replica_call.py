@@ -6,8 +6,10 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from ray.serve.exceptions import DeploymentUnavailableError
+
 from djl_trtllm.cluster.forwarding import ForwardedRequest, Head, IncompleteResponseError
-from djl_trtllm.cluster.known_replicas import has_replica, is_waiting, replicas_of, waits_for_replica
+from djl_trtllm.cluster.known_replicas import begin_waiting, end_waiting, is_waiting, replicas_of
 from djl_trtllm.errors import NotReadyError
 
 _NO_REPLICA_SECONDS = 30.0
@@ -23,28 +25,38 @@ class ReplicaCall:
 
     def __init__(self, model: str, handle: Any, request: ForwardedRequest) -> None:
         self._model = model
-        self._request = replace(request)  # one of its own: the same request may be for several models
-        waits_for_replica(self._request)
-        self.rest: Any = handle.remote(self._request)
+        self._request = replace(request)  # its identity is that of this call: attempts and models share the original
+        begin_waiting(self._request)
+        try:
+            self.rest: Any = handle.remote(self._request)
+        except BaseException:
+            end_waiting(self._request)
+            raise
 
     def cancel(self) -> None:
-        has_replica(self._request)
+        """End the call, if it has not ended."""
+        end_waiting(self._request)
         self.rest.cancel()
 
     async def head(self) -> Head:
-        """Raises NotReadyError if the model has had no replica for 30 s, and what the call raises."""
+        """Raises NotReadyError if no replica comes for 30 s, or none can, and what the call raises."""
         first: asyncio.Future[Head] = asyncio.ensure_future(anext(self.rest))
-        first.add_done_callback(_read)
+        first.add_done_callback(_retrieve_error)
         try:
-            await self._accepted(first)
+            await self._wait_for_replica(first)
             return await first
         except StopAsyncIteration:
             raise IncompleteResponseError("the response has no beginning") from None
+        except DeploymentUnavailableError as error:
+            raise NotReadyError(f"model {self._model} cannot be loaded (`serve status`)", retry_after=10) from error
         finally:
             first.cancel()
 
-    async def _accepted(self, first: asyncio.Future[Head]) -> None:
-        """Until a replica has the request, or the call has failed. One that is to end still answers what it has."""
+    async def _wait_for_replica(self, first: asyncio.Future[Head]) -> None:
+        """Return once a replica has accepted the request, or the call has ended.
+
+        From then on that replica answers, also if Ray no longer lists it.
+        """
         clock = asyncio.get_running_loop().time
         there_at = clock()
         while not (await asyncio.wait({first}, timeout=_LOOK_SECONDS))[0] and is_waiting(self._request):
@@ -55,7 +67,7 @@ class ReplicaCall:
                 raise NotReadyError(f"model {self._model} has no replica: {reason}", retry_after=10)
 
 
-def _read(first: asyncio.Future[Head]) -> None:
-    """Take the error of a call that was given up, which nobody else reads."""
+def _retrieve_error(first: asyncio.Future[Head]) -> None:
+    """Nobody else reads the error of a call that was given up."""
     if not first.cancelled():
         first.exception()

@@ -17,7 +17,7 @@ from ray.serve.request_router import LocalityMixin, PendingRequest, ReplicaID, R
 
 from djl_trtllm.cluster.affinity import Affinity, ranked
 from djl_trtllm.cluster.forwarding import ForwardedRequest
-from djl_trtllm.cluster.known_replicas import has_replica, knows
+from djl_trtllm.cluster.known_replicas import end_waiting, knows
 
 _CHOICES = 2
 _LOSES_REQUESTS = not hasattr(RequestRouter, "_cancel_routing_task_for_pending_request")
@@ -113,7 +113,7 @@ class PrefixRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Any t
         """Ray calls it when a replica has accepted a request."""
         self._count(pending_request, replica_id.unique_id)
         if (request := _forwarded(pending_request)) is not None:
-            has_replica(request)
+            end_waiting(request)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Ray calls it when a request has ended, or was rejected by the replica."""

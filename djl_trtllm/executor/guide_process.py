@@ -24,7 +24,7 @@ _MEMORY = 2 * 1024**3
 _STACK = 2 * 1024**2
 """Bytes, less than in the engine process (8 MiB): what fits here fits there."""
 _LONGEST = 300
-"""Characters of what a client reads about its guide."""
+"""At most this many characters of a problem reach the client."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ def serve_judge(make_judge: Callable[[Path], Judge], argv: list[str]) -> None:
 
 
 def _readable(verdict: Verdict) -> Verdict:
-    """With a limited problem, which may contain the guide."""
+    """With its problem shortened, which may quote the guide."""
     return verdict if verdict.problem is None else replace(verdict, problem=shortened(verdict.problem, _LONGEST))
 
 

@@ -30,8 +30,7 @@ class PathRouter(Router):
         if endpoint is None:
             await super().app(scope, receive, send)
             return
-        scope["endpoint"] = endpoint
-        scope.setdefault("path_params", {})
+        scope.update(router=self, endpoint=endpoint, path_params=dict(scope.get("path_params", {})))
         await endpoint(scope, receive, send)
 
 

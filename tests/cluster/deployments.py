@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from djl_trtllm.cluster.forwarding import ForwardedRequest, answer
-from djl_trtllm.cluster.known_replicas import has_replica
+from djl_trtllm.cluster.known_replicas import end_waiting
 
 
 class Deployment:
@@ -31,7 +31,7 @@ class Deployment:
     def remote(self, request: ForwardedRequest) -> Call:
         self.requests.append(request)
         if self.has_replica:
-            has_replica(request)
+            end_waiting(request)
         return Call(self, request)
 
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
+
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
+
 from djl_trtllm.cluster import replica_call
 from djl_trtllm.cluster.forwarding import ForwardedRequest
-from djl_trtllm.cluster.known_replicas import has_replica, is_waiting
+from djl_trtllm.cluster.known_replicas import end_waiting, is_waiting
 from djl_trtllm.cluster.replica_call import ReplicaCall
 from djl_trtllm.errors import NotReadyError
 from tests.cluster.deployments import Deployment, replica
@@ -97,12 +103,35 @@ def test_what_waits_gets_the_replica_that_comes(replicas: list[str]) -> None:
     async def scenario(deployment: Deployment, handle: Any) -> None:
         deployment.has_replica = False
         call = ReplicaCall("a", handle, REQUEST)
-        has_replica(deployment.requests[0])
+        end_waiting(deployment.requests[0])
         head = await call.head()
         assert (head.status, head.whole) == (200, True)
         call.cancel()
 
     played(scenario)
+
+
+def test_a_model_that_ray_cannot_load_is_not_ready() -> None:
+    async def scenario(deployment: Deployment, handle: Any) -> None:
+        deployment.failures = [(0, DeploymentUnavailableError(DeploymentID("a", "app")))]
+        call = ReplicaCall("a", handle, REQUEST)
+        with pytest.raises(NotReadyError, match="model a cannot be loaded"):
+            await call.head()
+        call.cancel()
+
+    played(scenario)
+
+
+def test_a_call_that_cannot_be_made_waits_for_nothing() -> None:
+    made: list[ForwardedRequest] = []
+
+    def remote(request: ForwardedRequest) -> None:
+        made.append(request)
+        raise RuntimeError("the controller is gone")
+
+    with pytest.raises(RuntimeError, match="the controller is gone"):
+        ReplicaCall("a", SimpleNamespace(remote=remote), REQUEST)
+    assert not is_waiting(made[0])
 
 
 def test_a_handler_that_ends_leaves_no_error_unread(replicas: list[str]) -> None:
@@ -123,7 +152,7 @@ def test_calls_with_the_same_request_wait_for_replicas_of_their_own(replicas: li
         deployment.has_replica = False
         calls = [ReplicaCall("a", handle, REQUEST) for _ in range(2)]
         first, second = deployment.requests
-        has_replica(first)
+        end_waiting(first)
         assert (is_waiting(first), is_waiting(second)) == (False, True)
         for call in calls:
             call.cancel()

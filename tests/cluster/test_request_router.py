@@ -9,7 +9,7 @@ import pytest
 
 from djl_trtllm.cluster.affinity import ranked
 from djl_trtllm.cluster.forwarding import ForwardedRequest
-from djl_trtllm.cluster.known_replicas import is_waiting, waits_for_replica
+from djl_trtllm.cluster.known_replicas import begin_waiting, is_waiting
 
 pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
 
@@ -213,7 +213,7 @@ def test_a_full_cluster_is_asked_again_after_a_pause(router: Routed) -> None:
 
 def test_a_request_that_a_replica_has_accepted_waits_no_longer() -> None:
     router, request = Routed(1), pending("1", "a")
-    waits_for_replica(request.args[0])
+    begin_waiting(request.args[0])
     router.ranks(request)
     assert is_waiting(request.args[0])
     router.on_request_routed(request, ReplicaID("r0", DEPLOYMENT), None)

@@ -1,8 +1,8 @@
 """Tries guides with llguidance: `python -m djl_trtllm.backends.tensorrt_llm.llguidance_process FD TOKENIZER_DIR`.
 
-As in TensorRT-LLM's `_torch/pyexecutor/grammar_matcher.py` (about 1.2), with the same package, but without the model's
-own end token. Much of a guide is compiled only as far as the output has come: tokens that it allows are tried, which is
-a sample. Without a tokenizer.json a guide is only parsed. A grammar is one of Lark.
+As in TensorRT-LLM's `_torch/pyexecutor/grammar_matcher.py` (about 1.2), with the same package, but the end token is the
+tokenizer's, not the model's. llguidance compiles much of a guide only while output is produced, so two sample outputs
+are produced here. Without a tokenizer.json a guide is only parsed. A grammar is one of Lark.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from djl_trtllm.backends.tensorrt_llm.guide_trial import make_judge
+from djl_trtllm.backends.tensorrt_llm.guide_trial import make_judge, too_large
 from djl_trtllm.executor.guide_process import serve_judge
 from djl_trtllm.request import Guide, GuideKind
 
 _TOKENS = 256
-"""Of each output that is tried."""
+"""At most, of each sample output."""
 _TOKENS_SECONDS = 2.0
-"""Processor time for them; with a vocabulary of 126,000 common ones take up to 1.3 ms each."""
+"""Processor time for them, some times as much as common guides take with a vocabulary of 126,000."""
 
 Choice = Callable[[int, int], int]
-"""Chooses the next token: of a number with a bit for each that is allowed, and the one before (-1 at first)."""
+"""Chooses the next token from a bit set of those allowed, given the one before (-1 at first)."""
 
 
 class LlguidanceTrial:
@@ -36,32 +36,36 @@ class LlguidanceTrial:
         self._tokenizer = None if tokenizer is None else LLTokenizer(tokenizer)
 
     def __call__(self, guide: Guide) -> str | None:
-        grammar = _grammar(guide)
-        if self._tokenizer is None:
-            problem = _reason(LLMatcher.validate_grammar(grammar))
-        else:
-            chance = random.Random(1)  # noqa: S311  # the same for each guide
-            problem = _problem_of_output(self._tokenizer, grammar, _repeated)
-            problem = problem or _problem_of_output(self._tokenizer, grammar, _at_random(chance))
+        problem = self._problem(_grammar(guide))
         if problem is not None and guide.kind is GuideKind.GRAMMAR:
             return f"{problem} (llguidance has Lark's grammars)"
         return problem
 
+    def _problem(self, grammar: Any) -> str | None:
+        if self._tokenizer is None:
+            return _reason(LLMatcher.validate_grammar(grammar))
+        began = time.process_time()
+        matcher = LLMatcher(self._tokenizer, grammar)
+        problem = _reason(matcher.get_error()) or too_large(began)
+        for choose in (_repeat, _choose_at_random):
+            matcher.reset()
+            problem = problem or _problem_of_output(matcher, self._tokenizer.eos_token, choose)
+        return problem
 
-def _problem_of_output(tokenizer: Any, grammar: Any, choose: Choice) -> str | None:
-    """What is wrong with the output that these choices make; None if nothing is."""
-    matcher = LLMatcher(tokenizer, grammar)
+
+def _problem_of_output(matcher: Any, end: int, choose: Choice) -> str | None:
+    """Why the guide fails on the output that `choose` makes; None if it does not."""
     token, began = -1, time.process_time()
     for number in range(_TOKENS):
-        if matcher.is_error() or matcher.is_stopped():
-            break
-        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~(1 << tokenizer.eos_token)
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~(1 << end)
         if matcher.is_error() or not allowed:
             break
         token = choose(allowed, token)
         matcher.consume_token(token)
         if time.process_time() - began > _TOKENS_SECONDS:
-            return f"it is too ambiguous: {number + 1} tokens of its output take more than {_TOKENS_SECONDS:g} s"
+            return f"it is too slow: the first {number + 1} tokens of an output take more than {_TOKENS_SECONDS:g} s"
+        if matcher.is_error() or matcher.is_stopped():
+            break
     return _reason(matcher.get_error())
 
 
@@ -69,17 +73,15 @@ def _lowest(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def _repeated(allowed: int, before: int) -> int:
+def _repeat(allowed: int, before: int) -> int:
     """The same token again, as long as it is allowed."""
     return before if before >= 0 and allowed >> before & 1 else _lowest(allowed)
 
 
-def _at_random(chance: random.Random) -> Choice:
-    def choose(allowed: int, _: int) -> int:
-        skipped = chance.randrange(allowed.bit_length())
-        return skipped + _lowest(allowed >> skipped)
-
-    return choose
+def _choose_at_random(allowed: int, before: int) -> int:
+    """Another token for each one before; the same in each trial of a guide."""
+    skipped = random.Random(before).randrange(allowed.bit_length())  # noqa: S311
+    return skipped + _lowest(allowed >> skipped)
 
 
 def _grammar(guide: Guide) -> Any:
@@ -95,7 +97,7 @@ def _grammar(guide: Guide) -> Any:
 
 
 def _reason(error: str) -> str | None:
-    """What the package says, without its state or stack; None if it says nothing."""
+    """What the package says, without the matcher's state, and without the stack of a panic; None for no error."""
     if not error:
         return None
     if error.startswith("NoExtensionBias"):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from functools import partial
 from typing import Any
 
 import xgrammar
 
-from djl_trtllm.backends.tensorrt_llm.guide_trial import make_judge
+from djl_trtllm.backends.tensorrt_llm.guide_trial import make_judge, too_large
 from djl_trtllm.executor.guide_process import reason_of, serve_judge
 from djl_trtllm.request import Guide, GuideKind
 
@@ -25,13 +26,14 @@ class XgrammarTrial:
         self._compiler = None if tokenizer is None else _compiler(tokenizer)
 
     def __call__(self, guide: Guide) -> str | None:
+        began = time.process_time()
         try:
             grammar = _grammar(guide)
             if self._compiler is not None:
                 self._compiler.compile_grammar(grammar)
         except (RuntimeError, ValueError) as error:
             return reason_of(str(error))
-        return None
+        return too_large(began)
 
 
 def _grammar(guide: Guide) -> Any:

@@ -75,7 +75,14 @@ def test_a_grammar_whose_tokens_take_ever_longer_is_refused(tokenizer: str, monk
     seconds = iter(range(1000))
     monkeypatch.setattr(time, "process_time", lambda: next(seconds) * 0.3)
     found = LlguidanceTrial(tokenizer)(Guide(GuideKind.GRAMMAR, 'start: start start | "a" |'))
-    assert found is not None and found.startswith("it is too ambiguous: 7 tokens of its output take more than 2 s")
+    assert found is not None and found.startswith("it is too slow: the first 7 tokens of an output take more than 2 s")
+
+
+def test_a_guide_that_takes_long_to_compile_is_refused(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((0.0, 6.0))
+    monkeypatch.setattr(time, "process_time", lambda: next(seconds, 6.0))
+    found = LlguidanceTrial(tokenizer)(Guide(GuideKind.REGEX, "a+"))
+    assert found == "it is too large: compiling it would stop all other requests for 6 seconds"
 
 
 def test_an_output_that_ends_is_tried_to_its_end(tokenizer: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -52,6 +53,12 @@ def test_each_kind_of_guide_is_tried_for_the_models_tokenizer(module: ModuleType
 
 def test_without_a_tokenizer_guides_are_parsed(module: ModuleType) -> None:
     check(module.XgrammarTrial(None))
+
+
+def test_a_guide_that_takes_long_to_compile_is_refused(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((0.0, 6.0))
+    monkeypatch.setattr(time, "process_time", lambda: next(seconds))
+    assert module.XgrammarTrial(None)(Guide(GuideKind.REGEX, "a")).startswith("it is too large: compiling it")
 
 
 @pytest.mark.parametrize("vocabulary", [{"a": 0, "c": 2}, [["a", -1.0], ["b", -2.0], ["c", -3.0]]])
