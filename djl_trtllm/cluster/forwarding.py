@@ -8,7 +8,7 @@ in. Where the gateway does not take the next item, because its client does not r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,20 +69,6 @@ class Head:
     def header(self, name: bytes) -> str:
         """The value of a header, by its name in lower case; empty if the response has none."""
         return next((value.decode("latin-1") for found, value in self.headers if found.lower() == name), "")
-
-
-async def gathered(parts: AsyncIterable[Head | bytes]) -> Head:
-    """A response that is no stream, in one. Raises IncompleteResponseError, and what its parts raise."""
-    head: Head | None = None
-    rest = []
-    async for part in parts:
-        if isinstance(part, Head):
-            head = part
-        else:
-            rest.append(part)
-    if head is None:
-        raise IncompleteResponseError("the response has no beginning")
-    return head if head.whole else Head(head.status, head.headers, b"".join((head.body, *rest)), whole=True)
 
 
 class _Channel:

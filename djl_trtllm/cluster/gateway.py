@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ import grpc
 import orjson
 from ray import serve
 from ray.exceptions import RayActorError
-from starlette.routing import Route, Router
+from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from djl_trtllm.api import Dialect, RawRequest, Reply
@@ -36,6 +35,7 @@ from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.exchange import ClientGone, Exchange
 from djl_trtllm.server.model_routes import MODELS
 from djl_trtllm.server.monitor.routes import PAGE as MONITOR
+from djl_trtllm.server.path_router import PathRouter
 from djl_trtllm.server.response_writer import start_now
 from djl_trtllm.service.worker_threads import run_by_size
 
@@ -76,14 +76,8 @@ class Gateway:
         managing = (MODELS, MODELS + "/{model}", *(path + end for path in ADAPTER_PATHS for end in ("", "/{adapter}")))
         monitor = (MONITOR, MONITOR + "/{file}")
         paths |= dict.fromkeys((*managing, *monitor, *_METRICS, "/", "/ping"), DEFAULT)
-        # As in the server: {model}:predict before {model}.
-        by_fixed = sorted(paths, key=lambda path: -len(re.sub(r"{.*?}", "", path)))
-        router = Router(
-            [Route(path, _Endpoint(partial(self._serve, paths[path], path))) for path in by_fixed],
-            default=_Endpoint(partial(self._serve, DEFAULT, "")),
-            lifespan=self._lifespan,
-            redirect_slashes=False,
-        )
+        endpoints = {path: _Endpoint(partial(self._serve, dialect, path)) for path, dialect in paths.items()}
+        router = PathRouter(endpoints, _Endpoint(partial(self._serve, DEFAULT, "")), self._lifespan)
         # Each message of a WebSocket is a request, which has a replica of its own.
         self._asgi = BidirectionalStreams(router, self._context)
 
@@ -233,13 +227,12 @@ class Gateway:
         for _ in range(_ATTEMPTS):
             call = ReplicaCall(model, self._models[model], request)
             try:
-                head = await call.head()
-                rest = [] if head.whole else [part async for part in call.rest]
+                whole = await call.whole()
             except Exception as error:
                 if not _is_lost(error):
                     raise
             else:
-                return Reply(head.status, head.header(b"content-type"), b"".join((head.body, *rest)))
+                return Reply(whole.status, whole.header(b"content-type"), whole.body)
             finally:
                 call.cancel()
         raise _all_lost()

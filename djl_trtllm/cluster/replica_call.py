@@ -52,6 +52,14 @@ class ReplicaCall:
         finally:
             first.cancel()
 
+    async def whole(self) -> Head:
+        """The response in one. Raises as `head` does."""
+        head = await self.head()
+        if head.whole:
+            return head
+        rest = [part async for part in self.rest]
+        return replace(head, body=b"".join((head.body, *rest)), whole=True)
+
     async def _wait_for_replica(self, first: asyncio.Future[Head]) -> None:
         """Return once a replica has accepted the request, or the call has ended.
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from djl_trtllm.api import Reply
-from djl_trtllm.cluster.forwarding import ForwardedRequest, Head, gathered
+from djl_trtllm.cluster.forwarding import ForwardedRequest, Head
 from djl_trtllm.cluster.known_replicas import replicas_of
+from djl_trtllm.cluster.replica_call import ReplicaCall
 from djl_trtllm.errors import NotReadyError, OverloadedError
 from djl_trtllm.server.metric_families import PREFIX
 from djl_trtllm.service.worker_threads import run_by_size
@@ -95,14 +96,14 @@ class _Asked:
 
     async def _one(self, deployment: str, replica: str, handle: Any) -> None:
         async with self.places:
-            response = handle.remote(replace(self.request, replica=replica))
+            call = ReplicaCall(deployment, handle, replace(self.request, replica=replica))
             try:
-                head = await asyncio.wait_for(gathered(response), _REPLICA_SECONDS)
+                head = await asyncio.wait_for(call.whole(), _REPLICA_SECONDS)
             except Exception as error:  # Ray raises whatever has become of the replica
                 logger.warning("replica %s of %s gives no metrics: %r", replica or "any", deployment, error)
                 return
             finally:
-                response.cancel()
+                call.cancel()
         self.size += len(head.body)
         if self.size > _MOST_BYTES:
             logger.warning("a page of metrics has more than %d bytes without replica %s", _MOST_BYTES, replica)

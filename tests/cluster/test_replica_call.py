@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from djl_trtllm.cluster import replica_call
-from djl_trtllm.cluster.forwarding import ForwardedRequest
+from djl_trtllm.cluster.forwarding import ForwardedRequest, IncompleteResponseError
 from djl_trtllm.cluster.known_replicas import end_waiting, is_waiting
 from djl_trtllm.cluster.replica_call import ReplicaCall
 from djl_trtllm.errors import NotReadyError
@@ -106,6 +107,28 @@ def test_what_waits_gets_the_replica_that_comes(replicas: list[str]) -> None:
         end_waiting(deployment.requests[0])
         head = await call.head()
         assert (head.status, head.whole) == (200, True)
+        call.cancel()
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("name", ["a", "parts"])
+def test_a_response_in_parts_can_be_had_in_one(name: str) -> None:
+    async def scenario(deployment: Deployment, handle: Any) -> None:
+        call = ReplicaCall("a", handle, REQUEST)
+        whole = await call.whole()
+        assert (whole.status, whole.whole, json.loads(whole.body)["name"]) == (200, True, name)
+        call.cancel()
+
+    played(scenario, name)
+
+
+def test_a_response_without_a_head_is_incomplete() -> None:
+    async def scenario(deployment: Deployment, handle: Any) -> None:
+        deployment.failures = [(0, StopAsyncIteration())]
+        call = ReplicaCall("a", handle, REQUEST)
+        with pytest.raises(IncompleteResponseError, match="the response has no beginning"):
+            await call.whole()
         call.cancel()
 
     played(scenario)

@@ -66,8 +66,12 @@ class Call:
         self._of, self._name = of, name
         self._parts: AsyncIterator[Any] | None = None
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self._answer()
+    def __aiter__(self) -> Call:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._parts = self._parts or self._answer()
+        return await anext(self._parts)
 
     async def _answer(self) -> AsyncIterator[Any]:
         self._of.now += 1
