@@ -50,8 +50,16 @@ class Case:
             return f"{type(error).__name__}: {error}"
 
 
-async def guide(model: str, _: str) -> Any:
-    case = Case(model, guided_decoding_backend="xgrammar")
+async def xgrammar(model: str, _: str) -> Any:
+    return await _guide(model, "xgrammar")
+
+
+async def llguidance(model: str, _: str) -> Any:
+    return await _guide(model, "llguidance")
+
+
+async def _guide(model: str, package: str) -> Any:
+    case = Case(model, guided_decoding_backend=package)
     bad = imported("GuidedDecodingParams", case.version)(regex="(")
     other, own = await asyncio.gather(case.read(200), case.read(9, guided_decoding=bad))
     return {"own": own, "other": other, "after": await case.read(3)}

@@ -16,6 +16,9 @@ from tests.trtllm.conftest import START_SECONDS, Installation, MakeModel, ask, s
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_SECONDS)]
 
+PACKAGES = ("xgrammar", "llguidance")
+"""That compile guides."""
+
 
 def seen(installation: Installation, case: str, model: Path, adapter: Path | None = None) -> Any:
     environ = {**os.environ, **installation.environ, "PATIENCE": "2" if installation.is_fake else "60"}
@@ -25,10 +28,11 @@ def seen(installation: Installation, case: str, model: Path, adapter: Path | Non
     return json.loads(done.stdout.rstrip().rsplit("\n", 1)[-1])
 
 
+@pytest.mark.parametrize("package", PACKAGES)
 def test_a_guide_that_cannot_be_compiled_is_the_error_of_its_request(
-    installation: Installation, make_model: MakeModel
+    installation: Installation, make_model: MakeModel, package: str
 ) -> None:
-    answers = seen(installation, "guide", make_model("pytorch"))
+    answers = seen(installation, package, make_model("pytorch"))
     assert "Guided decoding error" in answers["own"]
     assert (answers["other"], answers["after"]) == ("length", "length")
 
@@ -56,10 +60,11 @@ def test_an_adapter_without_weights_is_the_end_of_the_worker(
     assert not answers["own"].startswith("RequestError")
 
 
+@pytest.mark.parametrize("package", PACKAGES)
 def test_guides_and_adapters_that_cannot_be_used_never_reach_it(
-    installation: Installation, make_model: MakeModel
+    installation: Installation, make_model: MakeModel, package: str
 ) -> None:
-    model = make_model("pytorch", enable_lora="true", max_lora_rank=8)
+    model = make_model("pytorch", enable_lora="true", max_lora_rank=8, guided_decoding_backend=package)
     write_adapter(model / "adapters" / "good")
     (write_adapter(model / "adapters" / "bare") / "adapter_model.safetensors").unlink()
     with serving(installation, model) as server:
